@@ -3,7 +3,8 @@
     python tools/check_words.py [--list WORD]
 
 ``tools/words.txt`` has the words and what to write instead; ``tools/words_allowed.txt`` has the uses
-that stay, each with its reason. ``--list`` prints every use of a word.
+that stay, each with its reason. ``tools/words_tests.txt`` has the words for names in tests, which are checked
+in the folders of ``CHECKED_TESTS``. ``--list`` prints every use of a word.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_ALLOWED = 100
+CHECKED_TESTS = ("tests/export", "tests/local", "tests/runtime")
+"""Folders of tests whose names are checked: add one when its names are in order."""
+
 _NAME_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", re.DOTALL)
 EXEMPT = ("docs/attacks/", "docs/evidence/")
@@ -108,6 +112,19 @@ def uses_in_text(path: str, text: str, rules: list[Rule], first_line: int = 1) -
                 yield Use(path, first_line + line, rule.word, context)
 
 
+def uses_in_test(path: str, source: str, rules: list[Rule]) -> Iterator[Use]:
+    """Uses in the names of a module of tests. Names of tests themselves are free: documents cite them."""
+    for use in uses_in_module(path, source, rules):
+        if not use.context.startswith("test_"):
+            yield use
+
+
+def list_files(*folders: str) -> list[str]:
+    """Paths, relative to the root, of the files that git knows below ``folders``."""
+    command = ["git", "ls-files", *folders]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def class_packages(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Packages of smlaunch by the names of the public classes they define."""
     packages = defaultdict(set)
@@ -120,26 +137,26 @@ def class_packages(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 def main(arguments: list[str]) -> int:
     rules = read_rules(ROOT / "tools" / "words.txt")
+    test_rules = read_rules(ROOT / "tools" / "words_tests.txt")
     allowed = read_allowed(ROOT / "tools" / "words_allowed.txt")
-    listed = subprocess.run(
-        ["git", "ls-files", "smlaunch", "docs", "README.md", "CONTRIBUTING.md"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    paths = [path for path in listed.stdout.splitlines() if not path.startswith(EXEMPT)]
+    listed = list_files("smlaunch", "docs", "README.md", "CONTRIBUTING.md")
+    paths = [path for path in listed if not path.startswith(EXEMPT)]
     modules = {path: (ROOT / path).read_text() for path in paths if path.endswith(".py")}
     uses = [use for path, source in modules.items() for use in uses_in_module(path, source, rules)]
     for path in paths:
         if path.endswith(".md"):
             uses += uses_in_text(path, (ROOT / path).read_text(), rules)
+    for path in list_files(*CHECKED_TESTS):
+        if path.endswith(".py"):
+            uses += uses_in_test(path, (ROOT / path).read_text(), test_rules)
     if arguments[:1] == ["--list"]:
         uses = [use for use in uses if use.word == arguments[1]]
         allowed = {}
     instead = {rule.word: rule.instead for rule in rules}
+    instead_in_tests = {rule.word: rule.instead for rule in test_rules}
     problems = [
-        f"{use.path}:{use.line}: {use.word!r} in {use.context!r}: write {instead[use.word]}"
+        f"{use.path}:{use.line}: {use.word!r} in {use.context!r}: write "
+        f"{(instead_in_tests if use.path.startswith('tests/') else instead)[use.word]}"
         for use in uses
         if (use.path, use.word) not in allowed
     ]

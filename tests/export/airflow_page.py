@@ -1,4 +1,4 @@
-"""The generated part of docs/airflow.md: ``python -m tests.export.airflow_page`` writes it anew."""
+"""The generated part of docs/airflow.md; ``python -m tests.export.airflow_page`` writes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PICTURE = re.compile(r"(<!-- generated: picture -->\n).*?(<!-- end -->)", re.DO
 
 
 class _Task:
-    """Stands for a task while the file's own ``chain_tasks`` puts them in order."""
+    """A stand-in for an Airflow task; records the order in which the exported file links tasks."""
 
     def __init__(self, dag: _Dag, kind: str, name: str) -> None:
         self.dag, self.kind, self.name = dag, kind, name
@@ -38,7 +38,7 @@ class _Dag:
 
 
 class _Decorated:
-    """What ``@task`` makes of a function."""
+    """A stand-in for a function decorated with ``@task``."""
 
     def __init__(self, dag: _Dag, kind: str, name: str) -> None:
         self.dag, self.kind, self.name = dag, kind, name
@@ -47,7 +47,7 @@ class _Decorated:
         return _Decorated(self.dag, self.kind, task_id)
 
     def __call__(self, *values: Any) -> _Task:
-        """What is handed on has to be there first: an arrow too, as Airflow draws it."""
+        """Create a task; its arguments are dependencies too, as Airflow draws them."""
         task = _Task(self.dag, self.kind, self.name)
         for dependency in [each for value in values if isinstance(value, list) for each in value]:
             dependency >> task
@@ -55,7 +55,7 @@ class _Decorated:
 
 
 def read_dag() -> _Dag:
-    """The tasks of an exported chain, as its file orders them."""
+    """Return the tasks of an exported chain in the order of its file."""
     dag = _Dag()
     decorated = {kind: _Decorated(dag, kind, kind) for kind in ("more_to_train", "finished")}
     space = dag_functions(
@@ -79,7 +79,7 @@ def _picture(dag: _Dag) -> Iterator[str]:
 
 
 def update_page(page: str) -> str:
-    """The page with its picture as it is now."""
+    """Return the page with its current picture."""
     text = "\n".join(_picture(read_dag()))
     assert _PICTURE.search(page)
     return _PICTURE.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)

@@ -1,7 +1,8 @@
-"""The States Language as far as our definitions use it, so that thousands of runs are played in a second.
+"""An interpreter of the States Language as far as exported definitions use it; it executes thousands of runs
+in a second.
 
-What it does was written from the specification; moto's interpreter plays some of the same runs
-(``test_interpreted.py``).
+It was written from the specification; moto's interpreter executes some of the same runs
+(``tests/real/test_moto_step_functions.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 Call = Callable[[str, dict[str, Any]], Any]
-"""A task: its integration and parameters in, its result out. Raises ``Failed``."""
+"""Executes a task: takes its integration and parameters, returns its result. Raises ``Failed``."""
 
 MOST_STATES = 20_000
 
@@ -39,7 +40,7 @@ class Execution:
         self.slept = 0
 
     def run(self, execution_input: Any) -> Any:
-        """The output. Raises Failed as the execution fails."""
+        """Execute the machine and return its output. Raises Failed if the execution fails."""
         data, name = execution_input, self.start
         while True:
             self.trace.append(name)
@@ -71,7 +72,7 @@ class Execution:
                 data, name = self.task(state, data)
 
     def each(self, state: dict[str, Any], data: Any) -> list[Any]:
-        """A Distributed Map's items run in executions of their own, whose names and machine are theirs."""
+        """Execute a Map. Items of a Distributed Map run in child executions with a machine of their own."""
         results = []
         reader = state.get("ItemReader")
         if reader is None:
@@ -165,14 +166,12 @@ class Execution:
             rest = rest[1:]
 
     def function(self, name: str, arguments: list[Any]) -> Any:
-        first = (
-            unescaped(arguments[0]) if isinstance(arguments[0], str) and name != "Format" else arguments[0]
-        )
+        first = unescape(arguments[0]) if isinstance(arguments[0], str) and name != "Format" else arguments[0]
         if name == "Format":
             pieces = re.split(r"(?<!\\)\{\}", arguments[0])
             assert len(pieces) == len(arguments), arguments
             texts = [item if isinstance(item, str) else json.dumps(item) for item in arguments[1:]]
-            return "".join(unescaped(a) + b for a, b in zip(pieces, [*texts, ""], strict=True))
+            return "".join(unescape(a) + b for a, b in zip(pieces, [*texts, ""], strict=True))
         if name == "MathAdd":
             assert all(type(item) is int for item in arguments), arguments
             return arguments[0] + arguments[1]
@@ -254,5 +253,5 @@ def matches(error: str, wanted: list[str]) -> bool:
     return error in wanted or (error != "States.Runtime" and "States.ALL" in wanted)
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)

@@ -40,6 +40,6 @@ PROCESSING: Mapping[str, Any] = {
 
 
 def plan_of(job: Mapping[str, Any], run: str = "digits") -> Plan:
-    """Of ``train.py``, under the name of a run."""
+    """Plan a job of ``train.py`` as the run ``run``."""
     mapping = {"entry": "src/train.py", **job}
     return make_plan(Job.from_mapping(mapping), fixtures.region(script=SCRIPT), run)

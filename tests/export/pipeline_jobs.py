@@ -1,4 +1,4 @@
-"""A pipeline of three jobs whose data can be followed: each counts and hashes what it was given."""
+"""A pipeline of three jobs whose data can be traced: each one's output depends on its whole input."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def weights_of(factor: int) -> str:
 
 
 def steps(raw: str, factor: int = 2, least: float = 0.99) -> list[dict[str, Any]]:
-    """``factor``: what the first job is told; ``least``: what the second has to reach."""
+    """Return the steps. ``factor``: a variable of the first job; ``least``: the second one's requirement."""
     machine = {"compute": {"instance_type": "ml.m5.large"}}
     work = {**machine, "strategy": "processing"}
     return [
@@ -104,7 +104,7 @@ def steps(raw: str, factor: int = 2, least: float = 0.99) -> list[dict[str, Any]
 
 
 def write(folder: Path, steps: list[dict[str, Any]], name: str = "churn") -> Path:
-    """The pipeline's file, beside its scripts."""
+    """Write the pipeline's file and its scripts; return the path of the file."""
     for script, text in {"prepare": PREPARE, "train": TRAIN, "evaluate": EVALUATE}.items():
         (folder / script).mkdir(parents=True, exist_ok=True)
         (folder / script / f"{script}.py").write_text(text)
@@ -114,7 +114,7 @@ def write(folder: Path, steps: list[dict[str, Any]], name: str = "churn") -> Pat
 
 
 def index_steps(answer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of ListPipelineExecutionSteps."""
+    """Return the steps of an answer of ListPipelineExecutionSteps by their names."""
     return {step["StepName"]: step for step in answer["PipelineExecutionSteps"]}
 
 

@@ -1,4 +1,4 @@
-"""The generated part of docs/pipelines.md: ``python -m tests.export.pipeline_page`` writes it anew."""
+"""The generated part of docs/pipelines.md; ``python -m tests.export.pipeline_page`` writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
     "train.yaml": {**LONG, "limits": {"max_runtime": "48h", "segment": "24h"}},
     "evaluate.yaml": {**WORK, "compute": {"instance_type": "ml.m5.large", "hosts": 2}},
 }
-"""The page's own file names them."""
+"""The jobs that the pipeline file in the page names."""
 
 _SHAPES = {"Training": ("[[", "]]"), "Processing": ("[", "]"), "Condition": ("{", "}"), "Fail": (">", "]")}
 _FILE = re.compile(r"<!-- the pipeline's file -->\n```yaml\n(.*?)```", re.DOTALL)
@@ -28,7 +28,7 @@ _PICTURE = re.compile(r"(<!-- generated: picture -->\n).*?(<!-- end -->)", re.DO
 
 
 def definition(page: str) -> str:
-    """What the file in the page is exported to."""
+    """Return the exported definition of the pipeline file in the page."""
     match = _FILE.search(page)
     assert match is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def definition(page: str) -> str:
 
 
 def _picture(text: str) -> Iterator[str]:
-    """An arrow from a job to what is asked about it, and to what follows then; dotted, what a job reads."""
+    """Yield the lines of the picture: arrows to conditions and their branches, dotted arrows for data."""
     steps = endpoint_reader.parse_definition(text).steps
     ids = {name: f"s{number}" for number, name in enumerate(steps)}
     yield "```mermaid"
@@ -61,7 +61,7 @@ def _picture(text: str) -> Iterator[str]:
 
 
 def update_page(page: str) -> str:
-    """The page with its generated part as it is now."""
+    """Return the page with its current generated part."""
     picture = "\n".join(_picture(definition(page)))
     assert _PICTURE.search(page)
     return _PICTURE.sub(lambda match: f"{match[1]}{picture}\n{match[2]}", page)

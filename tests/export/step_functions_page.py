@@ -23,7 +23,7 @@ _SHAPES = {"Task": ("[[", "]]"), "Choice": ("{", "}"), "Wait": ("([", "])"), "Su
 
 
 def parts() -> dict[str, str]:
-    """The text of every generated part, by the name in its markers."""
+    """Return the text of each generated part by the name in its markers."""
     return {
         "picture": "\n".join(_picture(MACHINES["chain"])),
         "errors": "\n".join(_errors()),
@@ -32,7 +32,7 @@ def parts() -> dict[str, str]:
 
 
 def _picture(definition: dict[str, Any]) -> Iterator[str]:
-    """Fail states stand as one for each error: the page has what leads to which."""
+    """Yield the lines of the picture, with one node for all Fail states of an error."""
     states = definition["States"]
     ids = {name: f"s{number}" for number, name in enumerate(states)}
     yield "```mermaid"
@@ -58,7 +58,7 @@ def _errors() -> Iterator[str]:
     yield "|---|---|---|"
     for ending, rule in ENDING_RULES.items():
         if rule.exit_code != EXIT_COMPLETED and rule.exit_code not in ORCHESTRATOR_ERRORS:
-            continue  # of this machine alone
+            continue  # only the client's machine has such errors
         yield f"| {ending.value} | {rule.remedy.value} | {_error(rule.exit_code)} |"
 
 
@@ -77,7 +77,7 @@ def _policies() -> Iterator[str]:
 
 
 def update_page(page: str) -> str:
-    """The page with its generated parts as they are now."""
+    """Return the page with its current generated parts."""
     for name, text in parts().items():
         marked = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         assert marked.search(page), name

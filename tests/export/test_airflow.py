@@ -1,4 +1,4 @@
-"""The DAG file: its bytes, what it refuses, and what keeps it clear of the provider's traps."""
+"""The exported DAG file: its bytes, rejected jobs, and workarounds for the provider's defects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_of(job: Any, name: str = "digits") -> str:
 
 
 def dag_functions(job: Any, **names: object) -> dict[str, Any]:
-    """What the file's own functions return. Without Airflow: everything that needs it is left out."""
+    """Return the namespace of the DAG file's plain functions, without the parts that need Airflow."""
     tree = ast.parse(text_of(job))
     nodes = [
         node
@@ -39,7 +39,7 @@ def dag_functions(job: Any, **names: object) -> dict[str, Any]:
 
 
 def test_the_file_of_a_chain() -> None:
-    """To write it anew: pytest --co says nothing; delete the file and run this twice."""
+    """Delete the golden file and run this test twice to write it again."""
     text = text_of(CHAIN)
     if not GOLDEN.exists():
         GOLDEN.write_text(text)
@@ -106,7 +106,7 @@ class Refused(Exception):
 @pytest.mark.parametrize(
     ("jobs", "raised"),
     [
-        # The second try was refused while the first one's job ran, and made none.
+        # The second attempt was rejected while the first one's job ran, and created no job.
         ({1: "InProgress", 2: "ValidationException"}, "run-s1-a1 still runs"),
         ({1: "Failed", 2: "ValidationException"}, None),
         ({1: "InProgress", 2: "ThrottlingException"}, "ThrottlingException"),
@@ -173,7 +173,7 @@ def test_a_name_that_no_run_could_have() -> None:
 
 
 def test_the_picture_on_the_page() -> None:
-    from tests.export.airflow_page import PAGE, update_page  # it takes what stands above
+    from tests.export.airflow_page import PAGE, update_page  # it imports this module
 
     page = PAGE.read_text()
     assert update_page(page) == page, "python -m tests.export.airflow_page writes it anew"

@@ -1,4 +1,4 @@
-"""A chain as a SageMaker pipeline: what is written, what is refused, and that it runs."""
+"""A chain as a SageMaker pipeline: its definition, rejected jobs, and an execution."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def definition_text(job: Mapping[str, Any]) -> str:
 
 
 def steps_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All steps, each before those of its branches."""
+    """Yield all steps, each before the steps of its branches."""
     for step in document.get("Steps", document.get("ElseSteps", ())):
         yield step
         yield from steps_of(step["Arguments"])
@@ -135,7 +135,7 @@ if count < 3:
 count_file.write_text(str(count))
 """
 FAULTS = FaultPlan(faults=(HostLost(after=0.5, jobs="pipelines-*-Segment-2-a*"),))
-"""The second segment's first try loses its host."""
+"""The first attempt of the second segment loses its host."""
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1, faults=FAULTS)
 

@@ -1,5 +1,5 @@
-"""Whatever depends on whatever: in an execution every job runs once, after all that it needs, and reads what
-those left."""
+"""Any dependencies: in an execution every job runs once, after all jobs that it needs, and reads their
+outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.export.test_pipeline_steps import LONG, TRAIN, WORK, input_uri, plan_
 
 KINDS: Mapping[str, Mapping[str, Any]] = {"work": WORK, "train": TRAIN, "long": LONG}
 SEGMENTS = 3
-"""Of a long one."""
+"""Segments of a long job."""
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -41,7 +41,7 @@ def plan_of(kind: str, channels: tuple[str, ...]) -> Plan:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> dict[str, tuple[str, PipelineStep]]:
-    """By name: what kind of job, and the step. A channel is called after the step it comes from."""
+    """Draw a pipeline: kind and step by name. A channel has the name of the step that writes it."""
     pipeline: dict[str, tuple[str, PipelineStep]] = {}
     for name in NAMES[: draw(st.integers(1, len(NAMES)))]:
         kind = draw(st.sampled_from(sorted(KINDS)))
@@ -52,8 +52,8 @@ def pipelines(draw: st.DrawFn) -> dict[str, tuple[str, PipelineStep]]:
         )
         inputs = {other: StepOutput(other) for other, reads in links if reads}
         after = tuple(other for other, reads in links if not reads)
-        what = "report.json:x" if kind == "work" else "x"
-        requires = (Requirement(what, ">=", 1),) if draw(st.integers(0, 3)) == 0 else ()
+        value_name = "report.json:x" if kind == "work" else "x"
+        requires = (Requirement(value_name, ">=", 1),) if draw(st.integers(0, 3)) == 0 else ()
         job = plan_of(kind, tuple(sorted(inputs))).job
         pipeline[name] = (
             kind,
@@ -134,7 +134,7 @@ def test_every_job_runs_once_and_after_all_that_it_needs(
 def test_nothing_follows_on_a_requirement_that_does_not_hold(
     pipeline: dict[str, tuple[str, PipelineStep]], data: st.DataObject
 ) -> None:
-    """Whether or not the step that ends the execution is quick."""
+    """Holds however late the Fail step ends the execution."""
     strict = [name for name, (_, step) in pipeline.items() if step.requirements]
     assume(strict)
     name = data.draw(st.sampled_from(strict))
@@ -148,7 +148,7 @@ def test_nothing_follows_on_a_requirement_that_does_not_hold(
         assume(False)
     ends = {name: SEGMENTS for name, (kind, _) in pipeline.items() if kind == "long"}
     behind = {name}
-    for other, (_, step) in pipeline.items():  # each after those it needs
+    for other, (_, step) in pipeline.items():  # each step comes after those it needs
         if step.required_steps & behind:
             behind.add(other)
     failed: list[str] = []

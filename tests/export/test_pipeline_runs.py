@@ -1,4 +1,4 @@
-"""A pipeline of several jobs runs on the local endpoint, and what each leaves comes to the next."""
+"""A pipeline of several jobs runs on the local endpoint; each job reads the outputs of the one before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PipelineHarness:
         self.s3.put_object(Bucket="mine", Key="raw/part", Body=RAW.encode())
 
     def definition(self, **changes: Any) -> str:
-        """Of the pipeline as ``steps`` has it, with all that its jobs read in its place."""
+        """Return the definition of the pipeline of ``steps``, after staging its jobs' files."""
         wanted = read_pipeline_file(write(self.folder, steps("s3://mine/raw/", **changes)))
         jobs, files = prepare_steps(wanted, self.target)
         for job in jobs:
@@ -51,7 +51,7 @@ class PipelineHarness:
         return deployment.change
 
     def execute(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        """How an execution ended, and its steps by their names."""
+        """Run an execution; return its status and its steps by name."""
         execution = self.sagemaker.start_pipeline_execution(PipelineName="churn")["PipelineExecutionArn"]
         deadline = time.monotonic() + 120
         status = "Executing"
@@ -59,11 +59,11 @@ class PipelineHarness:
             time.sleep(0.1)
             description = self.sagemaker.describe_pipeline_execution(PipelineExecutionArn=execution)
             status = description["PipelineExecutionStatus"]
-        listed = self.sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=execution, MaxResults=100)
-        return status, index_steps(listed)
+        answer = self.sagemaker.list_pipeline_execution_steps(PipelineExecutionArn=execution, MaxResults=100)
+        return status, index_steps(answer)
 
     def output(self, step: dict[str, Any]) -> str:
-        """The prefix a processing job wrote to."""
+        """Return the URI of a processing job's output."""
         arn = step["Metadata"]["ProcessingJob"]["Arn"]
         rows = self.sagemaker.list_processing_jobs(MaxResults=100)["ProcessingJobSummaries"]
         (name,) = [row["ProcessingJobName"] for row in rows if row["ProcessingJobArn"] == arn]
@@ -92,7 +92,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineHarnes
 
 
 def test_what_one_job_leaves_comes_to_the_next(harness: PipelineHarness) -> None:
-    """Then again: the first job's result is taken from the first execution, and the second trains anew."""
+    """In a second execution the first job's result is cached, and the second job trains again."""
     assert harness.deploy() == "created"
     status, first = harness.execute()
     assert status == "Succeeded", first
@@ -103,7 +103,7 @@ def test_what_one_job_leaves_comes_to_the_next(harness: PipelineHarness) -> None
     assert evaluation["weights"] == weights_of(2) and evaluation["metrics"] == {"same": 1.0}
     assert evaluation["run"].endswith("-evaluate")
     first_chain = [harness.training(first[name]) for name in CHAIN]
-    # Only the last has printed it; the others have a value that does not meet what is required.
+    # Only the last segment printed the metric; the others have a default that fails the requirement.
     metrics = [{row["MetricName"]: row["Value"] for row in job["FinalMetricDataList"]} for job in first_chain]
     assert [row["smlaunch:share_seen"] for row in metrics] == pytest.approx([-0.01, -0.01, 1])
     assert [row["smlaunch:finished"] for row in metrics] == [0, 0, 1]

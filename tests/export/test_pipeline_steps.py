@@ -1,4 +1,4 @@
-"""A pipeline of several jobs: what is written, and everything that is refused, each by its place."""
+"""A pipeline of several jobs: its definition, and all rejections with their paths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def step(name: str, job: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"name": name, "job": dict(job), **more}
 
 
-def churn() -> list[dict[str, Any]]:
+def churn_steps() -> list[dict[str, Any]]:
     return [
         step("prepare", {**WORK, "inputs": {"raw": "s3://mine/raw/"}}, cache="30d"),
         step("train", LONG, inputs={"train": "prepare"}, require=["held_out_accuracy >= 0.97"]),
@@ -76,7 +76,7 @@ def export_file(path: Path) -> str:
 
 
 def export(file: PipelineFile) -> str:
-    """As in a region, whatever its steps are to leave."""
+    """Export as for a region, where outputs of earlier steps do not exist yet."""
     plans = [(step, plan_for(step.job, step.name, step.inputs)) for step in file.steps]
     return export_steps(plans, "churn", other_problems=file.problems)[DEFINITION_FILE]
 
@@ -95,7 +95,7 @@ def walk_steps(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def exported_steps(folder: Path, steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The steps by their names, after the endpoint has looked at them."""
+    """Return the exported steps by name; the local endpoint must accept them."""
     text = export_text(folder, steps)
     endpoint_reader.parse_definition(text)
     steps_list = list(walk_steps(json.loads(text)["Steps"]))
@@ -113,15 +113,15 @@ def input_uri(step: Mapping[str, Any], channel: str) -> Any:
     )
 
 
-# ---- what is written ------------------------------------------------------------------------------------
+# ---- definitions ----------------------------------------------------------------------------------------
 
 
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
-    assert export_text(tmp_path, churn()) == export_text(tmp_path, churn())
+    assert export_text(tmp_path, churn_steps()) == export_text(tmp_path, churn_steps())
 
 
 def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: Path) -> None:
-    steps_by_name = exported_steps(tmp_path, churn())
+    steps_by_name = exported_steps(tmp_path, churn_steps())
     assert sorted(steps_by_name) == sorted(
         [
             "prepare",
@@ -157,7 +157,7 @@ def test_a_chain_is_followed_in_each_branch_in_which_it_has_finished(tmp_path: P
 
 
 def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
-    steps_by_name = exported_steps(tmp_path, churn())
+    steps_by_name = exported_steps(tmp_path, churn_steps())
     runs = {
         name: one["Arguments"]["Environment"]["SMLAUNCH_RUN"]
         for name, one in steps_by_name.items()
@@ -175,7 +175,7 @@ def test_every_step_is_a_run_of_its_own(tmp_path: Path) -> None:
 
 def test_a_cached_step_holds_nothing_of_the_execution_and_is_called_after_its_content(tmp_path: Path) -> None:
     steps = [
-        *churn()[:1],
+        *churn_steps()[:1],
         step("split", WORK, inputs={"data": "prepare"}, cache="90m"),
         step("other", {**WORK, "args": ["--x"]}, cache="12h", after=["prepare"]),
     ]
@@ -244,12 +244,12 @@ def test_steps_that_need_nothing_of_each_other_stand_side_by_side(tmp_path: Path
 
 
 def test_what_has_no_room_is_written_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readable = export_text(tmp_path, churn())
+    readable = export_text(tmp_path, churn_steps())
     monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(readable) - 1)
-    short = export_text(tmp_path, churn())
+    short = export_text(tmp_path, churn_steps())
     assert json.loads(short) == json.loads(readable) and len(short) < len(readable)
     monkeypatch.setattr("smlaunch.export.pipeline.MAX_DEFINITION_CHARACTERS", len(short) - 1)
-    assert "characters" in export_problems(tmp_path, churn())["steps"]
+    assert "characters" in export_problems(tmp_path, churn_steps())["steps"]
 
 
 def test_a_metric_is_found_in_what_a_script_prints(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_durations() -> None:
         assert endpoint_reader.parse_duration(text)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------
+# ---- rejections -----------------------------------------------------------------------------------------
 
 
 def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
@@ -328,20 +328,20 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
     assert "broken.yaml:1" in messages["steps[2].job"]
 
 
-CACHED = {"cache": "1d"}
+CACHE_ONE_DAY = {"cache": "1d"}
 
 
 @pytest.mark.parametrize(
     ("steps", "path", "words"),
     [
-        ([step("train", LONG, **CACHED)], "steps[0].cache", "chain's checkpoints"),
+        ([step("train", LONG, **CACHE_ONE_DAY)], "steps[0].cache", "chain's checkpoints"),
         (
-            [step("train", {**TRAIN, "checkpoints": {"uri": "s3://mine/ckpt/"}}, **CACHED)],
+            [step("train", {**TRAIN, "checkpoints": {"uri": "s3://mine/ckpt/"}}, **CACHE_ONE_DAY)],
             "steps[0].cache",
             "its checkpoints",
         ),
         (
-            [step("a", WORK), step("b", WORK, inputs={"x": "a"}, **CACHED)],
+            [step("a", WORK), step("b", WORK, inputs={"x": "a"}, **CACHE_ONE_DAY)],
             "steps[1].cache",
             "'a' is not cached",
         ),
@@ -377,7 +377,7 @@ def test_what_a_pipeline_cannot_do_is_refused_by_its_place(
 
 
 def test_each_requirement_is_told_by_its_own_place(tmp_path: Path) -> None:
-    """``=>`` was once read as ``>``, of a value whose name ends in ``=``."""
+    """``=>`` must not be read as ``>`` after a name that ends in ``=``."""
     problems = export_problems(
         tmp_path, [step("a", WORK, require=["r.json:x => 1", "r.json:x >= 1", "x >= 1"])]
     )
@@ -404,7 +404,7 @@ def test_what_stands_behind_several_requirements_waits_for_all_of_them(tmp_path:
 def test_no_condition_stands_in_a_branch_of_another(tmp_path: Path) -> None:
     """Source: developer guide, condition step: nested condition steps are not supported."""
     steps = [
-        *churn(),
+        *churn_steps(),
         step("again", LONG, after=["evaluate"], require=["x > 0"]),
         step("last", WORK, after="again"),
     ]
@@ -451,7 +451,7 @@ def test_a_jobs_file_is_none_of_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("entry: [")
     assert not is_pipeline_file(tmp_path / "job.yaml")
     assert not is_pipeline_file(tmp_path / "broken.yaml") and not is_pipeline_file(tmp_path / "none.yaml")
-    read(tmp_path, churn())
+    read(tmp_path, churn_steps())
     assert is_pipeline_file(tmp_path / "pipeline.yaml")
     (tmp_path / "empty.yaml").write_text("pipeline: churn\n")
     assert is_pipeline_file(tmp_path / "empty.yaml")

@@ -1,4 +1,4 @@
-"""A template with its places filled is the request that the workflow itself makes."""
+"""A template filled with values equals the request that the workflow itself creates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_o
 
 
 def rename_run(workflow: Workflow, run: str) -> Workflow:
-    """The same workflow had it been planned under the execution's name."""
+    """Return the workflow as if it had been planned under the execution's name."""
 
     def swap(value: Any) -> Any:
         if isinstance(value, str):
@@ -72,7 +72,7 @@ def test_a_filled_template_is_the_drivers_request(
     expected = request_for(
         workflow, segment, attempt, step=step, reported_step=step + 1, spot=spot, seconds_left=seconds_left
     )
-    # An orchestrator's request says itself whose run it is: job.json serves them all.
+    # An orchestrator's request names its run, since one job.json serves all runs.
     assert filled_request["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
     assert filled_request["Environment"].pop(variables.DRIVER_VARIABLE) == "execution"
     assert (
@@ -144,7 +144,7 @@ def test_money_is_counted_in_seconds() -> None:
 
 
 def test_a_chain_of_hosts_that_train_independently_is_no_orchestrators() -> None:
-    """It reads the outcome of the leader, and the others have one each."""
+    """An orchestrator reads the leader's outcome only, and each of these hosts has its own."""
     inputs = {"train": {"uri": "s3://b/data/", "split": "key"}}
     job = {**CHAIN, "strategy": "share-nothing", "inputs": inputs, "compute": {"hosts": 2}}
     with pytest.raises(JobError, match=r"compute\.hosts: a chain of several hosts that train independently"):

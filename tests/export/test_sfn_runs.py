@@ -1,4 +1,4 @@
-"""What holds of a definition itself: its graph, its history, its bytes, its policies."""
+"""Properties of a definition: its graph, history, bytes and policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_state_is_reached_and_leads_somewhere(job: str) -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_exactly_one_rule(job: str) -> None:
-    """Every state that a job can be in is taken for what ``ending_of`` takes it for."""
+    """The machine classifies every final state of a job as ``classify_ending`` does."""
     execution = Execution(MACHINES[job], lambda *_: None, "x")
     kind = job_kind(build_run_template(PLANS[job]))
     rules = ending_rules(kind)
@@ -88,13 +88,13 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
 
 
 def events_of(state: dict[str, Any]) -> int:
-    """History events that one visit may make: entered and exited, a task's own, and those of its retries."""
+    """Return the most history events of one visit: entered, exited, a task's own, and its retries'."""
     tries = 1 + sum(one["MaxAttempts"] for one in state.get("Retry", []))
     return 2 + 5 * tries if state["Type"] == "Task" else 2
 
 
 def longest(states: dict[str, Any], start: str, stops: frozenset[str]) -> int:
-    """Of all ways that visit no state twice, until one of ``stops``."""
+    """Return the most history events of a path to ``stops`` that visits no state twice."""
     lengths: dict[str, int] = {}
     visiting: set[str] = set()
 
@@ -113,7 +113,7 @@ def longest(states: dict[str, Any], start: str, stops: frozenset[str]) -> int:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
-    """Whatever is retried, and by whichever way a job goes; a loop is counted as often as it may be gone."""
+    """The bound covers all retries and all paths; a loop counts as often as it may run."""
     states = MACHINES[job]["States"]
     history, entry = "Room in the history?", MACHINES[job]["States"]["Room in the history?"]["Default"]
     for_outcome = 0
@@ -124,18 +124,20 @@ def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
             for one in rule.get("And", [])
             if one.get("Variable") == "$.job.looks"
         )
-        # Each time by both choices: the ending's, and the one that sends it here again.
-        once = longest(states, "Wait for the outcome", frozenset({"How did it end?"})) + 2 + 2
-        for_outcome = looks * once
+        # Each time passes two choices: the ending's, and the one that returns here.
+        events = longest(states, "Wait for the outcome", frozenset({"How did it end?"})) + 2 + 2
+        for_outcome = looks * events
     ways_out = frozenset({history, "While it runs", "Wait for the outcome"})
     assert longest(states, entry, ways_out) + 2 + for_outcome <= EVENTS_PER_JOB
     wait_stops = frozenset({history})
     create_stops = frozenset({"Was it made?", "Has it ended?", *ways_out})
-    once = longest(states, "Wait for the service", wait_stops) + 2 + longest(states, entry, create_stops) + 2
-    assert once <= EVENTS_PER_WAIT
+    events = (
+        longest(states, "Wait for the service", wait_stops) + 2 + longest(states, entry, create_stops) + 2
+    )
+    assert events <= EVENTS_PER_WAIT
     look_stops = frozenset({"Hand over", "Has it ended?", "Was it made?"})
     assert longest(states, "While it runs", look_stops) + 2 <= EVENTS_PER_LOOK
-    # It is looked at between two jobs only, and a whole one may be made after it.
+    # The history is checked between two jobs only, and another job may follow the check.
     assert HANDOVER_EVENTS + 2 * EVENTS_PER_JOB < HISTORY_LIMIT
 
 
@@ -168,7 +170,7 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 
 def test_the_golden_file() -> None:
-    """Written anew by `python -m tests.export.test_sfn_runs`."""
+    """`python -m tests.export.test_sfn_runs` writes the file."""
     assert export_step_functions(plan_of(CHAIN), "train")[DEFINITION_FILE] == GOLDEN.read_text()
 
 

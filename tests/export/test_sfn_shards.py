@@ -26,7 +26,7 @@ MANY: dict[str, str] = export_step_functions(PLAN, "shards", max_inline_shards=3
 DISTRIBUTED: dict[str, Any] = json.loads(MANY[DEFINITION_FILE])
 """The same four shards, as if they were too many for one definition."""
 
-BOTH = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
+each_machine = pytest.mark.parametrize("machine", [MACHINE, DISTRIBUTED], ids=["inline", "distributed"])
 
 ITEMS_URI = "s3://sagemaker-us-east-1-123456789012/smlaunch/digits/shards/items.json"
 
@@ -40,7 +40,7 @@ def run_parts(*fates: Fate, machine: dict[str, Any] = MACHINE, **more: Any) -> t
     return service, run_machine(machine, service)
 
 
-@BOTH
+@each_machine
 def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> None:
     service, run = run_parts(machine=machine)
     assert run.error is None
@@ -52,21 +52,21 @@ def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> N
         assert request["Environment"]["SMLAUNCH_RUN"] == request["TrainingJobName"].removesuffix("-s1-a1")
 
 
-@BOTH
+@each_machine
 def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(machine: dict[str, Any]) -> None:
-    once = Fate(Ending.ALGORITHM, has_outcome=False)
-    service, run = run_parts(once, machine=machine)
+    failing_fate = Fate(Ending.ALGORITHM, has_outcome=False)
+    service, run = run_parts(failing_fate, machine=machine)
     assert [request["TrainingJobName"] for request in service.requests][:2] == [
         f"{RUN}-p1-s1-a1",
         f"{RUN}-p1-s1-a2",
     ]
     assert run.error is None
-    service, run = run_parts(*[once] * 3, machine=machine)
+    service, run = run_parts(*[failing_fate] * 3, machine=machine)
     assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
     assert service.requests[-1]["TrainingJobName"] == f"{RUN}-p4-s1-a1"
 
 
-@BOTH
+@each_machine
 def test_parts_that_may_not_begin_say_so(machine: dict[str, Any]) -> None:
     cause = "User: arn:x is not authorized to perform: states:StartExecution"
     service, run = run_parts(machine=machine, refuses_starts=cause)
@@ -126,7 +126,7 @@ def test_many_parts_are_read_from_a_list_in_s3() -> None:
     config = every["ItemProcessor"]["ProcessorConfig"]
     assert config == {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}
     assert (every["Label"], every["MaxConcurrency"], every["ToleratedFailureCount"]) == ("shards", 40, 0)
-    assert "$$" not in json.dumps(every["ItemProcessor"])  # which would tell of the Map's own execution
+    assert "$$" not in json.dumps(every["ItemProcessor"])  # it would be the Map execution's context
 
 
 def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
@@ -139,7 +139,7 @@ def test_a_list_in_s3_is_staged_and_the_same_each_time() -> None:
 
 
 def plan_of_shards(count: int) -> Plan:
-    """As many as that, of which each is the first one but for its name."""
+    """Return the plan with ``count`` copies of its first shard under different names."""
     first = PLAN.shard_plans[0]
     shards = (replace(first, workflow=replace(first.workflow, run=f"digits-p{n + 1}")) for n in range(count))
     return replace(PLAN, shard_plans=tuple(shards))

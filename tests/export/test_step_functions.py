@@ -1,4 +1,4 @@
-"""A machine drives a run as the driver does, whatever happens to its jobs."""
+"""A state machine drives a run as the driver does, for any results of its jobs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MACHINES = {name: definition_of(plan) for name, plan in PLANS.items()}
 
 
 def service(job: str, *fates: Fate, **more: Any) -> Service:
-    """A processing job has no word for why it was stopped."""
+    """Return a simulated service. A processing job does not report why it was stopped."""
     workflow = PLANS[job].workflow
     if job == "processing":
         by_time = (Ending.TIME, Ending.WAIT_EXCEEDED)
@@ -77,7 +77,7 @@ def driver_result(job: str, *fates: Fate) -> RunResult:
     return run_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ORCHESTRATOR_ERRORS)
 
 
-# ---- the same as the driver -----------------------------------------------------------------------------
+# ---- equality with the driver ---------------------------------------------------------------------------
 
 FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.DISK_FULL)]
 TIMES = st.integers(0, 90_000)
@@ -111,8 +111,8 @@ def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str,
 @settings(max_examples=60, deadline=None)
 @given(fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12))
 def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: list[Fate]) -> None:
-    """It reports no step. The driver compares its files; a machine cannot, and takes a planned end for
-    progress, but no failure."""
+    """The script reports no step. The driver compares its files; a machine cannot, and takes a planned end
+    for progress, but no failure."""
     fates = [replace(fate, has_outcome=fate.has_outcome and fate.ending not in FAILURES) for fate in fates]
     machine_run = run_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
@@ -128,7 +128,7 @@ def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: 
 def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
     fates: list[Fate], repeats: list[bool]
 ) -> None:
-    fates = [replace(fate, repeats=again) for fate, again in zip(fates, repeats, strict=False)]
+    fates = [replace(fate, repeats=repeat) for fate, repeat in zip(fates, repeats, strict=False)]
     machine_run = run_machine(MACHINES["chain"], service("chain", *fates, has_progress_lines=True))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
     driver_run = run_driver(workflow, service("chain", *fates, has_progress_lines=True), ORCHESTRATOR_ERRORS)
@@ -175,7 +175,7 @@ def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
     assert alone.cause == driver_result("single", Fate(Ending.ALGORITHM, has_outcome=False)).cause
 
 
-# ---- what the service may answer ------------------------------------------------------------------------
+# ---- errors of the service ------------------------------------------------------------------------------
 
 
 def test_a_throttled_create_is_sent_again_under_the_same_name() -> None:

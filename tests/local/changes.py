@@ -1,4 +1,4 @@
-"""Waiting until an endpoint writes its jobs or logs: by inotify on Linux; elsewhere by looking often."""
+"""Wait until an endpoint writes its jobs or logs: by inotify on Linux, by polling elsewhere."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import TypeVar
 _MODIFY, _CLOSE_WRITE, _MOVED_TO, _CREATE = 0x2, 0x8, 0x80, 0x100
 _NONBLOCK = os.O_NONBLOCK | os.O_CLOEXEC
 _AT_MOST = 0.5
-"""Seconds without a look: some answers depend on the time alone."""
+"""The most seconds between two probes: some results depend on the time alone."""
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def until(home: str | Path, look: Callable[[], _Found | None], patience: float) -> _Found | None:
-    """What ``look`` finds; it looks again whenever something is written below ``home``. None in the end."""
+def until(home: str | Path, probe: Callable[[], _Result | None], patience: float) -> _Result | None:
+    """Call ``probe`` after each write below ``home`` until it returns a result; None after ``patience`` s."""
     deadline = time.monotonic() + patience
     changes = _Changes(Path(home))
     try:
         while True:
             changes.watch()
-            found = look()
-            if found is not None or time.monotonic() > deadline:
-                return found
+            result = probe()
+            if result is not None or time.monotonic() > deadline:
+                return result
             changes.wait()
     finally:
         changes.close()
 
 
 class _Changes:
-    """The state directory's own files, which databases are, and the logs of each group."""
+    """Watches the state directory's own files, among them the databases, and the logs of each group."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -25,7 +25,7 @@ class EndpointClient:
         self.sagemaker, self.s3, self.logs = (
             session.client(name, endpoint_url=info.url, config=config) for name in ("sagemaker", "s3", "logs")
         )
-        if info.region == "us-east-1":  # another region's client finds the bucket there
+        if info.region == "us-east-1":  # clients of other regions use the same bucket
             self.s3.create_bucket(Bucket="tests")
 
     def put(self, key: str, body: bytes) -> None:
@@ -66,24 +66,24 @@ class EndpointClient:
         return job
 
     def wait(self, name: str, *until: str, patience: float = 60.0) -> dict[str, Any]:
-        """Until a status (primary or secondary) is one of ``until``, or the job has ended."""
+        """Wait until a status (primary or secondary) is one of ``until``, or the job has ended."""
 
-        def look() -> dict[str, Any] | None:
+        def find_job() -> dict[str, Any] | None:
             job = self.describe(name)
             statuses = {job["TrainingJobStatus"], job["SecondaryStatus"]}
             return job if statuses & {*until, "Completed", "Failed", "Stopped"} else None
 
-        job = changes.until(self.info.home, look, patience)
+        job = changes.until(self.info.home, find_job, patience)
         assert job is not None, f"{name} did not end: {self.describe(name)}"
         return job
 
     def wait_for_line(self, name: str, text: str, count: int = 1, patience: float = 30.0) -> None:
 
-        def look() -> bool | None:
-            found = sum(text in line for lines in self.lines(name).values() for line in lines)
-            return found >= count or None
+        def has_lines() -> bool | None:
+            matches = sum(text in line for lines in self.lines(name).values() for line in lines)
+            return matches >= count or None
 
-        assert changes.until(self.info.home, look, patience), (
+        assert changes.until(self.info.home, has_lines, patience), (
             f"{text!r} is not in the log: {self.lines(name)}"
         )
 
@@ -92,18 +92,20 @@ class EndpointClient:
         return self.wait(name)
 
     def lines(self, name: str) -> Mapping[str, list[str]]:
-        """What each host printed, by its label, without the endpoint's own lines."""
+        """Return the lines of each host's log by the host's label."""
         try:
             streams = self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")
         except self.logs.exceptions.ResourceNotFoundException:
             return {}
-        found = {}
+        lines_by_label = {}
         for stream in streams["logStreams"]:
-            full = stream["logStreamName"]
-            events = self.logs.get_log_events(logGroupName=GROUP, logStreamName=full, startFromHead=True)
-            label = full.partition("/")[2].rpartition("-")[0]
-            found[label] = [event["message"] for event in events["events"]]
-        return found
+            stream_name = stream["logStreamName"]
+            events = self.logs.get_log_events(
+                logGroupName=GROUP, logStreamName=stream_name, startFromHead=True
+            )
+            label = stream_name.partition("/")[2].rpartition("-")[0]
+            lines_by_label[label] = [event["message"] for event in events["events"]]
+        return lines_by_label
 
     def printed_lines(self, name: str) -> dict[str, list[str]]:
         return {

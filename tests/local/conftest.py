@@ -1,4 +1,4 @@
-"""The isolation levels, for all that runs hosts."""
+"""The fixture of isolation levels for all tests that run hosts."""
 
 from tests.local.executors.conftest import level
 

@@ -147,12 +147,12 @@ class EndpointHarness:
     def leftovers(self) -> list[str]:
         """List files, mounts and processes that a stop, or the next endpoint, should have removed."""
         state = StateDir(self.home, self._folder.stat().st_uid)
-        found = [str(path) for folder in (state.hosts_dir, state.owners_dir) for path in folder.iterdir()]
+        remaining = [str(path) for folder in (state.hosts_dir, state.owners_dir) for path in folder.iterdir()]
         for owner in self._owners:
-            found += [str(path) for path in Path(tempfile.gettempdir()).glob(f"sml-{owner}*")]
+            remaining += [str(path) for path in Path(tempfile.gettempdir()).glob(f"sml-{owner}*")]
         # A network namespace that no process lives in stays only where it is mounted.
-        found += [line for line in _mounts() - self._mounts if str(self.home) in line or " /opt" in line]
-        return found + [f"pid {seen.pid}" for seen in self.processes()]
+        remaining += [line for line in _mounts() - self._mounts if str(self.home) in line or " /opt" in line]
+        return remaining + [f"pid {process.pid}" for process in self.processes()]
 
     def remove(self) -> None:
         shutil.rmtree(self._folder)
@@ -160,24 +160,26 @@ class EndpointHarness:
 
 def processes_of(owners: Iterable[str]) -> list[JobProcess]:
     """Return processes of all jobs of these endpoints: supervisors, then hosts', each sorted by pid."""
-    found = {
+    variables_by_pid = {
         pid: _variables(pid)
         for owner in owners
         for pid in sorted(process_cleanup.processes_of_owner(owner + "/"))
     }
-    found = {pid: variables for pid, variables in found.items() if variables}
-    labels = {pid: variables[OWNER_VARIABLE].split("/")[2] for pid, variables in found.items()}
-    parents = {pid: _parent(pid) for pid in found}
+    variables_by_pid = {pid: variables for pid, variables in variables_by_pid.items() if variables}
+    labels = {pid: variables[OWNER_VARIABLE].split("/")[2] for pid, variables in variables_by_pid.items()}
+    parents = {pid: _parent(pid) for pid in variables_by_pid}
     supervisors: dict[int, list[int]] = {}
     for pid, parent in parents.items():
-        if parent not in found and b"host.py" in _command(parent):
+        if parent not in variables_by_pid and b"host.py" in _command(parent):
             supervisors.setdefault(parent, []).append(pid)
     # Level plain gives a supervisor its host's orphans too: the first process is the oldest.
     first = {min(children) for children in supervisors.values()}
-    seen = [JobProcess(pid, "supervisor", labels[min(children)], {}) for pid, children in supervisors.items()]
-    return seen + [
+    supervisor_processes = [
+        JobProcess(pid, "supervisor", labels[min(children)], {}) for pid, children in supervisors.items()
+    ]
+    return supervisor_processes + [
         JobProcess(pid, "first" if pid in first else "below", labels[pid], variables)
-        for pid, variables in found.items()
+        for pid, variables in variables_by_pid.items()
     ]
 
 

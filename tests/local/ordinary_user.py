@@ -21,7 +21,7 @@ UID = 54321
 
 
 def prefix() -> list[str]:
-    """What to put before a command so that it runs as an ordinary user. Empty for one already."""
+    """Return the command prefix that runs a command as an ordinary user; empty if this process is one."""
     return [sys.executable, "-m", "tests.local.ordinary_user"] if os.geteuid() == 0 else []
 
 
@@ -33,23 +33,25 @@ def _closed_ancestor(path: Path) -> Path | None:
     return None
 
 
-def _open_what_we_run_with() -> None:
+def _mount_needed_paths() -> None:
     namespaces._raise_on_error(namespaces._libc.unshare(namespaces._NEWNS), "unshare")
     namespaces._mount(None, "/", None, namespaces._MS_REC | namespaces._MS_PRIVATE)
     wanted = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, ROOT, *sys.path) if path}
-    hidden = {path: _closed_ancestor(path) for path in sorted(wanted) if path.exists()}
-    held = {path: os.open(path, os.O_PATH) for path, closed in hidden.items() if closed is not None}
-    for closed in {closed for closed in hidden.values() if closed is not None}:
+    closed_ancestors = {path: _closed_ancestor(path) for path in sorted(wanted) if path.exists()}
+    descriptors = {
+        path: os.open(path, os.O_PATH) for path, closed in closed_ancestors.items() if closed is not None
+    }
+    for closed in {closed for closed in closed_ancestors.values() if closed is not None}:
         namespaces._mount("tmpfs", str(closed), "tmpfs", 0, "mode=755,size=1m")
-    for path, descriptor in held.items():
+    for path, descriptor in descriptors.items():
         if path.is_dir():
-            continue  # below one that was shown before
+            continue  # below a directory that is mounted already
         path.mkdir(parents=True)
         namespaces._mount(f"/proc/self/fd/{descriptor}", str(path), None, namespaces._MS_BIND)
 
 
 def main() -> None:
-    _open_what_we_run_with()
+    _mount_needed_paths()
     os.setgroups([])
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)

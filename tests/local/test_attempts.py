@@ -41,7 +41,7 @@ FAULTS = {
         {"fault": "throttle", "operations": "AddTags", "first": 2},
     ],
 }
-COUNTS = """
+COUNT_ATTEMPTS = """
 count = ROOT + "/checkpoints/count"
 attempt = int(open(count).read()) + 1 if os.path.exists(count) else 1
 print("attempt", attempt, flush=True)
@@ -77,14 +77,20 @@ def statuses(job: dict[str, Any]) -> list[str]:
     return [step["Status"] for step in job["SecondaryStatusTransitions"]]
 
 
-ATTEMPT = ["Starting", "Downloading", "Training"]
+ATTEMPT_STATUSES = ["Starting", "Downloading", "Training"]
 
 
 def test_an_interrupted_spot_job_resumes_from_its_checkpoints(client: EndpointClient) -> None:
     checkpoints = {"S3Uri": "s3://tests/spot"}
-    job = client.run("taken-twice", COUNTS, CheckpointConfig=checkpoints, **SPOT)
-    taken = [*ATTEMPT, "Interrupted"]
-    assert statuses(job) == [*taken, *taken, *ATTEMPT, "Uploading", "Completed"]
+    job = client.run("taken-twice", COUNT_ATTEMPTS, CheckpointConfig=checkpoints, **SPOT)
+    interrupted_attempt = [*ATTEMPT_STATUSES, "Interrupted"]
+    assert statuses(job) == [
+        *interrupted_attempt,
+        *interrupted_attempt,
+        *ATTEMPT_STATUSES,
+        "Uploading",
+        "Completed",
+    ]
     assert job["TrainingJobStatus"] == "Completed"
     steps = job["SecondaryStatusTransitions"]
     for earlier, later in pairwise(steps):
@@ -99,14 +105,14 @@ def test_an_interrupted_spot_job_resumes_from_its_checkpoints(client: EndpointCl
 
 def test_on_demand_jobs_are_not_interrupted(client: EndpointClient) -> None:
     job = client.run("taken-not", "time.sleep(0.7)")
-    assert statuses(job) == [*ATTEMPT, "Uploading", "Completed"]
+    assert statuses(job) == [*ATTEMPT_STATUSES, "Uploading", "Completed"]
     assert job["BillableTimeInSeconds"] == job["TrainingTimeInSeconds"]
 
 
 def test_max_wait_ends_a_job_without_capacity_for_its_retry(client: EndpointClient) -> None:
     limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 2}
     job = client.run("never-back", "signal.pause()", **{**SPOT, "StoppingCondition": limits})
-    assert statuses(job) == [*ATTEMPT, "Interrupted", "Stopping", "MaxWaitTimeExceeded"]
+    assert statuses(job) == [*ATTEMPT_STATUSES, "Interrupted", "Stopping", "MaxWaitTimeExceeded"]
     assert job["TrainingJobStatus"] == "Stopped"
     assert "ModelArtifacts" not in job or not job["ModelArtifacts"]
 
@@ -131,17 +137,23 @@ def test_a_lost_host_is_an_internal_error_and_is_retried(client: EndpointClient)
     retried = client.run(
         "lost-and-tried", "time.sleep(1.5)", hosts=2, RetryStrategy={"MaximumRetryAttempts": 2}
     )
-    again = [*ATTEMPT, "Restarting"]
-    assert statuses(retried) == [*again, *again, *ATTEMPT, "Uploading", "Completed"]
+    restarted_attempt = [*ATTEMPT_STATUSES, "Restarting"]
+    assert statuses(retried) == [
+        *restarted_attempt,
+        *restarted_attempt,
+        *ATTEMPT_STATUSES,
+        "Uploading",
+        "Completed",
+    ]
     assert "algo-2" in retried["SecondaryStatusTransitions"][3]["StatusMessage"]
-    once = client.run("lost-once", "time.sleep(5)", hosts=2)
-    assert once["FailureReason"].startswith("InternalServerError: algo-2 failed: host algo-2 was lost")
-    few = client.run("lost-few", "time.sleep(5)", hosts=2, RetryStrategy={"MaximumRetryAttempts": 1})
-    assert (few["TrainingJobStatus"], statuses(few).count("Restarting")) == ("Failed", 1)
+    not_retried = client.run("lost-once", "time.sleep(5)", hosts=2)
+    assert not_retried["FailureReason"].startswith("InternalServerError: algo-2 failed: host algo-2 was lost")
+    retried_once = client.run("lost-few", "time.sleep(5)", hosts=2, RetryStrategy={"MaximumRetryAttempts": 1})
+    assert (retried_once["TrainingJobStatus"], statuses(retried_once).count("Restarting")) == ("Failed", 1)
 
 
-# Nothing of it is stored before its host has ended.
-OPEN_ALL_THE_TIME = """
+# The file stays open: it is stored only at the end of its host.
+KEEP_FILE_OPEN = """
 name = json.load(open(ROOT + "/input/config/resourceconfig.json"))["current_host"]
 file = open(ROOT + "/checkpoints/" + name, "w")
 file.write("state"); file.flush()
@@ -151,7 +163,7 @@ file.write("state"); file.flush()
 def test_the_disk_of_a_lost_host_is_lost_with_it(client: EndpointClient) -> None:
     job = client.run(
         "disk-lost",
-        OPEN_ALL_THE_TIME + "signal.pause()",
+        KEEP_FILE_OPEN + "signal.pause()",
         hosts=2,
         CheckpointConfig={"S3Uri": "s3://tests/disk-lost"},
     )
@@ -160,7 +172,7 @@ def test_the_disk_of_a_lost_host_is_lost_with_it(client: EndpointClient) -> None
 
 
 def test_a_host_killed_after_its_notice_loses_its_disk(client: EndpointClient) -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + OPEN_ALL_THE_TIME + "time.sleep(600)"
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + KEEP_FILE_OPEN + "time.sleep(600)"
     client.create("disk-taken", script, CheckpointConfig={"S3Uri": "s3://tests/disk-taken"}, **SPOT)
     client.wait("disk-taken", "Interrupted")
     assert client.keys("disk-taken/") == []
@@ -170,7 +182,7 @@ def test_a_host_killed_after_its_notice_loses_its_disk(client: EndpointClient) -
 
 def test_the_training_s_own_failure_is_not_retried(client: EndpointClient) -> None:
     job = client.run("own-fault", "sys.exit(3)", RetryStrategy={"MaximumRetryAttempts": 5})
-    assert statuses(job) == [*ATTEMPT, "Failed"]
+    assert statuses(job) == [*ATTEMPT_STATUSES, "Failed"]
     assert job["FailureReason"] == "AlgorithmError: , exit code: 3"
 
 
@@ -185,10 +197,10 @@ def test_capacity(client: EndpointClient) -> None:
     failed = client.run("starved-on-demand", "")
     assert failed["FailureReason"].startswith("CapacityError: Unable to provision requested ML compute")
     assert statuses(failed) == ["Starting", "Failed"]
-    assert statuses(client.run("late-hosts", "")) == [*ATTEMPT, "Uploading", "Completed"]
+    assert statuses(client.run("late-hosts", "")) == [*ATTEMPT_STATUSES, "Uploading", "Completed"]
     pending = {"MaxRuntimeInSeconds": 60, "MaxPendingTimeInSeconds": 7200}
     job = client.run("late-pending", "", StoppingCondition=pending)
-    assert statuses(job) == ["Starting", "Pending", *ATTEMPT, "Uploading", "Completed"]
+    assert statuses(job) == ["Starting", "Pending", *ATTEMPT_STATUSES, "Uploading", "Completed"]
 
 
 def test_the_first_available_instance_type_is_selected(client: EndpointClient) -> None:

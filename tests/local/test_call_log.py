@@ -1,4 +1,4 @@
-"""What the endpoint records of the calls that it answered, and what it says of services that are moto's."""
+"""The endpoint's log of answered calls, and its errors for services of the extra moto."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ def test_calls_are_logged_with_caller_and_permissions(endpoint: LoggedEndpoint) 
 def test_object_operations_have_iam_actions(endpoint: LoggedEndpoint) -> None:
     s3 = endpoint.client("s3")
     s3.create_bucket(Bucket="things")
-    seen = []
+    operations = []
 
-    def called(_: Any) -> None:
+    def record_call(_: Any) -> None:
         call = endpoint.last()
         needs = [(need.action, need.resource.removeprefix("arn:aws:s3:::")) for need in call.needs]
-        seen.append((call.operation, *needs[0], *needs[1:]))
+        operations.append((call.operation, *needs[0], *needs[1:]))
 
-    called(s3.put_object(Bucket="things", Key="a b/ü", Body=b"x"))
-    called(s3.head_object(Bucket="things", Key="a b/ü"))
-    called(s3.list_objects_v2(Bucket="things", Prefix="a"))
-    called(s3.copy_object(Bucket="things", Key="c", CopySource={"Bucket": "things", "Key": "a b/ü"}))
-    called(s3.create_multipart_upload(Bucket="things", Key="m"))
-    called(s3.delete_objects(Bucket="things", Delete={"Objects": [{"Key": "c"}]}))
-    called(s3.list_buckets())
-    assert seen == [
+    record_call(s3.put_object(Bucket="things", Key="a b/ü", Body=b"x"))
+    record_call(s3.head_object(Bucket="things", Key="a b/ü"))
+    record_call(s3.list_objects_v2(Bucket="things", Prefix="a"))
+    record_call(s3.copy_object(Bucket="things", Key="c", CopySource={"Bucket": "things", "Key": "a b/ü"}))
+    record_call(s3.create_multipart_upload(Bucket="things", Key="m"))
+    record_call(s3.delete_objects(Bucket="things", Delete={"Objects": [{"Key": "c"}]}))
+    record_call(s3.list_buckets())
+    assert operations == [
         ("PutObject", "s3:PutObject", "things/a b/ü"),
         ("HeadObject", "s3:GetObject", "things/a b/ü"),
         ("ListObjectsV2", "s3:ListBucket", "things"),
@@ -134,16 +134,19 @@ def test_calls_of_a_pipeline_have_its_role(endpoint: LoggedEndpoint) -> None:
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    made, *looks = [call for call in endpoint.calls() if call.via == "pipelines"]
-    job = made.needs[0].resource
+    create_call, *describe_calls = [call for call in endpoint.calls() if call.via == "pipelines"]
+    job = create_call.needs[0].resource
     assert job.startswith(f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/pipelines-{arn[-12:]}-train-")
-    assert made.needs == (
+    assert create_call.needs == (
         IamPermission("sagemaker:CreateTrainingJob", job),
         IamPermission("iam:PassRole", ROLE),
         IamPermission("sagemaker:AddTags", job),
     )
-    assert (made.caller, made.status) == (f"arn:aws:sts::{ACCOUNT}:assumed-role/pipelines/SageMaker", 200)
-    assert {need for call in looks for need in call.needs} == {
+    assert (create_call.caller, create_call.status) == (
+        f"arn:aws:sts::{ACCOUNT}:assumed-role/pipelines/SageMaker",
+        200,
+    )
+    assert {need for call in describe_calls for need in call.needs} == {
         IamPermission("sagemaker:DescribeTrainingJob", job)
     }
 
@@ -156,7 +159,7 @@ def test_calls_with_a_rejected_signature_are_not_logged(endpoint: LoggedEndpoint
 
 
 def test_the_call_log_is_off_by_default(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a background endpoint too, for which a relative name is the starter's."""
+    """Also for a background endpoint, where a relative path is relative to the starter's directory."""
     monkeypatch.chdir(home.parent)
     info = daemon.start(home, isolation="plain")
     daemon.stop(home)
@@ -180,12 +183,16 @@ def test_an_unwritable_call_log_is_an_error(tmp_path: Path) -> None:
 def test_without_moto_its_services_name_the_extra(
     endpoint: LoggedEndpoint, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each protocol's own form: JSON 1.1 and 1.0, and the query protocol's XML."""
+    """The error has each protocol's form: JSON 1.1 and 1.0, and the query protocol's XML."""
     monkeypatch.setattr(forwarder, "PACKAGES", ("a_package_of_the_extra",))
-    asked = {"secretsmanager": "list_secrets", "stepfunctions": "list_state_machines", "sns": "list_topics"}
+    list_operations = {
+        "secretsmanager": "list_secrets",
+        "stepfunctions": "list_state_machines",
+        "sns": "list_topics",
+    }
     with pytest.raises(
         ClientError, match=r"a_package_of_the_extra is not .* pip install 'smlaunch\[moto\]'"
     ) as raised:
-        getattr(endpoint.client(service), asked[service])()
+        getattr(endpoint.client(service), list_operations[service])()
     assert raised.value.response["Error"]["Code"] == "UnknownOperationException"
     assert endpoint.last().error == "UnknownOperationException"

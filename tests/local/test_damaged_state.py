@@ -1,5 +1,5 @@
-"""Each file of a used state directory, damaged in each way: nothing is forgotten in silence, nothing ends as
-a mistake in smlaunch, and what an error says to do works."""
+"""Each file of a used state directory, damaged in each way: no loss is silent, no damage is reported as a bug
+in smlaunch, and the command that an error suggests works."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from tests.local.client import EndpointClient
 from tests.local.ordinary_user import prefix
 
 
-def emptied(path: Path) -> None:
+def empty_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def cut(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def garbled(path: Path) -> None:
+def garble_file(path: Path) -> None:
     path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
 
 
-def gone(path: Path) -> None:
+def delete_file(path: Path) -> None:
     path.unlink()
 
 
-def a_directory(path: Path) -> None:
+def replace_by_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def a_fifo(path: Path) -> None:
+def replace_by_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def replaced(path: Path) -> None:
-    """By a file of the same form and of another purpose."""
+def replace_by_other_file(path: Path) -> None:
+    """Replace by a file of the same format and another purpose."""
     if path.suffix == ".sqlite":
         other = path.parent / ("pipelines.sqlite" if path.name == "metrics.sqlite" else "metrics.sqlite")
         if not other.exists():
@@ -64,7 +64,7 @@ def replaced(path: Path) -> None:
         path.write_text('{"something": ["else"]}')
 
 
-def of_another_version(path: Path) -> None:
+def set_other_version(path: Path) -> None:
     if path.suffix == ".sqlite":
         import sqlite3
 
@@ -75,18 +75,26 @@ def of_another_version(path: Path) -> None:
         path.write_text('{"version": 99}')
 
 
-DAMAGES = (emptied, cut, garbled, gone, a_directory, replaced, of_another_version)
-HOLDING = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite", "s3/_store/index.sqlite")
-"""What cannot be had again: without it a command must not go on as if nothing had been there."""
-BESIDE = (
-    *(f"{name}.made" for name in HOLDING),
+DAMAGES = (
+    empty_file,
+    truncate_file,
+    garble_file,
+    delete_file,
+    replace_by_directory,
+    replace_by_other_file,
+    set_other_version,
+)
+DATABASES = ("jobs.sqlite", "pipelines.sqlite", "metrics.sqlite", "s3/_store/index.sqlite")
+"""Files that cannot be recreated: a command must not continue without them as if they had never existed."""
+OTHER_FILES = (
+    *(f"{name}.made" for name in DATABASES),
     *("credentials.json", "levels.json", "endpoint.lock", "endpoint.log"),
     *("logs/group.json", "logs/stream"),
 )
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which a job has run, with no endpoint in it."""
     home = tmp_path_factory.mktemp("used") / "home"
     with Endpoint(home, isolation="plain") as info:
@@ -100,60 +108,60 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ours(used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, which is the home of the commands."""
+def copied_home(used_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of ``used_home``, which commands use."""
     home = tmp_path / "home"
-    shutil.copytree(used, home)
+    shutil.copytree(used_home, home)
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
     return home
 
 
-def found(home: Path, name: str) -> Path:
+def find_file(home: Path, name: str) -> Path:
     if name == "logs/group.json":
         return next(home.glob("logs/*/group.json"))
     return next(home.glob("logs/*/*.log")) if name == "logs/stream" else home / name
 
 
-def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = run_command(list(words))
-    said = capsys.readouterr()
-    assert "bug in smlaunch" not in said.err, said.err
-    assert "Traceback" not in said.err, said.err
-    return code, said.out, said.err
+    output = capsys.readouterr()
+    assert "bug in smlaunch" not in output.err, output.err
+    assert "Traceback" not in output.err, output.err
+    return code, output.out, output.err
 
 
-def do_as_it_says(error: str) -> None:
-    """Runs the last command between backticks, as a person would."""
+def run_suggested_command(error: str) -> None:
+    """Run the last command between backticks, as a user would."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = re.findall(r"`([^`]+)`", error)[-1]
     subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path}, capture_output=True)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", HOLDING)
+@pytest.mark.parametrize("name", DATABASES)
 def test_a_damaged_database_is_named_and_can_be_moved_away(
-    name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
+    name: str, damage: Callable[[Path], None], copied_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = ours / name
+    file = copied_home / name
     damage(file)
-    code, _, error = say(capsys, "ls", "--local")
+    code, _, error = run_cli(capsys, "ls", "--local")
     assert (code, str(file) in error) == (8, True), error
-    do_as_it_says(error)
-    code, out, error = say(capsys, "ls", "--local")
+    run_suggested_command(error)
+    code, out, error = run_cli(capsys, "ls", "--local")
     assert (code, "first" in out) == (0, name != "jobs.sqlite"), error
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", OTHER_FILES)
 def test_other_damaged_files_are_recreated_or_named(
-    name: str, damage: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
+    name: str, damage: Callable[[Path], None], copied_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(found(ours, name))
-    code, out, error = say(capsys, "ls", "--local")
+    damage(find_file(copied_home, name))
+    code, out, error = run_cli(capsys, "ls", "--local")
     if code != 0:
-        assert (code, str(ours) in error) == (8, True), error
-        do_as_it_says(error)
-        code, out, error = say(capsys, "ls", "--local")
+        assert (code, str(copied_home) in error) == (8, True), error
+        run_suggested_command(error)
+        code, out, error = run_cli(capsys, "ls", "--local")
     assert (code, "first" in out) == (0, True), error
 
 
@@ -172,50 +180,52 @@ def test_other_damaged_files_are_recreated_or_named(
 def test_every_command_reports_damage(
     name: str,
     words: tuple[str, ...],
-    ours: Path,
+    copied_home: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path)
-    garbled(ours / name)
-    code, _, error = say(capsys, *words)
-    assert (code, str(ours / name) in error, "Lost with it" in error) == (8, True, True), error
-    for quiet in ("status", "stop"):  # no endpoint stands: there is nothing to ask the files for
-        say(capsys, "local", quiet)
+    garble_file(copied_home / name)
+    code, _, error = run_cli(capsys, *words)
+    assert (code, str(copied_home / name) in error, "Lost with it" in error) == (8, True, True), error
+    for command in ("status", "stop"):  # no endpoint runs: these commands read no file
+        run_cli(capsys, "local", command)
 
 
 def test_a_damaged_address_file_names_the_process_to_stop(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert say(capsys, "local", "start", "--isolation", "plain")[0] == 0
+    assert run_cli(capsys, "local", "start", "--isolation", "plain")[0] == 0
     address = home / "endpoint.json"
     try:
-        for damage in (emptied, garbled, replaced, a_fifo, a_directory):
+        for damage in (empty_file, garble_file, replace_by_other_file, replace_by_fifo, replace_by_directory):
             damage(address)
-            code, _, error = say(capsys, "local", "status")
+            code, _, error = run_cli(capsys, "local", "status")
             assert (code, str(address) in error) == (8, True), (damage.__name__, error)
             pid = re.search(r"`kill (\d+)`", error)
             assert pid is not None and b"daemon_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
-        do_as_it_says(error)
+        run_suggested_command(error)
     finally:
         from smlaunch.local import daemon
         from smlaunch.local.state_dir import StateDir
 
-        waiting = StateDir(home)
-        daemon._wait_for_exit(waiting.root)
+        state_dir = StateDir(home)
+        daemon._wait_for_exit(state_dir.root)
     shutil.rmtree(address, ignore_errors=True)
-    assert say(capsys, "local", "status")[0] == 8
+    assert run_cli(capsys, "local", "status")[0] == 8
 
 
 @pytest.mark.parametrize("name", ["jobs.sqlite", "s3/_store/index.sqlite"])
-@pytest.mark.parametrize("damage", [emptied, cut, gone, a_directory, replaced])
+@pytest.mark.parametrize(
+    "damage", [empty_file, truncate_file, delete_file, replace_by_directory, replace_by_other_file]
+)
 def test_a_running_endpoint_detects_damage(
-    name: str, damage: Callable[[Path], None], used: Path, tmp_path: Path
+    name: str, damage: Callable[[Path], None], used_home: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    shutil.copytree(used, home)
+    shutil.copytree(used_home, home)
     endpoint = Endpoint(home, isolation="plain")
     try:
         client = EndpointClient(endpoint.start())
@@ -232,7 +242,7 @@ def test_a_running_endpoint_detects_damage(
         endpoint.close()
 
 
-@pytest.mark.parametrize("damage", [emptied, cut, garbled, gone])
+@pytest.mark.parametrize("damage", [empty_file, truncate_file, garble_file, delete_file])
 def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
     for number in range(3):
@@ -241,48 +251,48 @@ def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: P
                 "training-job", "r", f"job{number}", f"arn:{number}", "owner", {}, states.initial_state(1.0)
             )
         )
-    crashed = tmp_path / "crashed"
-    crashed.mkdir()
+    crashed_dir = tmp_path / "crashed"
+    crashed_dir.mkdir()
     for path in tmp_path.glob("jobs.sqlite*"):
-        shutil.copyfile(path, crashed / path.name)
+        shutil.copyfile(path, crashed_dir / path.name)
     store.close()
-    whole = tmp_path / "whole"
-    shutil.copytree(crashed, whole)
-    (whole / "jobs.sqlite-shm").unlink()  # is made anew of the others
-    again = JobStore(whole / "jobs.sqlite")
-    assert [again.get_by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
-    again.close()
-    damage(crashed / "jobs.sqlite-wal")
-    with pytest.raises(StateDamaged, match=r"jobs\.sqlite") as missed:
-        JobStore(crashed / "jobs.sqlite")
-    do_as_it_says(str(missed.value))
-    JobStore(crashed / "jobs.sqlite").close()
+    intact_dir = tmp_path / "whole"
+    shutil.copytree(crashed_dir, intact_dir)
+    (intact_dir / "jobs.sqlite-shm").unlink()  # SQLite recreates it from the other files
+    reopened = JobStore(intact_dir / "jobs.sqlite")
+    assert [reopened.get_by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
+    reopened.close()
+    damage(crashed_dir / "jobs.sqlite-wal")
+    with pytest.raises(StateDamaged, match=r"jobs\.sqlite") as raised:
+        JobStore(crashed_dir / "jobs.sqlite")
+    run_suggested_command(str(raised.value))
+    JobStore(crashed_dir / "jobs.sqlite").close()
 
 
-def test_a_state_directory_of_an_older_release_is_accepted(used: Path, tmp_path: Path) -> None:
+def test_a_state_directory_of_an_older_release_is_accepted(used_home: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    shutil.copytree(used, home)
+    shutil.copytree(used_home, home)
     for path in (*home.glob("*.made"), *home.glob("s3/_store/*.made")):
         path.unlink()
     store = JobStore(home / "jobs.sqlite")
     assert store.get("training-job", "us-east-1", "first-s1-a1") is not None
     store.close()
     (home / "jobs.sqlite.made").unlink()
-    emptied(home / "jobs.sqlite")
+    empty_file(home / "jobs.sqlite")
     with pytest.raises(StateDamaged, match="is empty"):
         JobStore(home / "jobs.sqlite")
 
 
-def test_credentials_stay_valid_until_their_file_is_removed(used: Path) -> None:
-    key = json.loads((used / "credentials.json").read_bytes())
+def test_credentials_stay_valid_until_their_file_is_removed(used_home: Path) -> None:
+    key = json.loads((used_home / "credentials.json").read_bytes())
     assert set(key) == {"version", "access_key", "secret_key"}
     session = boto3.Session(key["access_key"], key["secret_key"], region_name="us-east-1")
-    with Endpoint(used, isolation="plain") as info:
+    with Endpoint(used_home, isolation="plain") as info:
         config = Config(retries={"total_max_attempts": 1})
         assert session.client("sts", endpoint_url=info.url, config=config).get_caller_identity()["Account"]
 
 
-FORBIDDEN = """
+UNREADABLE_FILES_SCRIPT = """
 import re, subprocess, sys, tempfile
 from pathlib import Path
 from smlaunch.local.state_errors import StateDamaged
@@ -307,9 +317,11 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_an_unreadable_file_is_not_reported_as_lost() -> None:
-    """As an ordinary user: root may read all."""
-    done = subprocess.run([*prefix(), sys.executable, "-c", FORBIDDEN], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    """Runs as an ordinary user, since root may read every file."""
+    result = subprocess.run(
+        [*prefix(), sys.executable, "-c", UNREADABLE_FILES_SCRIPT], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
 
 
 ENTRIES = (
@@ -319,34 +331,34 @@ ENTRIES = (
 )
 
 
-def a_link_to_nowhere(path: Path) -> None:
+def create_broken_link(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_fifo_instead_of_a_file_is_named_and_moved_away(
-    name: str, ours: Path, capsys: pytest.CaptureFixture[str]
+    name: str, copied_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = ours / name
+    entry = copied_home / name
     if entry.exists():
-        entry.rename(ours / "away")
+        entry.rename(copied_home / "away")
     os.mkfifo(entry)
-    code, _, error = say(capsys, "ls", "--local")
+    code, _, error = run_cli(capsys, "ls", "--local")
     assert (code, str(entry) in error) == (8, True), error
-    do_as_it_says(error)
-    code, _, error = say(capsys, "ls", "--local")
+    run_suggested_command(error)
+    code, _, error = run_cli(capsys, "ls", "--local")
     assert code == 0, error
 
 
-@pytest.mark.parametrize("kind", [emptied, a_link_to_nowhere])
+@pytest.mark.parametrize("kind", [empty_file, create_broken_link])
 @pytest.mark.parametrize("name", ["logs", "owners"])
 def test_a_file_instead_of_a_directory_is_named_and_moved_away(
-    name: str, kind: Callable[[Path], None], ours: Path, capsys: pytest.CaptureFixture[str]
+    name: str, kind: Callable[[Path], None], copied_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (ours / name).rename(ours / "away")
-    kind(ours / name)
-    code, _, error = say(capsys, "ls", "--local")
-    assert (code, str(ours / name) in error) == (8, True), error
-    do_as_it_says(error)
-    code, _, error = say(capsys, "ls", "--local")
+    (copied_home / name).rename(copied_home / "away")
+    kind(copied_home / name)
+    code, _, error = run_cli(capsys, "ls", "--local")
+    assert (code, str(copied_home / name) in error) == (8, True), error
+    run_suggested_command(error)
+    code, _, error = run_cli(capsys, "ls", "--local")
     assert code == 0, error

@@ -1,4 +1,4 @@
-"""Every way data comes to a job and leaves it, on the running endpoint and at every isolation level."""
+"""Every input mode and output of a job, on a running endpoint at every isolation level."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pipe(name: str, key: str, **changes: Any) -> dict[str, Any]:
     return channel(name, key, InputMode="Pipe", **changes)
 
 
-EPOCHS = """
+READ_EPOCHS = """
 for epoch in range(3):
     with open(f'{ROOT}/input/data/train_{epoch}', 'rb') as stream:
         print(epoch, stream.read(2 if epoch == 1 else -1).decode())
@@ -61,12 +61,12 @@ print(json.load(open(f'{ROOT}/input/config/inputdataconfig.json'))['train'])
 def test_pipe_mode(client: EndpointClient) -> None:
     for number in range(3):
         client.put(f"pipe/{number}.gz", gzip.compress(b"%d;" % number))
-    # `validation` is never opened, and train_3 is not either.
+    # The script opens neither `validation` nor train_3.
     channels = [
         pipe("train", "pipe/", CompressionType="Gzip"),
         pipe("validation", "pipe/"),
     ]
-    job = client.run("epochs", EPOCHS, InputDataConfig=channels)
+    job = client.run("epochs", READ_EPOCHS, InputDataConfig=channels)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     *epochs, config = client.printed_lines("epochs")["algo-1"]
     assert epochs == ["0 0;1;2;", "1 0;", "2 0;1;2;"]
@@ -78,7 +78,7 @@ def test_pipe_mode(client: EndpointClient) -> None:
     }
 
 
-RECORDS = """
+READ_RECORDS = """
 import struct
 data = open(f'{ROOT}/input/data/train_0', 'rb').read()
 while data:
@@ -100,7 +100,7 @@ def test_an_augmented_manifest(client: EndpointClient) -> None:
         AttributeNames=["image-ref", "cat"],
         RecordWrapperType="RecordIO",
     )
-    job = client.run("augmented", RECORDS, InputDataConfig=[wanted])
+    job = client.run("augmented", READ_RECORDS, InputDataConfig=[wanted])
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     assert client.printed_lines("augmented")["algo-1"] == ["<one>", "1", "<two>", "0"]
 
@@ -131,7 +131,7 @@ signal.pause()
     assert client.wait("stalled")["TrainingJobStatus"] == "Stopped"
 
 
-WRITES = """
+WRITE_INPUT = """
 import pathlib, stat
 folder = pathlib.Path(ROOT, 'input/data', sys.argv[0] and 'train')
 def tried(action):
@@ -155,7 +155,7 @@ def test_a_script_that_writes_into_its_input_harms_nothing(
     for number in range(count):
         client.put(f"{prefix}{number:03}", b"original")
     name = f"writes-{mode}-{count}"
-    job = client.run(name, WRITES, hosts=2, InputDataConfig=[channel("train", prefix, InputMode=mode)])
+    job = client.run(name, WRITE_INPUT, hosts=2, InputDataConfig=[channel("train", prefix, InputMode=mode)])
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     assert client.s3.get_object(Bucket="tests", Key=f"{prefix}000")["Body"].read() == b"original"
     assert len(client.keys(prefix)) == count
@@ -163,14 +163,14 @@ def test_a_script_that_writes_into_its_input_harms_nothing(
     if mode == "File":
         expected = ["done done", f"{count + 1} scribble"]
     elif client.info.isolation == "plain":
-        # Modes are all there is, and they do not bind root: docs/data-modes.md says so.
+        # Only file modes protect the input, and root ignores them (docs/data-modes.md).
         return
     else:
         expected = ["OSError OSError", f"{count} original"]
     assert printed == {"algo-1": expected, "algo-2": expected}
 
 
-CHECKPOINTS = """
+WRITE_CHECKPOINT = """
 folder = os.environ['CKPT']
 print(sorted(os.listdir(folder)))
 open(f'{folder}/step-2', 'w').write('two')
@@ -182,18 +182,18 @@ os.rename(f'{folder}/step-1', f'{folder}/step-1-renamed')
 def test_checkpoints_in_any_directory(client: EndpointClient, path: str) -> None:
     name = f"ckpt{path.rstrip('/').replace('/', '-')}"
     client.put(f"{name}/step-1", b"one")
-    where = {"S3Uri": f"s3://tests/{name}/", "LocalPath": path}
+    checkpoint_config = {"S3Uri": f"s3://tests/{name}/", "LocalPath": path}
     plain = client.info.isolation == "plain"
     if plain and not path.startswith("/opt/ml"):
         with pytest.raises(
             ClientError, match=f"CheckpointConfig.LocalPath: {path}: at isolation level plain"
         ):
-            client.create(name, "", CheckpointConfig=where)
+            client.create(name, "", CheckpointConfig=checkpoint_config)
         return
-    script = CHECKPOINTS
+    script = WRITE_CHECKPOINT
     if plain:
         script = "os.environ['CKPT'] = ROOT + os.environ['CKPT'].removeprefix('/opt/ml')\n" + script
-    job = client.run(name, script, CheckpointConfig=where, Environment={"CKPT": path})
+    job = client.run(name, script, CheckpointConfig=checkpoint_config, Environment={"CKPT": path})
     assert job["TrainingJobStatus"] == "Completed", (job.get("FailureReason"), client.lines(name))
     assert client.printed_lines(name)["algo-1"] == ["['step-1']"]
     assert client.keys(f"{name}/") == [f"{name}/step-1-renamed", f"{name}/step-2"]
@@ -202,7 +202,7 @@ def test_checkpoints_in_any_directory(client: EndpointClient, path: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("relative/path", "an absolute path"),
         ("/a/../b", "an absolute path"),
@@ -213,12 +213,12 @@ def test_checkpoints_in_any_directory(client: EndpointClient, path: str) -> None
         ("/opt/ml/model/x", "another use"),
     ],
 )
-def test_invalid_checkpoint_paths(client: EndpointClient, path: str, says: str) -> None:
-    with pytest.raises(ClientError, match=f"CheckpointConfig.LocalPath: .*{says}"):
+def test_invalid_checkpoint_paths(client: EndpointClient, path: str, message: str) -> None:
+    with pytest.raises(ClientError, match=f"CheckpointConfig.LocalPath: .*{message}"):
         client.create("no-such-path", "", CheckpointConfig={"S3Uri": "s3://tests/x", "LocalPath": path})
 
 
-OUTPUT = """
+WRITE_OUTPUT = """
 host = json.load(open(f'{ROOT}/input/config/resourceconfig.json'))['current_host']
 number = len(os.listdir(f'{ROOT}/model'))
 for folder in ('model', 'output/data'):
@@ -232,7 +232,7 @@ for folder in ('model', 'output/data'):
 def test_output_of_two_hosts(client: EndpointClient, compression: str) -> None:
     name = f"output-{compression}"
     output = {"S3OutputPath": "s3://tests/out", "CompressionType": compression}
-    job = client.run(name, OUTPUT, hosts=2, OutputDataConfig=output)
+    job = client.run(name, WRITE_OUTPUT, hosts=2, OutputDataConfig=output)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     plain = client.info.isolation == "plain"
     hosts = sorted(entry for entry in ("algo-1", "algo-2") if not plain)
@@ -249,5 +249,5 @@ def test_output_of_two_hosts(client: EndpointClient, compression: str) -> None:
         assert len(keys) == 6
         assert {f"{base}/model/same", f"{base}/output/same"} < set(keys)
         assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://tests/{base}/model/"
-    told = [line for line in client.lines(name)["algo-2"] if "exists on algo-1 too" in line]
-    assert len(told) == 2
+    clash_notes = [line for line in client.lines(name)["algo-2"] if "exists on algo-1 too" in line]
+    assert len(clash_notes) == 2

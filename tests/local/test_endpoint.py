@@ -86,9 +86,9 @@ print("to stderr", file=sys.stderr)
     assert client.keys("ckpt/") == ["ckpt/after-0", "ckpt/after-1", "ckpt/before"]
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == "s3://tests/out/whole/output/model.tar.gz"
     assert client.read_archive("out/whole/output/model.tar.gz") == {"of-0": "0", "of-1": "1"}
-    told = "\n".join(client.lines("whole")["algo-1"])
-    assert "image image:1 is not run" in told
-    assert "ResourceConfig.VolumeSizeInGB" in told
+    log_text = "\n".join(client.lines("whole")["algo-1"])
+    assert "image image:1 is not run" in log_text
+    assert "ResourceConfig.VolumeSizeInGB" in log_text
 
 
 def test_the_first_failing_host_is_the_failure_reason_and_stops_the_others(client: EndpointClient) -> None:
@@ -117,7 +117,7 @@ if me["hosts"].index(me["current_host"]) == 1: time.sleep(0.3)
     assert client.run("early", script, hosts=2)["TrainingJobStatus"] == "Completed"
 
 
-ON_TERM = """
+SAVE_ON_SIGTERM = """
 def leave(*_):
     open(ROOT + "/checkpoints/told-" + me, "w").write("x")
     open(ROOT + "/model/kept-" + me, "w").write("x")
@@ -131,7 +131,7 @@ while True: signal.pause()
 
 
 def test_a_stop_reaches_every_host_and_uploads_what_it_saved(client: EndpointClient) -> None:
-    client.create("stops", ON_TERM, hosts=2, CheckpointConfig={"S3Uri": "s3://tests/stop-ckpt"})
+    client.create("stops", SAVE_ON_SIGTERM, hosts=2, CheckpointConfig={"S3Uri": "s3://tests/stop-ckpt"})
     client.wait_for_line("stops", "ready", count=2)
     client.sagemaker.stop_training_job(TrainingJobName="stops")
     job = client.wait("stops")
@@ -147,7 +147,7 @@ def test_a_stop_reaches_every_host_and_uploads_what_it_saved(client: EndpointCli
 def test_max_runtime_ends_a_job_the_same_way(client: EndpointClient) -> None:
     job = client.run(
         "too-long",
-        ON_TERM,
+        SAVE_ON_SIGTERM,
         StoppingCondition={"MaxRuntimeInSeconds": 1},
         CheckpointConfig={"S3Uri": "s3://tests/long-ckpt"},
     )
@@ -197,11 +197,11 @@ def test_an_entry_point_that_does_not_exist(client: EndpointClient) -> None:
 
 
 def test_a_missing_output_bucket_is_created_and_logged(client: EndpointClient) -> None:
-    where = f"fresh-{client.info.isolation}"
-    job = client.run("new-bucket", "", OutputDataConfig={"S3OutputPath": f"s3://{where}/x"})
+    bucket = f"fresh-{client.info.isolation}"
+    job = client.run("new-bucket", "", OutputDataConfig={"S3OutputPath": f"s3://{bucket}/x"})
     assert job["TrainingJobStatus"] == "Completed"
-    assert client.s3.list_objects_v2(Bucket=where)["KeyCount"] == 1
-    assert f"bucket {where} was not there and has been made" in "\n".join(
+    assert client.s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 1
+    assert f"bucket {bucket} was not there and has been made" in "\n".join(
         client.lines("new-bucket")["algo-1"]
     )
 
@@ -282,6 +282,6 @@ def test_an_unknown_executor(tmp_path: Path) -> None:
         Endpoint(tmp_path, executor="slurmy")
     with pytest.raises(EndpointError, match="isolation levels belong to the executor `processes`"):
         Endpoint(tmp_path, executor="containers", isolation="full")
-    nowhere = Settings(container_engine="rkt")
+    settings = Settings(container_engine="rkt")
     with pytest.raises(EndpointError, match="engine 'rkt' is unknown; there are podman, docker"):
-        Endpoint(tmp_path, executor="containers", settings=nowhere).start()
+        Endpoint(tmp_path, executor="containers", settings=settings).start()

@@ -27,15 +27,15 @@ FAULTS = (
 
 @given(st.integers(), st.text(), st.integers(1, 9))
 def test_the_same_seed_gives_the_same_faults(seed: int, job: str, attempt: int) -> None:
-    found = FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
-    assert found == FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
-    if found.interruption_seconds is not None:
+    faults = FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
+    assert faults == FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
+    if faults.interruption_seconds is not None:
         assert job.startswith("a")
         assert attempt in (1, 3)
-        assert 1.0 <= found.interruption_seconds <= 9.0
-        assert found.retry_delay_seconds == 2.0
+        assert 1.0 <= faults.interruption_seconds <= 9.0
+        assert faults.retry_delay_seconds == 2.0
     if attempt > 1:
-        assert found.capacity.unavailable_types == found.lost_hosts == ()
+        assert faults.capacity.unavailable_types == faults.lost_hosts == ()
 
 
 def test_capacity_by_instance_type() -> None:
@@ -48,11 +48,11 @@ def test_capacity_by_instance_type() -> None:
 
 
 def test_another_seed_gives_other_faults() -> None:
-    drawn = {
+    interruption_times = {
         FaultPlan(seed, FAULTS).faults_of_attempt("another", 1).interruption_seconds for seed in range(20)
     }
-    assert None in drawn
-    assert len(drawn) > 5
+    assert None in interruption_times
+    assert len(interruption_times) > 5
 
 
 def test_throttling_is_counted_and_shared() -> None:

@@ -1,4 +1,4 @@
-"""A disk that is full under the endpoint: it is said, with the folder, and nothing is half done."""
+"""A full disk below the endpoint: the error names the folder, and no operation is half done."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ print("smlaunch: progress step=1 steps=1", flush=True)
 CHAIN = "--name full --max-runtime 2m --segment 1m --checkpoints s3://sagemaker-us-east-1-000000000000/kept/"
 
 
-class Allowance:
-    """Of pages that a database may still take, for the connections that are opened from now on."""
+class PageLimit:
+    """A limit of pages for the databases' connections that are opened from now on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.used_up = False
+        self.is_exhausted = False
         self._connections: list[sqlite3.Connection] = []
         connect = Database._connect
 
-        def counted(database: Database) -> sqlite3.Connection:
+        def connect_with_limit(database: Database) -> sqlite3.Connection:
             connection = connect(database)
             self._connections.append(connection)
             self._set(connection)
             return connection
 
-        monkeypatch.setattr(Database, "_connect", counted)
+        monkeypatch.setattr(Database, "_connect", connect_with_limit)
 
-    def use_up(self, yes: bool = True) -> None:
-        self.used_up = yes
+    def exhaust(self, is_exhausted: bool = True) -> None:
+        self.is_exhausted = is_exhausted
         for connection in self._connections:
             self._set(connection)
 
     def _set(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA max_page_count = {1 if self.used_up else 1 << 30}")
+        connection.execute(f"PRAGMA max_page_count = {1 if self.is_exhausted else 1 << 30}")
 
 
 @pytest.fixture
-def allowance(monkeypatch: pytest.MonkeyPatch) -> Allowance:
-    return Allowance(monkeypatch)
+def page_limit(monkeypatch: pytest.MonkeyPatch) -> PageLimit:
+    return PageLimit(monkeypatch)
 
 
-def test_an_upload_when_the_index_is_full(tmp_path: Path, allowance: Allowance) -> None:
+def test_an_upload_when_the_index_is_full(tmp_path: Path, page_limit: PageLimit) -> None:
     with Endpoint(tmp_path / "home", isolation="plain") as info:
         client = EndpointClient(info)
         client.put("before", b"old")
-        allowance.use_up()
+        page_limit.exhaust()
         with pytest.raises(ClientError) as refused:
             for number in range(2000):
                 client.put(f"new-{number}", bytes(10))
@@ -72,13 +72,13 @@ def test_an_upload_when_the_index_is_full(tmp_path: Path, allowance: Allowance) 
         assert error["Message"].startswith(DISK_FULL)
         assert str(tmp_path / "home") in error["Message"]
         assert refused.value.response["ResponseMetadata"]["RetryAttempts"] == 0
-        allowance.use_up(False)
+        page_limit.exhaust(False)
         client.put("after", b"x")
         assert list((tmp_path / "home/s3/_store/incoming").iterdir()) == []
 
 
 def test_an_upload_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/full answers as such a disk does."""
+    """/dev/full fails as a full disk does."""
     with Endpoint(tmp_path / "home", isolation="plain") as info:
         client = EndpointClient(info)
         client.put("key", b"old")
@@ -97,7 +97,7 @@ def test_an_upload_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A chain: what cannot be written is the runtime, to the host."""
+    """A chain whose runtime cannot be written to the host."""
     home = tmp_path / "home"
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -108,17 +108,17 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     monkeypatch.setattr(copying, "_write_all", lambda writer, block: write(full, block))
     words = ["run", str(tmp_path / "train.py"), "--local", "--isolation", "plain", "--strategy", "custom"]
     code = run_command([*words, *CHAIN.split()])
-    said = capsys.readouterr()
-    assert code == EXIT_MACHINE, said
-    assert DISK_FULL in said.err
-    assert str(home) in said.err
-    assert "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert code == EXIT_MACHINE, output
+    assert DISK_FULL in output.err
+    assert str(home) in output.err
+    assert "Traceback" not in output.err
     monkeypatch.setattr(copying, "_write_all", write)
     os.close(full)
     assert run_command(["resume", "full", "--local"]) == 0, capsys.readouterr()
 
 
-SMALL = """
+SMALL_DISK_SCRIPT = """
 mount -t tmpfs -o size=4m tmpfs "$DISK" || exit 77
 smlaunch() { "$PYTHON" -m smlaunch.cli.main "$@"; echo "exit code $?"; }
 mkdir -m 700 "$SMLAUNCH_HOME"
@@ -133,7 +133,7 @@ smlaunch run "$SCRIPT" --local --strategy custom $CHAIN
 
 @pytest.mark.root
 def test_a_small_disk(tmp_path: Path) -> None:
-    """A real one, filled to its last block."""
+    """A real file system, filled to its last block."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {
@@ -145,16 +145,16 @@ def test_a_small_disk(tmp_path: Path) -> None:
         "PYTHONPATH": str(ROOT),
         "SCRIPT": str(tmp_path / "train.py"),
     }
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", SMALL],
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", SMALL_DISK_SCRIPT],
         env=environment,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    text = done.stdout + done.stderr
-    codes = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")]
+    text = result.stdout + result.stderr
+    codes = [int(line.split()[-1]) for line in result.stdout.splitlines() if line.startswith("exit code")]
     assert codes == [0, EXIT_MACHINE, EXIT_MACHINE, 0], text
-    assert DISK_FULL in done.stderr
+    assert DISK_FULL in result.stderr
     assert "Traceback" not in text
     assert "bug in smlaunch" not in text

@@ -28,11 +28,11 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def names(root: Path, below: str = "", grant: bool = False) -> dict[str, str]:
-    """What is found, and why it cannot be had."""
+def walk_errors(root: Path, below: str = "", grant: bool = False) -> dict[str, str]:
+    """Return the names that ``walk`` finds, each with its error."""
     return {
-        found.name: error_text(found.error) if found.error else ""
-        for found in walk(root, below, fix_permissions=grant)
+        entry.name: error_text(entry.error) if entry.error else ""
+        for entry in walk(root, below, fix_permissions=grant)
     }
 
 
@@ -48,7 +48,7 @@ def test_no_component_of_a_path_may_be_a_link(tree: Path, link: str) -> None:
     assert (tree / "a/b/file").read_text() == "of this machine", "a plain open follows it"
     with pytest.raises(UnexpectedFileType, match="it is a symbolic link"):
         open_file(tree, "a/b/file")
-    assert "file" not in names(tree, "a/b") or link == "a/b/file"
+    assert "file" not in walk_errors(tree, "a/b") or link == "a/b/file"
 
 
 def test_special_files_do_not_block(tree: Path) -> None:
@@ -71,19 +71,19 @@ def test_special_files_do_not_block(tree: Path) -> None:
 
 
 def test_a_directory_replaced_by_a_link_is_not_followed(tree: Path) -> None:
-    """``a`` is our directory and a link to the machine's, in turn, as fast as can be."""
-    done = threading.Event()
+    """A thread exchanges ``a`` with a link to a directory of the machine, again and again."""
+    stop = threading.Event()
     link = tree / "link"
 
-    def exchange() -> None:
-        while not done.is_set():
+    def swap_with_link() -> None:
+        while not stop.is_set():
             link.symlink_to(tree.parent / "secret")
             (tree / "a").rename(tree / "own")
             link.rename(tree / "a")
             (tree / "a").unlink()
             (tree / "own").rename(tree / "a")
 
-    thread = threading.Thread(target=exchange)
+    thread = threading.Thread(target=swap_with_link)
     thread.start()
     read = refused = 0
     try:
@@ -93,21 +93,21 @@ def test_a_directory_replaced_by_a_link_is_not_followed(tree: Path) -> None:
                 read += 1
             except (UnexpectedFileType, FileNotFoundError):
                 refused += 1
-            assert all(found.name != "file" or found.status for found in walk(tree, "a/b"))
+            assert all(entry.name != "file" or entry.status for entry in walk(tree, "a/b"))
     finally:
-        done.set()
+        stop.set()
         thread.join()
 
 
 def test_fix_permissions_opens_own_files(tree: Path) -> None:
     (tree / "a/b/file").chmod(0)
-    (tree / "a/b").chmod(0o600)  # can be listed, and not entered
+    (tree / "a/b").chmod(0o600)  # can be listed, but not entered
     (tree / "a").chmod(0)
     if not IS_ROOT:
-        assert names(tree) == {"a": "Permission denied"}
+        assert walk_errors(tree) == {"a": "Permission denied"}
         with pytest.raises(PermissionError):
             open_file(tree, "a/b/file")
-    assert names(tree, grant=True) == {"a": "", "a/b": "", "a/b/file": ""}
+    assert walk_errors(tree, grant=True) == {"a": "", "a/b": "", "a/b/file": ""}
     with os.fdopen(open_file(tree, "a/b/file", fix_permissions=True)) as file:
         assert file.read() == "ours"
 
@@ -133,9 +133,9 @@ def test_a_walk_comes_to_an_end(tree: Path) -> None:
         os.close(at)
         at = inner
     os.close(at)
-    found = names(tree)
-    assert [error for error in found.values() if error] == ["its path has 4096 bytes or more"]
-    assert len(found) == 3 + 41
+    errors = walk_errors(tree)
+    assert [error for error in errors.values() if error] == ["its path has 4096 bytes or more"]
+    assert len(errors) == 3 + 41
 
 
 def test_printable_names_are_short_and_on_one_line() -> None:

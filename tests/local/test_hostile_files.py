@@ -1,5 +1,5 @@
-"""Links, FIFOs and devices in a job's directories lose no file, read none of this machine, and block
-nothing."""
+"""Links, FIFOs and devices in a job's directories: no file is lost, no file of this machine is read, and
+nothing blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 
 CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://tests/ckpt"}}
-WAITING = "while not os.path.exists(ROOT + '/go'): time.sleep(0.01)\n"
+WAIT_FOR_FILE = "while not os.path.exists(ROOT + '/go'): time.sleep(0.01)\n"
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def client(harness: EndpointHarness) -> EndpointClient:
     return EndpointClient(harness.info)
 
 
-def go_on(harness: EndpointHarness, word: str) -> None:
-    """Let a script that is ``WAITING`` continue."""
+def continue_script(harness: EndpointHarness, word: str) -> None:
+    """Let a script continue that runs ``WAIT_FOR_FILE``."""
     (tree,) = harness.home.glob("hosts/*/*/algo-1/ml")
     (tree / word).touch()
 
@@ -68,14 +68,14 @@ open("deep", "w")
 os.chdir(ROOT + "/checkpoints")
 open("first", "w").write("1")
 """
-    later = "os.chmod('step', 0)\nopen('second', 'w').write('2')\n" + WAITING.replace("/go", "/go-on")
-    client.create("odd", script + WAITING + later, **CHECKPOINTS)
+    later = "os.chmod('step', 0)\nopen('second', 'w').write('2')\n" + WAIT_FOR_FILE.replace("/go", "/go-on")
+    client.create("odd", script + WAIT_FOR_FILE + later, **CHECKPOINTS)
     wait_for_key(client, "ckpt/first")
     wait_for_key(client, "ckpt/step/part")
-    go_on(harness, "go")
+    continue_script(harness, "go")
     wait_for_key(client, "ckpt/second")
     assert client.keys("ckpt/step/") == ["ckpt/step/part"], "what is shut away has not been deleted"
-    go_on(harness, "go-on")
+    continue_script(harness, "go-on")
     job = client.wait("odd")
     assert (job["TrainingJobStatus"], job.get("FailureReason")) == ("Completed", None)
     assert set(client.keys("ckpt/")) == {
@@ -99,16 +99,16 @@ def test_a_failure_file_of_another_type_is_not_read(client: EndpointClient, harn
     secret = harness.home / "secret"
     secret.mkdir()
     (secret / "failure").write_text("of this machine")
-    for name, left in {
+    for name, damage in {
         "fifo": "os.mkfifo(ROOT + '/output/failure')",
         "endless": "os.symlink('/dev/zero', ROOT + '/output/failure')",
         "link": "os.symlink(SECRET + '/failure', ROOT + '/output/failure')",
         "above": "os.rename(ROOT + '/output', ROOT + '/away'); os.symlink(SECRET, ROOT + '/output')",
     }.items():
-        job = client.run(name, f"SECRET = {str(secret)!r}\n{left}\nsys.exit(3)\n")
+        job = client.run(name, f"SECRET = {str(secret)!r}\n{damage}\nsys.exit(3)\n")
         (note,) = notes(client, name, "/opt/ml/output/failure is not read: it is a ")
-        said = note[note.index("/opt/ml") :]
-        reason = f"AlgorithmError: algo-1 exited with code 3: {said}, exit code: 3"
+        explanation = note[note.index("/opt/ml") :]
+        reason = f"AlgorithmError: algo-1 exited with code 3: {explanation}, exit code: 3"
         assert job["FailureReason"] == reason, name
         assert note.endswith("FIFO" if name == "fifo" else "symbolic link")
 
@@ -146,7 +146,7 @@ os.symlink({str(secret)!r}, ROOT + "/output")
 
 
 def test_a_model_without_read_permission_is_uploaded(client: EndpointClient) -> None:
-    """As on SageMaker, where root takes it."""
+    """As on SageMaker, where root reads it."""
     script = """
 os.mkdir(ROOT + "/model/deep")
 open(ROOT + "/model/deep/weights", "w").write("w")

@@ -1,4 +1,4 @@
-"""Endpoints that end, die, share a state directory, stand."""
+"""Endpoints that are closed, killed, share a state directory, or run in the background."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from smlaunch.local.state_dir import StateDir
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
 
-SLEEPS = "print('ready', flush=True); time.sleep(1000)"
-QUICK = Settings(close_grace_seconds=0.2, stop_grace_seconds=0.2)
-EMBEDDING = """
+SLEEP_SCRIPT = "print('ready', flush=True); time.sleep(1000)"
+SHORT_GRACE = Settings(close_grace_seconds=0.2, stop_grace_seconds=0.2)
+ENDPOINT_SCRIPT = """
 import sys
 from pathlib import Path
 from smlaunch.local.endpoint import Endpoint
@@ -35,10 +35,10 @@ sys.stdin.read()
 """
 
 
-def embedded_elsewhere(
-    home: Path, level: str, program: str = EMBEDDING
+def start_endpoint_process(
+    home: Path, level: str, program: str = ENDPOINT_SCRIPT
 ) -> tuple[subprocess.Popen[str], EndpointInfo]:
-    """An endpoint inside another process, which can be killed."""
+    """Start an endpoint inside another process, which the test may kill."""
     command = [sys.executable, "-c", program, str(home), level]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -51,18 +51,18 @@ def owner_of(home: Path) -> str:
 
 
 def test_jobs_of_a_dead_endpoint_are_failed_by_the_next(tmp_path: Path, level: str) -> None:
-    process, info = embedded_elsewhere(tmp_path, level)
+    process, info = start_endpoint_process(tmp_path, level)
     client = EndpointClient(info)
-    client.create("lost", SLEEPS, hosts=2)
+    client.create("lost", SLEEP_SCRIPT, hosts=2)
     client.wait_for_line("lost", "ready", count=2)
     owner = owner_of(tmp_path)
     assert process_cleanup.processes_of_owner(owner + "/")
     process.kill()
     process.communicate()
     assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
-    with Endpoint(tmp_path, isolation=level) as again:
-        assert again.access_key == info.access_key
-        client = EndpointClient(again)
+    with Endpoint(tmp_path, isolation=level) as next_info:
+        assert next_info.access_key == info.access_key
+        client = EndpointClient(next_info)
         job = client.describe("lost")
         assert job["TrainingJobStatus"] == "Failed"
         assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
@@ -71,7 +71,7 @@ def test_jobs_of_a_dead_endpoint_are_failed_by_the_next(tmp_path: Path, level: s
         assert eventually(lambda: not (StateDir(tmp_path).hosts_dir / owner).exists())
 
 
-FORKS = """
+FORK_SCRIPT = """
 import os, time
 if os.fork() == 0:
     print("forked", os.getpid(), flush=True)
@@ -80,11 +80,13 @@ if os.fork() == 0:
 
 
 def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
-    """As a data loader's workers are: the one that embeds the endpoint is killed, they live on."""
-    order = EMBEDDING.replace("sys.stdin.read()", f"sys.stdin.readline()\nexec({FORKS!r})\ntime.sleep(1000)")
-    process, info = embedded_elsewhere(tmp_path, "plain", order)
+    """Such as a data loader's workers, which survive the process that embeds the endpoint."""
+    program = ENDPOINT_SCRIPT.replace(
+        "sys.stdin.read()", f"sys.stdin.readline()\nexec({FORK_SCRIPT!r})\ntime.sleep(1000)"
+    )
+    process, info = start_endpoint_process(tmp_path, "plain", program)
     client = EndpointClient(info)
-    client.create("runs", SLEEPS, hosts=2)
+    client.create("runs", SLEEP_SCRIPT, hosts=2)
     client.wait_for_line("runs", "ready", count=2)
     owner = owner_of(tmp_path)
     assert process.stdin is not None
@@ -96,8 +98,8 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
-        with Endpoint(tmp_path, isolation="plain") as again:
-            assert EndpointClient(again).describe("runs")["TrainingJobStatus"] == "Failed"
+        with Endpoint(tmp_path, isolation="plain") as next_info:
+            assert EndpointClient(next_info).describe("runs")["TrainingJobStatus"] == "Failed"
     finally:
         os.kill(fork, signal.SIGKILL)
         process.communicate()
@@ -121,8 +123,8 @@ def test_close_stops_running_and_waiting_jobs(tmp_path: Path, level: str) -> Non
         tmp_path, isolation=level, settings=Settings(close_grace_seconds=0.2, max_parallel_jobs=1)
     )
     client = EndpointClient(endpoint.start())
-    client.create("runs", SLEEPS)
-    client.create("waits", SLEEPS)
+    client.create("runs", SLEEP_SCRIPT)
+    client.create("waits", SLEEP_SCRIPT)
     client.wait_for_line("runs", "ready")
     assert client.describe("waits")["SecondaryStatus"] == "Starting"
     owner = owner_of(tmp_path)
@@ -141,7 +143,7 @@ def test_waiting_jobs_run_in_turn_and_can_be_stopped(tmp_path: Path) -> None:
     settings = Settings(max_parallel_jobs=1, stop_grace_seconds=0.2, close_grace_seconds=0.2)
     with Endpoint(tmp_path, isolation="plain", settings=settings) as info:
         client = EndpointClient(info)
-        client.create("first", SLEEPS)
+        client.create("first", SLEEP_SCRIPT)
         client.create("second", "print('second')")
         client.create("third", "print('third')")
         client.sagemaker.stop_training_job(TrainingJobName="second")
@@ -153,8 +155,8 @@ def test_waiting_jobs_run_in_turn_and_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_processes_that_ignore_sigterm_are_killed_after_the_grace_period(tmp_path: Path, level: str) -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
-    with Endpoint(tmp_path, isolation=level, settings=QUICK) as info:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP_SCRIPT
+    with Endpoint(tmp_path, isolation=level, settings=SHORT_GRACE) as info:
         client = EndpointClient(info)
         client.create("stubborn", script)
         client.wait_for_line("stubborn", "ready")
@@ -164,26 +166,26 @@ def test_processes_that_ignore_sigterm_are_killed_after_the_grace_period(tmp_pat
 
 def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
     with (
-        Endpoint(tmp_path, isolation="plain", settings=QUICK) as one,
-        Endpoint(tmp_path, isolation="plain", settings=QUICK) as two,
+        Endpoint(tmp_path, isolation="plain", settings=SHORT_GRACE) as one,
+        Endpoint(tmp_path, isolation="plain", settings=SHORT_GRACE) as two,
     ):
         first, second = EndpointClient(one), EndpointClient(two)
-        first.create("shared", SLEEPS)
+        first.create("shared", SLEEP_SCRIPT)
         second.wait_for_line("shared", "ready")
         with pytest.raises(second.sagemaker.exceptions.ResourceInUse):
-            second.create("shared", SLEEPS)
+            second.create("shared", SLEEP_SCRIPT)
         second.sagemaker.stop_training_job(TrainingJobName="shared")
         assert second.wait("shared")["SecondaryStatus"] == "Stopped"
 
 
 def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
-    process, info = embedded_elsewhere(tmp_path, "plain")
-    with Endpoint(tmp_path, isolation="plain") as here:
-        EndpointClient(info).create("orphan", SLEEPS)
+    process, info = start_endpoint_process(tmp_path, "plain")
+    with Endpoint(tmp_path, isolation="plain") as running_info:
+        EndpointClient(info).create("orphan", SLEEP_SCRIPT)
         EndpointClient(info).wait_for_line("orphan", "ready")
         process.kill()
         process.communicate()
-        client = EndpointClient(here)
+        client = EndpointClient(running_info)
         assert client.describe("orphan")["TrainingJobStatus"] == "InProgress"
         client.sagemaker.stop_training_job(TrainingJobName="orphan")
         assert client.describe("orphan")["TrainingJobStatus"] == "Failed"
@@ -197,8 +199,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 def test_start_status_and_stop_of_a_background_endpoint(home: Path) -> None:
     assert daemon.status(home) is None
-    assert not home.exists()  # asking leaves no trace
-    info = daemon.start(home, isolation="plain", settings=QUICK)
+    assert not home.exists()  # the query creates no file
+    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
     assert daemon.status(home) == info
     assert info.pid != os.getpid()
     assert (home / "endpoint.json").stat().st_mode & 0o777 == 0o600
@@ -207,7 +209,7 @@ def test_start_status_and_stop_of_a_background_endpoint(home: Path) -> None:
     with pytest.raises(EndpointError, match="already running"):
         daemon.start(home)
     client = EndpointClient(info)
-    client.create("runs-on", SLEEPS)
+    client.create("runs-on", SLEEP_SCRIPT)
     client.wait_for_line("runs-on", "ready")
     owner = owner_of(home)
     assert daemon.stop(home) == info
@@ -221,10 +223,10 @@ def test_a_background_endpoint_without_its_files_is_found_and_stopped(
     home: Path, names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-    info = daemon.start(home, isolation="plain", settings=QUICK)
+    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
     for name in names:
         (home / name).unlink()
-    # At once, without the time in which it could write them again: nobody takes its place.
+    # At once, before it writes them again: no second endpoint starts.
     with pytest.raises(EndpointError, match=r"already running|another endpoint uses"):
         daemon.start(home, isolation="plain")
     assert run_command(["local", "status"]) == 0
@@ -244,7 +246,7 @@ def test_a_background_endpoint_that_cannot_write_its_address_is_reported(
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
     monkeypatch.setattr(daemon, "_ADDRESS_TIMEOUT_SECONDS", 0.5)
-    info = daemon.start(home, isolation="plain", settings=QUICK)
+    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
     os.kill(info.pid, signal.SIGSTOP)
     try:
         (home / "endpoint.json").unlink()
@@ -259,8 +261,8 @@ def test_a_killed_background_endpoint_has_no_status(home: Path) -> None:
     info = daemon.start(home, isolation="plain")
     os.kill(info.pid, signal.SIGKILL)
     assert eventually(lambda: daemon.status(home) is None)
-    again = daemon.start(home, isolation="plain")
-    assert again.pid != info.pid
+    next_info = daemon.start(home, isolation="plain")
+    assert next_info.pid != info.pid
 
 
 def test_a_failed_start_of_a_background_endpoint_has_its_reason(home: Path) -> None:

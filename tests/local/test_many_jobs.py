@@ -1,4 +1,4 @@
-"""Many jobs through one background endpoint that is killed in the middle: none is lost, none runs on."""
+"""Many jobs on one background endpoint that is killed half way: no job is lost, and none keeps running."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import endpoint_harness
 from tests.local.executors.conftest import eventually
 
-AT_A_TIME = 8
-SHORT = "print('hello', flush=True); time.sleep(0.05)"
+PARALLEL_JOBS = 8
+SHORT_SCRIPT = "print('hello', flush=True); time.sleep(0.05)"
 CLIENTS = 4
 
 
-def listed(client: EndpointClient) -> dict[str, str]:
-    """Names and statuses of all jobs, page by page."""
+def job_statuses(client: EndpointClient) -> dict[str, str]:
+    """Return the status of each job by its name, from all pages."""
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(MaxResults=100)
     return {
         job["TrainingJobName"]: job["TrainingJobStatus"]
@@ -28,13 +28,13 @@ def listed(client: EndpointClient) -> dict[str, str]:
 
 
 def submit(client: EndpointClient, names: Iterable[str]) -> None:
-    """By several clients at once."""
+    """Create jobs by several clients at once."""
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(lambda name: client.create(name, SHORT, hosts=2), names))
+        list(pool.map(lambda name: client.create(name, SHORT_SCRIPT, hosts=2), names))
 
 
 def count(client: EndpointClient, *statuses: str) -> int:
-    return sum(status in statuses for status in listed(client).values())
+    return sum(status in statuses for status in job_statuses(client).values())
 
 
 @pytest.mark.parametrize(
@@ -48,38 +48,40 @@ def count(client: EndpointClient, *statuses: str) -> int:
 )
 def test_no_job_is_lost(level: str, jobs: int) -> None:
     names = [f"job-{number:03}" for number in range(jobs)]
-    with endpoint_harness(level, max_parallel_jobs=AT_A_TIME) as harness:
+    with endpoint_harness(level, max_parallel_jobs=PARALLEL_JOBS) as harness:
         client = EndpointClient(harness.start("background"))
-        began = time.monotonic()
+        began_at = time.monotonic()
         submit(client, names)
-        accepted = time.monotonic()
-        assert set(listed(client)) == set(names)
+        accepted_at = time.monotonic()
+        assert set(job_statuses(client)) == set(names)
         assert eventually(lambda: count(client, "Completed") >= jobs // 2, patience=600)
-        half = time.monotonic()
+        killed_at = time.monotonic()
         harness.kill()
         assert eventually(harness.has_no_processes)
         client = EndpointClient(harness.start("background"))
-        again = time.monotonic()
-        found = listed(client)
-        assert set(found) == set(names)
-        assert set(found.values()) == {"Completed", "Failed"}
-        for name, status in found.items():
+        restarted_at = time.monotonic()
+        statuses = job_statuses(client)
+        assert set(statuses) == set(names)
+        assert set(statuses.values()) == {"Completed", "Failed"}
+        for name, status in statuses.items():
             if status == "Failed":
                 reason = client.describe(name)["FailureReason"]
                 assert reason.startswith("InternalServerError: the endpoint that ran this job ended"), reason
             else:
                 assert client.printed_lines(name) == {"algo-1": ["hello"], "algo-2": ["hello"]}
-        # Whose turn never came is simply run again, under a new name.
-        missing = [f"{name}-again" for name, status in found.items() if status == "Failed"]
+        # Failed jobs are run again under new names.
+        missing = [f"{name}-again" for name, status in statuses.items() if status == "Failed"]
         submit(client, missing)
         assert eventually(lambda: count(client, "InProgress") == 0, patience=600)
-        ended = time.monotonic()
-        final = listed(client)
+        ended_at = time.monotonic()
+        final = job_statuses(client)
         assert all(final[name] == "Completed" for name in missing)
         assert len(final) == jobs + len(missing)
         failed = len(missing)
         print(
-            f"{level}: {jobs} jobs of 2 hosts accepted in {accepted - began:.1f} s; {jobs - failed} done "
-            f"when it was killed after {half - began:.1f} s; restart and list {again - half:.1f} s; "
-            f"{failed} told as failed, run again in {ended - again:.1f} s"
+            f"{level}: {jobs} jobs of 2 hosts accepted in {accepted_at - began_at:.1f} s; "
+            f"{jobs - failed} done "
+            f"when it was killed after {killed_at - began_at:.1f} s; "
+            f"restart and list {restarted_at - killed_at:.1f} s; "
+            f"{failed} told as failed, run again in {ended_at - restarted_at:.1f} s"
         )

@@ -1,4 +1,4 @@
-"""Update, Delete, Search, warm pools, metrics and TensorBoard output: what boto3 sees of a real endpoint."""
+"""Update, Delete, Search, warm pools, metrics and TensorBoard output of a real endpoint, by boto3."""
 
 from __future__ import annotations
 
@@ -44,54 +44,57 @@ def test_a_deleted_job_s_name_can_be_used_again(client: EndpointClient) -> None:
 # Warm pools
 
 
-def warm(seconds: int, **changes: Any) -> dict[str, Any]:
+def warm_pool_config(seconds: int, **changes: Any) -> dict[str, Any]:
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
     return {"ResourceConfig": {**resources, "KeepAlivePeriodInSeconds": seconds, **changes}}
 
 
-def pool(client: EndpointClient, name: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = client.describe(name).get("WarmPoolStatus")
-    return found
+def warm_pool_status(client: EndpointClient, name: str) -> dict[str, Any] | None:
+    status: dict[str, Any] | None = client.describe(name).get("WarmPoolStatus")
+    return status
 
 
 def test_a_warm_pool_is_retained_reused_and_released(client: EndpointClient) -> None:
-    client.create("warm-1", "time.sleep(0.3)", **warm(600))
-    assert pool(client, "warm-1") == {"Status": "InUse"}
+    client.create("warm-1", "time.sleep(0.3)", **warm_pool_config(600))
+    assert warm_pool_status(client, "warm-1") == {"Status": "InUse"}
     client.wait("warm-1")
-    kept = pool(client, "warm-1")
-    assert kept is not None
-    assert kept["Status"] == "Available"
-    listed = client.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available")["TrainingJobSummaries"]
-    assert [job["TrainingJobName"] for job in listed] == ["warm-1"]
+    retained_pool = warm_pool_status(client, "warm-1")
+    assert retained_pool is not None
+    assert retained_pool["Status"] == "Available"
+    summaries = client.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available")["TrainingJobSummaries"]
+    assert [job["TrainingJobName"] for job in summaries] == ["warm-1"]
     with pytest.raises(client.sagemaker.exceptions.ResourceInUse, match="warm pool"):
         client.sagemaker.delete_training_job(TrainingJobName="warm-1")
 
-    client.run("other-type", "", **warm(600, InstanceType="ml.c5.xlarge"))
-    assert (pool(client, "warm-1") or {})["Status"] == "Available"
-    client.run("warm-2", "", **warm(600))
-    reused = pool(client, "warm-1")
-    assert reused is not None
-    assert (reused["Status"], reused["ReusedByJob"]) == ("Reused", "warm-2")
-    assert reused["ResourceRetainedBillableTimeInSeconds"] >= 0
+    client.run("other-type", "", **warm_pool_config(600, InstanceType="ml.c5.xlarge"))
+    assert (warm_pool_status(client, "warm-1") or {})["Status"] == "Available"
+    client.run("warm-2", "", **warm_pool_config(600))
+    reused_pool = warm_pool_status(client, "warm-1")
+    assert reused_pool is not None
+    assert (reused_pool["Status"], reused_pool["ReusedByJob"]) == ("Reused", "warm-2")
+    assert reused_pool["ResourceRetainedBillableTimeInSeconds"] >= 0
     client.sagemaker.delete_training_job(TrainingJobName="warm-1")
 
     update = client.sagemaker.update_training_job
     update(TrainingJobName="warm-2", ResourceConfig={"KeepAlivePeriodInSeconds": 0})
-    assert (pool(client, "warm-2") or {})["Status"] == "Terminated"
+    assert (warm_pool_status(client, "warm-2") or {})["Status"] == "Terminated"
     with pytest.raises(ClientError, match="no warm pool"):
         update(TrainingJobName="warm-2", ResourceConfig={"KeepAlivePeriodInSeconds": 60})
 
 
 def test_a_warm_pool_expires(client: EndpointClient) -> None:
-    client.run("brief", "", **warm(1, InstanceType="ml.m4.xlarge"))
+    client.run("brief", "", **warm_pool_config(1, InstanceType="ml.m4.xlarge"))
     deadline = time.monotonic() + 10
-    while (pool(client, "brief") or {})["Status"] == "Available" and time.monotonic() < deadline:
+    while (warm_pool_status(client, "brief") or {})["Status"] == "Available" and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert pool(client, "brief") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 1}
+    assert warm_pool_status(client, "brief") == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 1,
+    }
 
 
 def test_a_warm_pool_update_of_a_running_job_applies_at_its_end(client: EndpointClient) -> None:
-    client.create("extended", "signal.pause()", **warm(5, InstanceType="ml.m4.2xlarge"))
+    client.create("extended", "signal.pause()", **warm_pool_config(5, InstanceType="ml.m4.2xlarge"))
     client.wait("extended", "Training")
     update = client.sagemaker.update_training_job
     update(TrainingJobName="extended", ResourceConfig={"KeepAlivePeriodInSeconds": 900})
@@ -108,7 +111,7 @@ def test_a_warm_pool_update_of_a_running_job_applies_at_its_end(client: Endpoint
 
 
 @pytest.fixture(scope="module")
-def searched(client: EndpointClient) -> None:
+def searched_jobs(client: EndpointClient) -> None:
     for number, lr in enumerate((0.1, 0.01, 0.001)):
         script = f"print('accuracy={0.5 + number / 10};'); sys.exit({number} == 2)"
         definitions = [{"Name": "test:acc", "Regex": "accuracy=([0-9.]+);"}]
@@ -124,36 +127,38 @@ def searched(client: EndpointClient) -> None:
         client.wait(f"sought-{number}")
 
 
-def one(name: str, operator: str | None, value: str | None = None) -> dict[str, Any]:
+def search_filter(name: str, operator: str | None, value: str | None = None) -> dict[str, Any]:
     entry = {"Name": name, "Operator": operator, "Value": value}
-    return {key: held for key, held in entry.items() if held is not None}
+    return {key: member for key, member in entry.items() if member is not None}
 
 
 @pytest.mark.parametrize(
     ("entry", "numbers"),
     [
-        (one("TrainingJobName", "Equals", "sought-1"), "1"),
-        (one("TrainingJobName", None, "sought-1"), "1"),
-        (one("TrainingJobStatus", "Equals", "Failed"), "2"),
-        (one("TrainingJobStatus", "NotEquals", "Failed"), "01"),
-        (one("TrainingJobStatus", "In", "Failed,Stopped"), "2"),
-        (one("HyperParameters.lr", "LessThan", "0.05"), "12"),
-        (one("HyperParameters.model.size", "Equals", "big"), "012"),
-        (one("HyperParameters.absent", "Exists"), ""),
-        (one("FailureReason", "NotExists"), "01"),
-        (one("Tags.team", "Contains", "TEAM 2"), "012"),
-        (one("Tags.team", "Equals", "team 2"), "2"),
-        (one("Metrics.test:acc", "GreaterThanOrEqualTo", "0.6"), "12"),
-        (one("CreationTime", "GreaterThan", "2020-01-01T00:00:00"), "012"),
-        (one("CreationTime", "LessThan", "2020-01-01T00:00:00Z"), ""),
-        (one("ResourceConfig.InstanceCount", "Equals", "1"), "012"),
+        (search_filter("TrainingJobName", "Equals", "sought-1"), "1"),
+        (search_filter("TrainingJobName", None, "sought-1"), "1"),
+        (search_filter("TrainingJobStatus", "Equals", "Failed"), "2"),
+        (search_filter("TrainingJobStatus", "NotEquals", "Failed"), "01"),
+        (search_filter("TrainingJobStatus", "In", "Failed,Stopped"), "2"),
+        (search_filter("HyperParameters.lr", "LessThan", "0.05"), "12"),
+        (search_filter("HyperParameters.model.size", "Equals", "big"), "012"),
+        (search_filter("HyperParameters.absent", "Exists"), ""),
+        (search_filter("FailureReason", "NotExists"), "01"),
+        (search_filter("Tags.team", "Contains", "TEAM 2"), "012"),
+        (search_filter("Tags.team", "Equals", "team 2"), "2"),
+        (search_filter("Metrics.test:acc", "GreaterThanOrEqualTo", "0.6"), "12"),
+        (search_filter("CreationTime", "GreaterThan", "2020-01-01T00:00:00"), "012"),
+        (search_filter("CreationTime", "LessThan", "2020-01-01T00:00:00Z"), ""),
+        (search_filter("ResourceConfig.InstanceCount", "Equals", "1"), "012"),
     ],
 )
-def test_search_filters(client: EndpointClient, searched: None, entry: dict[str, Any], numbers: str) -> None:
-    mine = one("TrainingJobName", "Contains", "sought")
+def test_search_filters(
+    client: EndpointClient, searched_jobs: None, entry: dict[str, Any], numbers: str
+) -> None:
+    name_filter = search_filter("TrainingJobName", "Contains", "sought")
     pages = client.sagemaker.get_paginator("search").paginate(
         Resource="TrainingJob",
-        SearchExpression={"Filters": [mine, entry]},
+        SearchExpression={"Filters": [name_filter, entry]},
         SortBy="TrainingJobName",
         SortOrder="Ascending",
         PaginationConfig={"PageSize": 2},
@@ -162,15 +167,18 @@ def test_search_filters(client: EndpointClient, searched: None, entry: dict[str,
     assert [job["TrainingJobName"][-1] for job in jobs] == list(numbers)
 
 
-def test_search_combines_and_sorts(client: EndpointClient, searched: None) -> None:
+def test_search_combines_and_sorts(client: EndpointClient, searched_jobs: None) -> None:
     nested = {
         "NestedPropertyName": "InputDataConfig",
         "Filters": [
-            one("InputDataConfig.ChannelName", "Equals", "program"),
-            one("InputDataConfig.DataSource.S3DataSource.S3Uri", "Contains", "code/sought-"),
+            search_filter("InputDataConfig.ChannelName", "Equals", "program"),
+            search_filter("InputDataConfig.DataSource.S3DataSource.S3Uri", "Contains", "code/sought-"),
         ],
     }
-    either = {"Operator": "Or", "Filters": [one("TrainingJobName", "Equals", f"sought-{n}") for n in (0, 2)]}
+    either = {
+        "Operator": "Or",
+        "Filters": [search_filter("TrainingJobName", "Equals", f"sought-{n}") for n in (0, 2)],
+    }
     answer = client.sagemaker.search(
         Resource="TrainingJob",
         SearchExpression={"NestedFilters": [nested], "SubExpressions": [either]},
@@ -181,7 +189,10 @@ def test_search_combines_and_sorts(client: EndpointClient, searched: None) -> No
     assert [job["TrainingJobName"] for job in jobs] == ["sought-2", "sought-0"]
     assert answer["TotalHits"] == {"Value": 2, "Relation": "EqualTo"}
     assert jobs[0]["Tags"] == [{"Key": "team", "Value": "team 2"}]
-    for entry in (one("TrainingJobName", "GreaterThan", "3"), one("CreationTime", "Equals", "soon")):
+    for entry in (
+        search_filter("TrainingJobName", "GreaterThan", "3"),
+        search_filter("CreationTime", "Equals", "soon"),
+    ):
         with pytest.raises(ClientError, match="ValidationException"):
             client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": [entry]})
     with pytest.raises(ClientError, match="TrainingJob only"):
@@ -190,15 +201,15 @@ def test_search_combines_and_sorts(client: EndpointClient, searched: None) -> No
 
 # Metrics
 
-LOSSES = """
+PRINT_LOSSES = """
 for step in range(5):
     print(f"step={step} loss={2.0 - step / 10:.1f} acc=nan-yet", flush=True)
 """
 
 
 @pytest.fixture(scope="module")
-def measured(client: EndpointClient) -> dict[str, Any]:
-    request = client.request("measured", LOSSES, hosts=2)
+def measured_job(client: EndpointClient) -> dict[str, Any]:
+    request = client.request("measured", PRINT_LOSSES, hosts=2)
     request["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": "train:loss", "Regex": "loss=([0-9.]+)"},
         {"Name": "never", "Regex": "accuracy ([0-9.]+)"},
@@ -208,24 +219,24 @@ def measured(client: EndpointClient) -> dict[str, Any]:
     return client.wait("measured")
 
 
-def test_final_metrics(measured: dict[str, Any]) -> None:
-    (metric,) = measured["FinalMetricDataList"]
+def test_final_metrics(measured_job: dict[str, Any]) -> None:
+    (metric,) = measured_job["FinalMetricDataList"]
     assert (metric["MetricName"], round(metric["Value"], 5)) == ("train:loss", 1.6)
-    assert measured["TrainingStartTime"] <= metric["Timestamp"] <= measured["TrainingEndTime"]
+    assert measured_job["TrainingStartTime"] <= metric["Timestamp"] <= measured_job["TrainingEndTime"]
 
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
-def test_metrics_are_in_cloudwatch(client: EndpointClient, measured: dict[str, Any]) -> None:
+def test_metrics_are_in_cloudwatch(client: EndpointClient, measured_job: dict[str, Any]) -> None:
     info = client.info
     cloudwatch = boto3.Session(info.access_key, info.secret_key, region_name=info.region).client(
         "cloudwatch", endpoint_url=info.url, config=Config(retries={"total_max_attempts": 1})
     )
     dimensions = [{"Name": "TrainingJobName", "Value": "measured"}]
-    listed = cloudwatch.list_metrics(Namespace=NAMESPACE, Dimensions=dimensions)["Metrics"]
+    metrics = cloudwatch.list_metrics(Namespace=NAMESPACE, Dimensions=dimensions)["Metrics"]
     expected = {"Namespace": NAMESPACE, "MetricName": "train:loss", "Dimensions": dimensions}
-    assert listed == [expected]
+    assert metrics == [expected]
     now = datetime.now(timezone.utc)
     times = {"StartTime": now - timedelta(hours=1), "EndTime": now + timedelta(minutes=1)}
     points = cloudwatch.get_metric_statistics(
@@ -264,7 +275,7 @@ def test_tensorboard_files_are_synchronized(client: EndpointClient) -> None:
 
 # Instance groups
 
-REPORT = """
+PRINT_CONFIG = """
 config = json.load(open(ROOT + "/input/config/resourceconfig.json"))
 channels = json.load(open(ROOT + "/input/config/inputdataconfig.json"))
 names = {name: sorted(os.listdir(ROOT + "/input/data/" + name)) for name in channels if name != "program"}
@@ -292,21 +303,21 @@ def test_instance_groups_have_their_own_channels(client: EndpointClient) -> None
     ]
     channels = [channel("all", ["cpu"], "FullyReplicated"), channel("part", ["gpu"], "ShardedByS3Key")]
     resources = {"InstanceGroups": groups, "VolumeSizeInGB": 1}
-    request = client.request("groups", REPORT, ResourceConfig=resources, InputDataConfig=channels)
+    request = client.request("groups", PRINT_CONFIG, ResourceConfig=resources, InputDataConfig=channels)
     program = request["InputDataConfig"][0]["DataSource"]["S3DataSource"]
     program["InstanceGroupNames"] = ["cpu", "gpu"]
     client.sagemaker.create_training_job(**request)
     job = client.wait("groups")
     assert job["TrainingJobStatus"] == "Completed", job
     assert job["ResourceConfig"] == resources
-    said = {label: json.loads(line) for label, (line,) in client.printed_lines("groups").items()}
+    reports = {label: json.loads(line) for label, (line,) in client.printed_lines("groups").items()}
     sizes = {"cpu": 1, "gpu": 2}
     everything = [f"part-{number}" for number in range(4)]
-    assert said["algo-1"] == ["cpu", "ml.c5.xlarge", {"all": everything}, sizes]
+    assert reports["algo-1"] == ["cpu", "ml.c5.xlarge", {"all": everything}, sizes]
     shares = []
     for label in ("algo-2", "algo-3"):
-        group, kind, (names), found = said[label]
-        assert (group, kind, found, list(names)) == ("gpu", "ml.g5.xlarge", sizes, ["part"])
+        group, kind, (names), group_sizes = reports[label]
+        assert (group, kind, group_sizes, list(names)) == ("gpu", "ml.g5.xlarge", sizes, ["part"])
         shares.append(names["part"])
     assert [len(share) for share in shares] == [2, 2]
     assert sorted(shares[0] + shares[1]) == everything

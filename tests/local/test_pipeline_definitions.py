@@ -29,38 +29,40 @@ TRAINING = {
 }
 
 
-def train(name: str, **more: Any) -> dict[str, Any]:
+def training_step(name: str, **more: Any) -> dict[str, Any]:
     arguments = {**TRAINING, **more.pop("arguments", {})}
     return {"Name": name, "Type": "Training", "Arguments": arguments, **more}
 
 
-def of(*steps: Any, **more: Any) -> Definition:
+def parse_steps(*steps: Any, **more: Any) -> Definition:
     return parse_definition(json.dumps({"Version": VERSION, "Steps": list(steps), **more}))
 
 
 def problems(*steps: Any, **more: Any) -> list[str]:
     with pytest.raises(BadDefinition) as raised:
-        of(*steps, **more)
+        parse_steps(*steps, **more)
     return list(raised.value.problems)
 
 
 def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
-    found = problems(
-        train("A", DependsOn=["Nobody"]),
-        train("A"),
-        train("B", arguments={"HyperParameters": {"x": {"Get": "Parameters.none"}}}),
-        train("C", arguments={"HyperParameters": {"x": {"Get": "Steps.Gone.TrainingJobArn"}}}),
-        train("D", arguments={"TrainingJobName": "mine"}),
-        train("E", arguments={"Unknown": 1, "ResourceConfig": {"InstanceCount": "two"}}),
-        train("F", Surprise=1, RetryPolicies=[{"ExceptionType": ["Step.WHAT"], "MaxAttempts": 21}]),
-        train("G", CacheConfig={"Enabled": True, "ExpireAfter": "soon"}),
-        train("H", arguments={"HyperParameters": {"x": {"Std:Odd": []}, "y": {"Get": "Execution.Mood"}}}),
+    messages = problems(
+        training_step("A", DependsOn=["Nobody"]),
+        training_step("A"),
+        training_step("B", arguments={"HyperParameters": {"x": {"Get": "Parameters.none"}}}),
+        training_step("C", arguments={"HyperParameters": {"x": {"Get": "Steps.Gone.TrainingJobArn"}}}),
+        training_step("D", arguments={"TrainingJobName": "mine"}),
+        training_step("E", arguments={"Unknown": 1, "ResourceConfig": {"InstanceCount": "two"}}),
+        training_step("F", Surprise=1, RetryPolicies=[{"ExceptionType": ["Step.WHAT"], "MaxAttempts": 21}]),
+        training_step("G", CacheConfig={"Enabled": True, "ExpireAfter": "soon"}),
+        training_step(
+            "H", arguments={"HyperParameters": {"x": {"Std:Odd": []}, "y": {"Get": "Execution.Mood"}}}
+        ),
         {"Name": "I", "Type": "Condition", "Arguments": {"Conditions": [{"Type": "And"}]}},
         {"Name": "J", "Type": "Fail", "Arguments": {}},
         Version="2019-01-01",
         Parameters=[{"Name": "p", "Type": "Blob"}, {"Name": "q", "Type": "Integer", "DefaultValue": "1"}],
     )
-    text = "\n".join(found)
+    text = "\n".join(messages)
     for line in (
         "Version: '2019-01-01' is not supported here",
         "Parameters[0].Type: 'Blob' is not one of",
@@ -101,16 +103,16 @@ def test_definitions_of_the_sdk_are_accepted(name: str) -> None:
     whether it still writes them so."""
     text = (FIXTURES / f"sdk3_{name}.json").read_text("utf-8")
     assert json.loads(text)["MlflowConfig"] is None
-    found = parse_definition(text)
+    definition = parse_definition(text)
     if name == "jobs":
-        assert found.order == ("Prepare", "Train", "Good", "Bad")
-        assert found.steps["Prepare"].property_files == {"Report": ("prepared", "report.json")}
-        assert found.steps["Prepare"].max_cache_age_seconds == 86_400
-        assert [policy.max_retries for policy in found.steps["Prepare"].retry_policies] == [3]
-        assert [policy.expire_after_seconds for policy in found.steps["Train"].retry_policies] == [300]
-        assert found.parameters["Strict"].default is True
+        assert definition.order == ("Prepare", "Train", "Good", "Bad")
+        assert definition.steps["Prepare"].property_files == {"Report": ("prepared", "report.json")}
+        assert definition.steps["Prepare"].max_cache_age_seconds == 86_400
+        assert [policy.max_retries for policy in definition.steps["Prepare"].retry_policies] == [3]
+        assert [policy.expire_after_seconds for policy in definition.steps["Train"].retry_policies] == [300]
+        assert definition.parameters["Strict"].default is True
     else:
-        assert found.order == ("Count", "Double", "Enough", "TooFew")
+        assert definition.order == ("Count", "Double", "Enough", "TooFew")
 
 
 def test_null_is_absent_wherever_a_member_is_optional() -> None:
@@ -120,10 +122,10 @@ def test_null_is_absent_wherever_a_member_is_optional() -> None:
     )
     always = {"Type": "Equals", "LeftValue": 1, "RightValue": 1, "New": None}
     branches = {"Conditions": [always], "IfSteps": None, "ElseSteps": None}
-    found = of(
-        train("A", **nothing),
-        train("B", RetryPolicies=[policy], CacheConfig={"Enabled": True, "ExpireAfter": None}),
-        train("C", arguments={"Environment": None, "InputDataConfig": None}),
+    definition = parse_steps(
+        training_step("A", **nothing),
+        training_step("B", RetryPolicies=[policy], CacheConfig={"Enabled": True, "ExpireAfter": None}),
+        training_step("C", arguments={"Environment": None, "InputDataConfig": None}),
         {"Name": "If", "Type": "Condition", "Arguments": branches},
         Metadata=None,
         MlflowConfig=None,
@@ -133,30 +135,30 @@ def test_null_is_absent_wherever_a_member_is_optional() -> None:
         ],
         New=None,
     )
-    assert found.steps["A"].retry_policies == () and found.steps["A"].max_cache_age_seconds is None
-    assert found.steps["B"].retry_policies[0].max_retries == 2 and found.steps[
+    assert definition.steps["A"].retry_policies == () and definition.steps["A"].max_cache_age_seconds is None
+    assert definition.steps["B"].retry_policies[0].max_retries == 2 and definition.steps[
         "B"
     ].max_cache_age_seconds == float("inf")
-    assert found.parameters["p"].type == "String"
-    assert of(train("A"), Parameters=None).parameters == {}
-    assert problems(train("A", arguments={"HyperParameters": {"x": None}})) == [
+    assert definition.parameters["p"].type == "String"
+    assert parse_steps(training_step("A"), Parameters=None).parameters == {}
+    assert problems(training_step("A", arguments={"HyperParameters": {"x": None}})) == [
         "Steps[0].Arguments.HyperParameters.x: must be of type string, not null"
     ]
-    assert problems(train("A", Arguments=None)), "a job's request is needed"
+    assert problems(training_step("A", Arguments=None)), "a job's request is needed"
 
 
 def test_unsupported_fields_of_a_definition_are_rejected_by_name() -> None:
     config = {"MlflowResourceArn": "arn", "MlflowExperimentName": {"Get": "Execution.PipelineName"}}
-    assert of(train("A"), MlflowConfig=config).order == ("A",)
-    found = problems(
-        train("A"),
-        train("B", DependsOn=[{"Step": "A", "Trigger": "Failed"}]),
-        train("C", DependsOn=[{"Step": "A", "Trigger": "Completed"}, 3]),
+    assert parse_steps(training_step("A"), MlflowConfig=config).order == ("A",)
+    messages = problems(
+        training_step("A"),
+        training_step("B", DependsOn=[{"Step": "A", "Trigger": "Failed"}]),
+        training_step("C", DependsOn=[{"Step": "A", "Trigger": "Completed"}, 3]),
         {"Name": "Each", "Type": "ForEach", "Arguments": {}},
         MlflowConfig={**config, "MlflowRunName": "x", "MlflowExperimentName": {"Get": "Parameters.none"}},
         More={},
     )
-    assert found == [
+    assert messages == [
         "More: is not a known member",
         "Steps[1].DependsOn[0].Trigger: 'Failed' is not supported here: a step runs when those that it "
         "depends on have succeeded",
@@ -173,32 +175,34 @@ def test_members_of_a_wrong_type_are_reported(value: Any) -> None:
     always = {"Type": "Equals", "LeftValue": 1, "RightValue": 1}
     condition = {"Name": "If", "Type": "Condition", "Arguments": {"Conditions": [always]}}
     for member in ("Version", "Parameters", "PipelineExperimentConfig", "MlflowConfig", "Steps"):
-        document = {"Version": VERSION, "Steps": [train("A")], member: value}
+        document = {"Version": VERSION, "Steps": [training_step("A")], member: value}
         with pytest.raises(BadDefinition):
             parse_definition(json.dumps(document))
-    step = {**train("A"), "PropertyFiles": None}
+    step = {**training_step("A"), "PropertyFiles": None}
     for member in (*step, "DependsOn", "DisplayName", "Description", "RetryPolicies", "CacheConfig"):
         if (member, value) not in [("Name", "x"), ("DisplayName", "x"), ("Description", "x")]:
             assert problems({**step, "Type": "Processing", member: value}), member
     for member in ("Name", "Type", "EnumValues"):
         if (member, value) != ("Name", "x"):
             wrong = [{"Name": "p", "DefaultValue": "d", member: value}]
-            assert problems(train("A"), Parameters=wrong), member
+            assert problems(training_step("A"), Parameters=wrong), member
     for member in ("Conditions", "IfSteps", "ElseSteps"):
         assert problems({**condition, "Arguments": {"Conditions": [always], member: value}}), member
 
 
 def test_circles_are_found_also_through_references_and_branches() -> None:
     arn = {"Get": "Steps.B.TrainingJobArn"}
-    found = problems(train("A", arguments={"Environment": {"x": arn}}), train("B", DependsOn=["A"]))
-    assert found == ["Steps: A needs B needs A: no step can need itself"]
+    messages = problems(
+        training_step("A", arguments={"Environment": {"x": arn}}), training_step("B", DependsOn=["A"])
+    )
+    assert messages == ["Steps: A needs B needs A: no step can need itself"]
     inside = {
         "Name": "If",
         "Type": "Condition",
         "DependsOn": ["In"],
         "Arguments": {
             "Conditions": [{"Type": "Equals", "LeftValue": 1, "RightValue": 1}],
-            "IfSteps": [train("In")],
+            "IfSteps": [training_step("In")],
             "ElseSteps": [],
         },
     }
@@ -212,16 +216,19 @@ def test_a_condition_in_a_branch_of_another_is_refused() -> None:
         arguments = {"Conditions": always, "IfSteps": [], "ElseSteps": list(steps)}
         return {"Name": name, "Type": "Condition", "Arguments": arguments}
 
-    (found,) = problems(condition("Outer", condition("Inner", train("A"))))
-    assert found.startswith("Steps[0].Arguments.ElseSteps[0]: a condition in a branch of 'Outer'")
-    assert "does not support nested condition steps" in found
+    (message,) = problems(condition("Outer", condition("Inner", training_step("A"))))
+    assert message.startswith("Steps[0].Arguments.ElseSteps[0]: a condition in a branch of 'Outer'")
+    assert "does not support nested condition steps" in message
 
 
 def test_references_may_stand_where_another_type_is_wanted() -> None:
     count = {"InstanceType": "ml.m5.large", "InstanceCount": {"Get": "Parameters.n"}, "VolumeSizeInGB": 1}
-    given = [{"Name": "n", "Type": "Integer"}]
+    parameters = [{"Name": "n", "Type": "Integer"}]
     assert (
-        of(train("A", arguments={"ResourceConfig": count}), Parameters=given).steps["A"].dependencies == set()
+        parse_steps(training_step("A", arguments={"ResourceConfig": count}), Parameters=parameters)
+        .steps["A"]
+        .dependencies
+        == set()
     )
 
 
@@ -258,7 +265,7 @@ class Values:
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
+    ("expressions", "value"),
     [
         ({"Get": "Parameters.n"}, 2),
         ({"x": [{"Get": "Steps.S.Metrics['a.b'].Value"}]}, {"x": [3]}),
@@ -271,8 +278,8 @@ class Values:
         ({"Get": "x", "more": 1}, {"Get": "x", "more": 1}),
     ],
 )  # fmt: skip
-def test_functions_of_definitions(written: Any, value: Any) -> None:
-    assert resolve(written, Values()) == value
+def test_functions_of_definitions(expressions: Any, value: Any) -> None:
+    assert resolve(expressions, Values()) == value
 
 
 @pytest.mark.parametrize("reference", ["Steps.S.Metrics['x']", "Steps.S.Metrics[3]", "Steps.S.Text[0]"])
@@ -301,17 +308,19 @@ METRIC = {"Get": "Steps.S.Metrics[0].Value"}
     ],
 )
 def test_comparisons(kind: str, outcomes: list[bool]) -> None:
-    written = [{"Type": kind, "LeftValue": METRIC, "RightValue": right} for right in (2, 3, 4)]
-    assert [conditions.evaluate(one, Values()) for one in written] == outcomes
+    expressions = [{"Type": kind, "LeftValue": METRIC, "RightValue": right} for right in (2, 3, 4)]
+    assert [conditions.evaluate(one, Values()) for one in expressions] == outcomes
 
 
 def test_in_not_and_or() -> None:
-    among = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
-    never = {"Type": "Not", "Condition": among}
-    assert conditions.evaluate(among, Values())
-    assert not conditions.evaluate(never, Values())
-    assert conditions.evaluate({"Type": "Or", "Conditions": [never, among]}, Values())
-    assert not conditions.evaluate({"Type": "Or", "Conditions": [never, never]}, Values())
+    in_condition = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
+    not_in_condition = {"Type": "Not", "Condition": in_condition}
+    assert conditions.evaluate(in_condition, Values())
+    assert not conditions.evaluate(not_in_condition, Values())
+    assert conditions.evaluate({"Type": "Or", "Conditions": [not_in_condition, in_condition]}, Values())
+    assert not conditions.evaluate(
+        {"Type": "Or", "Conditions": [not_in_condition, not_in_condition]}, Values()
+    )
 
 
 def test_a_policy_waits_longer_each_time_and_ends() -> None:
@@ -330,7 +339,7 @@ def test_a_policy_waits_longer_each_time_and_ends() -> None:
     assert retries.classify_failure_reason("AlgorithmError: x") is None
 
 
-def record(name: str, status: str, **more: Any) -> StepRecord:
+def step_record(name: str, status: str, **more: Any) -> StepRecord:
     return StepRecord("e", "p", name, "Training", status, 0.0, **more)
 
 
@@ -341,14 +350,21 @@ def test_only_ready_steps_start() -> None:
         "DependsOn": ["A"],
         "Arguments": {
             "Conditions": [{"Type": "Equals", "LeftValue": 1, "RightValue": 1}],
-            "IfSteps": [train("Yes")],
-            "ElseSteps": [train("No")],
+            "IfSteps": [training_step("Yes")],
+            "ElseSteps": [training_step("No")],
         },
     }
-    definition = of(train("Last", DependsOn=["No"]), condition, train("A"), train("B"))
+    definition = parse_steps(
+        training_step("Last", DependsOn=["No"]), condition, training_step("A"), training_step("B")
+    )
     assert ready_steps.find_ready_steps(definition, {}) == ["A", "B"]
-    done = {"A": record("A", "Succeeded"), "B": record("B", "Failed")}
-    assert ready_steps.find_ready_steps(definition, done) == ["If"]
-    decided = {**done, "If": record("If", "Succeeded", outcome=True)}
-    assert ready_steps.find_ready_steps(definition, decided) == ["Yes"]
-    assert ready_steps.find_ready_steps(definition, {**decided, "Yes": record("Yes", "Succeeded")}) == []
+    records = {"A": step_record("A", "Succeeded"), "B": step_record("B", "Failed")}
+    assert ready_steps.find_ready_steps(definition, records) == ["If"]
+    records_with_condition = {**records, "If": step_record("If", "Succeeded", outcome=True)}
+    assert ready_steps.find_ready_steps(definition, records_with_condition) == ["Yes"]
+    assert (
+        ready_steps.find_ready_steps(
+            definition, {**records_with_condition, "Yes": step_record("Yes", "Succeeded")}
+        )
+        == []
+    )

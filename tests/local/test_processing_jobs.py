@@ -46,7 +46,7 @@ class Jobs(EndpointClient):
             "ProcessingResources": {"ClusterConfig": cluster},
             **changes,
             "ProcessingInputs": [
-                given("code", f"s3://tests/code/{name}/script.py", "/opt/ml/processing/input/code"),
+                s3_input("code", f"s3://tests/code/{name}/script.py", "/opt/ml/processing/input/code"),
                 *changes.get("ProcessingInputs", []),
             ],
         }
@@ -60,27 +60,29 @@ class Jobs(EndpointClient):
         return job
 
     def wait(self, name: str, *until: str, patience: float = 60.0) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
+        def find_job() -> dict[str, Any] | None:
             job = self.describe(name)
             return job if job["ProcessingJobStatus"] in {*until, "Completed", "Failed", "Stopped"} else None
 
-        job = changes.until(self.info.home, look, patience)
+        job = changes.until(self.info.home, find_job, patience)
         assert job is not None, f"{name} did not end: {self.describe(name)}"
         return job
 
-    def log(self, name: str) -> dict[str, list[str]]:
-        """What stands in each host's log, by its label."""
-        found = {}
+    def log_lines(self, name: str) -> dict[str, list[str]]:
+        """Return the lines of each host's log by the host's label."""
+        lines_by_label = {}
         try:
             streams = self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")
         except self.logs.exceptions.ResourceNotFoundException:
             return {}
         for stream in streams["logStreams"]:
-            full = stream["logStreamName"]
-            events = self.logs.get_log_events(logGroupName=GROUP, logStreamName=full, startFromHead=True)
-            label = full.partition("/")[2].rpartition("-")[0]
-            found[label] = [event["message"] for event in events["events"]]
-        return found
+            stream_name = stream["logStreamName"]
+            events = self.logs.get_log_events(
+                logGroupName=GROUP, logStreamName=stream_name, startFromHead=True
+            )
+            label = stream_name.partition("/")[2].rpartition("-")[0]
+            lines_by_label[label] = [event["message"] for event in events["events"]]
+        return lines_by_label
 
     def bodies(self, prefix: str) -> dict[str, str]:
         return {
@@ -89,7 +91,7 @@ class Jobs(EndpointClient):
         }
 
 
-def given(name: str, uri: str, path: str, **changes: Any) -> dict[str, Any]:
+def s3_input(name: str, uri: str, path: str, **changes: Any) -> dict[str, Any]:
     s3 = {"S3Uri": uri, "LocalPath": path, "S3DataType": "S3Prefix", "S3InputMode": "File", **changes}
     return {"InputName": name, "S3Input": s3}
 
@@ -109,20 +111,20 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Jobs]:
+def plain_jobs(tmp_path: Path) -> Iterator[Jobs]:
     with Endpoint(tmp_path / "home", isolation="plain") as info:
         yield Jobs(info)
 
 
 def test_inputs_and_outputs_of_a_processing_job(jobs: Jobs) -> None:
-    whole(jobs)
+    check_inputs_and_outputs(jobs)
 
 
-def test_inputs_and_outputs_at_level_plain(plain: Jobs) -> None:
-    whole(plain)
+def test_inputs_and_outputs_at_level_plain(plain_jobs: Jobs) -> None:
+    check_inputs_and_outputs(plain_jobs)
 
 
-def whole(jobs: Jobs) -> None:
+def check_inputs_and_outputs(jobs: Jobs) -> None:
     for number in range(5):
         jobs.put(f"data/part-{number}", b"12345"[:number])
     jobs.put("lists/some.json", json.dumps([{"prefix": "s3://tests/data/"}, "part-1", "part-3"]).encode())
@@ -141,14 +143,14 @@ open(ROOT + "/output/message", "w").write(f"host {rank} read {len(found['mine'])
 """
     changes: dict[str, Any] = {
         "ProcessingInputs": [
-            given("all", "s3://tests/data/", "/opt/ml/processing/all"),
-            given(
+            s3_input("all", "s3://tests/data/", "/opt/ml/processing/all"),
+            s3_input(
                 "mine",
                 "s3://tests/data/",
                 "/opt/ml/processing/mine/",
                 S3DataDistributionType="ShardedByS3Key",
             ),
-            given(
+            s3_input(
                 "listed", "s3://tests/lists/some.json", "/opt/ml/processing/listed", S3DataType="ManifestFile"
             ),
             {"InputName": "own", "AppManaged": True},
@@ -187,7 +189,7 @@ open(ROOT + "/output/message", "w").write(f"host {rank} read {len(found['mine'])
     lengths = [len(host["mine"]) for host in (one, two)]
     assert job["ExitMessage"] == f"host 0 read {lengths[0]};host 1 read {lengths[1]};"
     assert job["ProcessingStartTime"] <= job["ProcessingEndTime"]
-    logs = jobs.log("whole")
+    logs = jobs.log_lines("whole")
     assert len(logs) == 2
     text = "\n".join(logs["algo-1"])
     assert "image image:1 is not run" in text
@@ -212,11 +214,11 @@ sys.exit(7)
     jobs.create(
         "live", script, ProcessingOutputConfig=outputs("Continuous", "/opt/ml/processing/live", "live")
     )
-    seen = False
+    has_live_upload = False
     while jobs.describe("live")["ProcessingJobStatus"] == "InProgress":
-        seen = seen or jobs.keys("live/") == ["live/early"]
+        has_live_upload = has_live_upload or jobs.keys("live/") == ["live/early"]
     job = jobs.wait("live")
-    assert seen
+    assert has_live_upload
     assert (job["ProcessingJobStatus"], job["FailureReason"]) == ("Failed", "AlgorithmError: , exit code: 7")
     assert job["ExitMessage"] == "no luck"
     assert jobs.bodies("live/") == {"early": "1", "late": "2"}
@@ -249,7 +251,7 @@ def test_the_exit_message(jobs: Jobs, name: str, content: bytes, status: str, me
         assert ended["FailureReason"].startswith("ClientError: the exit message")
 
 
-PATIENT = """
+WAIT_FOR_STOP = """
 def leave(number, frame):
     open(ROOT + "/output/message", "w").write("told")
     sys.exit(3)
@@ -263,8 +265,8 @@ while True:
 
 
 def test_a_stop_sends_sigterm(jobs: Jobs) -> None:
-    jobs.create("stopped", PATIENT, 2, ProcessingOutputConfig=outputs("Continuous", key="stopped"))
-    while len(jobs.keys("stopped/")) < 2:  # a host that has not begun yet cannot be told
+    jobs.create("stopped", WAIT_FOR_STOP, 2, ProcessingOutputConfig=outputs("Continuous", key="stopped"))
+    while len(jobs.keys("stopped/")) < 2:  # a host that has not started yet gets no SIGTERM
         assert jobs.describe("stopped")["ProcessingJobStatus"] == "InProgress"
     jobs.sagemaker.stop_processing_job(ProcessingJobName="stopped")
     job = jobs.wait("stopped")
@@ -277,7 +279,7 @@ def test_a_stop_sends_sigterm(jobs: Jobs) -> None:
 
 def test_max_runtime_stops(jobs: Jobs) -> None:
     limit: dict[str, Any] = {"StoppingCondition": {"MaxRuntimeInSeconds": 1}}
-    jobs.create("long", PATIENT, ProcessingOutputConfig=outputs(key="long"), **limit)
+    jobs.create("long", WAIT_FOR_STOP, ProcessingOutputConfig=outputs(key="long"), **limit)
     job = jobs.wait("long")
     assert (job["ProcessingJobStatus"], job["StoppingCondition"]) == ("Stopped", limit["StoppingCondition"])
     assert jobs.keys("long/") == []
@@ -310,13 +312,13 @@ def test_names_lists_tags_and_deletion(jobs: Jobs) -> None:
     pages = jobs.sagemaker.get_paginator("list_processing_jobs").paginate(
         NameContains="Listed-", SortBy="Name", SortOrder="Descending", PaginationConfig={"PageSize": 1}
     )
-    found = [one for page in pages for one in page["ProcessingJobSummaries"]]
-    assert [(one["ProcessingJobName"], one["ProcessingJobStatus"]) for one in found] == [
+    summaries = [one for page in pages for one in page["ProcessingJobSummaries"]]
+    assert [(one["ProcessingJobName"], one["ProcessingJobStatus"]) for one in summaries] == [
         ("Listed-2", "Failed"),
         ("Listed-1", "Completed"),
     ]
-    assert found[0]["FailureReason"] == "AlgorithmError: , exit code: 1"
-    # A kind's names are its own.
+    assert summaries[0]["FailureReason"] == "AlgorithmError: , exit code: 1"
+    # Each kind of job has names of its own.
     assert "Listed-1" not in str(jobs.sagemaker.list_training_jobs()["TrainingJobSummaries"])
     tags = jobs.sagemaker.list_tags(ResourceArn=arn)["Tags"]
     assert tags == [{"Key": "k", "Value": "v"}]
@@ -326,37 +328,37 @@ def test_names_lists_tags_and_deletion(jobs: Jobs) -> None:
 
 
 def test_jobs_of_a_killed_endpoint_are_failed_by_the_next() -> None:
-    with endpoint_harness("plain") as place:
-        orphaned = Jobs(place.start())
-        orphaned.create("orphaned", "print('here', flush=True); time.sleep(600)")
-        assert eventually(lambda: "here" in str(orphaned.log("orphaned")))
-        place.kill()
-        job = Jobs(place.start()).describe("orphaned")
+    with endpoint_harness("plain") as harness:
+        client = Jobs(harness.start())
+        client.create("orphaned", "print('here', flush=True); time.sleep(600)")
+        assert eventually(lambda: "here" in str(client.log_lines("orphaned")))
+        harness.kill()
+        job = Jobs(harness.start()).describe("orphaned")
         assert job["ProcessingJobStatus"] == "Failed"
         assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
 
 
 def test_unavailable_input_data(jobs: Jobs) -> None:
-    wanted = given("void", "s3://tests/nothing/", "/opt/ml/processing/void")
+    wanted = s3_input("void", "s3://tests/nothing/", "/opt/ml/processing/void")
     jobs.create("void", "", ProcessingInputs=[wanted])
     reason = jobs.wait("void")["FailureReason"]
     assert reason.startswith("ClientError: Data download failed:No S3 objects found")
 
 
 def test_rejections_name_every_field(jobs: Jobs) -> None:
-    def refused(**changes: Any) -> str:
+    def rejection_text(**changes: Any) -> str:
         with pytest.raises(ClientError) as raised:
             jobs.create("refused", "", **changes)
         assert raised.value.response["Error"]["Code"] == "ValidationException"
         return str(raised.value)
 
     wanted = [
-        given("pipe", "s3://tests/x", "/opt/ml/processing/x", S3InputMode="Pipe"),
-        given("up", "s3://tests/x", "/opt/ml/processing/../y"),
-        given("twice", "s3://tests/x", "/opt/ml/processing/input/code/"),
+        s3_input("pipe", "s3://tests/x", "/opt/ml/processing/x", S3InputMode="Pipe"),
+        s3_input("up", "s3://tests/x", "/opt/ml/processing/../y"),
+        s3_input("twice", "s3://tests/x", "/opt/ml/processing/input/code/"),
         {"InputName": "nothing"},
     ]
-    text = refused(ProcessingInputs=wanted, AppSpecification={"ImageUri": "image"})
+    text = rejection_text(ProcessingInputs=wanted, AppSpecification={"ImageUri": "image"})
     for part in (
         "ProcessingInputs[1].S3Input.S3InputMode: Pipe",
         "ProcessingInputs[2].S3Input.LocalPath: /opt/ml/processing/../y",
@@ -365,7 +367,9 @@ def test_rejections_name_every_field(jobs: Jobs) -> None:
         "AppSpecification.ContainerEntrypoint",
     ):
         assert part in text, part
-    text = refused(ProcessingInputs=[given("away", "s3://tests/x", "/tmp/x", S3CompressionType="Gzip")])
+    text = rejection_text(
+        ProcessingInputs=[s3_input("away", "s3://tests/x", "/tmp/x", S3CompressionType="Gzip")]
+    )
     assert "LocalPath must begin with /opt/ml/processing/" in text
     assert "S3CompressionType Gzip needs S3InputMode Pipe" in text
     with pytest.raises(ClientError, match="Could not find"):

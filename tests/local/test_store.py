@@ -77,13 +77,13 @@ def test_pages_hold_every_job_once_in_order(
     for name, created in jobs:
         store.create(record(name, float(created)))
     query = JobQuery(sort_by=sort_by, descending=descending, limit=size)
-    found: list[JobRecord] = []
+    records: list[JobRecord] = []
     while page := store.query("training-job", "r", query):
-        found += page
+        records += page
         query = replace(query, after_key=sort_key(page[-1], sort_by))
-    keys = [sort_key(job, sort_by) for job in found]
+    keys = [sort_key(job, sort_by) for job in records]
     assert keys == sorted(keys, reverse=descending)
-    assert sorted(job.name for job in found) == sorted(name for name, _ in jobs)
+    assert sorted(job.name for job in records) == sorted(name for name, _ in jobs)
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""A job does not start on half of an object: its FailureReason names the file."""
+"""A job does not start with a torn object: its FailureReason names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SageMaker operations as clients meet them: names, lists, tags, refusals, and the API model's shapes."""
+"""The SageMaker operations of training jobs: names, lists, tags, rejections, and shapes of the API model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointClient]
 
 
 @pytest.fixture(scope="module")
-def five(client: EndpointClient) -> list[str]:
+def listed_names(client: EndpointClient) -> list[str]:
     """Five ended jobs: four completed, the last one failed."""
     names = [f"listed-{number}" for number in range(5)]
     for name in names:
@@ -36,42 +36,42 @@ def five(client: EndpointClient) -> list[str]:
     return names
 
 
-def names_of(summaries: list[dict[str, Any]]) -> list[str]:
+def job_names(summaries: list[dict[str, Any]]) -> list[str]:
     return [summary["TrainingJobName"] for summary in summaries]
 
 
 @pytest.mark.parametrize("sort_by", ["Name", "CreationTime", "Status"])
 @pytest.mark.parametrize("order", ["Ascending", "Descending"])
 def test_pages_join_to_the_complete_list(
-    client: EndpointClient, five: list[str], sort_by: str, order: str
+    client: EndpointClient, listed_names: list[str], sort_by: str, order: str
 ) -> None:
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
         NameContains="listed-", SortBy=sort_by, SortOrder=order, PaginationConfig={"PageSize": 2}
     )
-    sizes, found = [], []
+    sizes, summaries = [], []
     for page in pages:
         sizes.append(len(page["TrainingJobSummaries"]))
-        found += page["TrainingJobSummaries"]
+        summaries += page["TrainingJobSummaries"]
     assert sizes == [2, 2, 1]
-    assert sorted(names_of(found)) == five
+    assert sorted(job_names(summaries)) == listed_names
     key = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}[sort_by]
-    values = [summary[key] for summary in found]
+    values = [summary[key] for summary in summaries]
     assert values == sorted(values, reverse=order == "Descending")
 
 
-def test_filters(client: EndpointClient, five: list[str]) -> None:
-    def listed(**filters: Any) -> list[str]:
+def test_filters(client: EndpointClient, listed_names: list[str]) -> None:
+    def list_names(**filters: Any) -> list[str]:
         answer = client.sagemaker.list_training_jobs(NameContains="listed-", **filters)
-        return names_of(answer["TrainingJobSummaries"])
+        return job_names(answer["TrainingJobSummaries"])
 
-    assert listed(StatusEquals="Failed") == ["listed-4"]
+    assert list_names(StatusEquals="Failed") == ["listed-4"]
     long_ago, far_ahead = datetime(2020, 1, 1), datetime(2120, 1, 1)
     for field in ("CreationTime", "LastModifiedTime"):
-        assert sorted(listed(**{f"{field}After": long_ago, f"{field}Before": far_ahead})) == five
-        assert listed(**{f"{field}Before": long_ago}) == listed(**{f"{field}After": far_ahead}) == []
-    assert listed(WarmPoolStatusEquals="Available") == []
+        assert sorted(list_names(**{f"{field}After": long_ago, f"{field}Before": far_ahead})) == listed_names
+        assert list_names(**{f"{field}Before": long_ago}) == list_names(**{f"{field}After": far_ahead}) == []
+    assert list_names(WarmPoolStatusEquals="Available") == []
     with pytest.raises(ClientError, match="pagination token"):
-        listed(NextToken="nonsense")
+        list_names(NextToken="nonsense")
 
 
 def test_responses_have_the_members_of_the_model(client: EndpointClient) -> None:
@@ -172,9 +172,9 @@ def test_all_rejected_fields_are_reported_together(client: EndpointClient) -> No
 def test_recorded_fields_are_in_the_log(client: EndpointClient) -> None:
     vpc = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
     client.run("told", "", VpcConfig=vpc, EnableManagedSpotTraining=False)
-    told = "\n".join(client.lines("told")["algo-1"])
-    assert "VpcConfig: hosts use this machine's network" in told
-    assert "EnableManagedSpotTraining" not in told
+    log_text = "\n".join(client.lines("told")["algo-1"])
+    assert "VpcConfig: hosts use this machine's network" in log_text
+    assert "EnableManagedSpotTraining" not in log_text
 
 
 def test_the_support_matrix_has_every_field_of_the_request() -> None:
@@ -189,12 +189,12 @@ def test_the_support_matrix_has_every_field_of_the_request() -> None:
 
 
 def test_rows_for_containers_differ_from_those_for_processes() -> None:
-    for there, here in (
+    for process_rows, container_rows in (
         (support.TRAINING_JOB_SUPPORT, support.training_rows(runs_images=True)),
         (support.PROCESSING_JOB_SUPPORT, support.processing_rows(runs_images=True)),
     ):
-        assert here.keys() == there.keys()
-        assert any(here[path] != there[path] for path in there)
+        assert container_rows.keys() == process_rows.keys()
+        assert any(container_rows[path] != process_rows[path] for path in process_rows)
     request = {"AppSpecification": {"ImageUri": "image"}}
     assert [field for field, _ in support.processing_rejections(request)] == [
         "AppSpecification.ContainerEntrypoint"
@@ -222,13 +222,13 @@ def model() -> dict[str, Any]:
     return document
 
 
-def fields(shape: str, above: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Dotted paths of all members, through lists and structures."""
-    found = model()["shapes"][shape]
-    if found["type"] == "list":
-        yield from fields(found["member"]["shape"], above, seen)
-    for name, member in found.get("members", {}).items():
+def fields(shape: str, above: str, visited: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the dotted paths of all members, through lists and structures."""
+    summaries = model()["shapes"][shape]
+    if summaries["type"] == "list":
+        yield from fields(summaries["member"]["shape"], above, visited)
+    for name, member in summaries.get("members", {}).items():
         path = f"{above}.{name}" if above else name
         yield path
-        if member["shape"] not in seen:
-            yield from fields(member["shape"], path, seen | {member["shape"]})
+        if member["shape"] not in visited:
+            yield from fields(member["shape"], path, visited | {member["shape"]})

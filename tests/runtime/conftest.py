@@ -1,4 +1,4 @@
-"""A maker of hosts whose trees go away with the test."""
+"""A fixture that makes hosts below the test's temporary directory."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Result:
         return self.stdout.splitlines()
 
     def documents(self) -> list[Any]:
-        """What each rank printed as one line of JSON, in the order of their ranks' prefixes."""
+        """Return the JSON document that each rank printed on one line, ordered by the ranks' prefixes."""
         return [json.loads(line.split("] ", 1)[-1]) for line in sorted(self.lines)]
 
 
@@ -61,7 +61,7 @@ class Host:
     environ: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
     wrapper: Sequence[str] = ()
-    """Words before the runtime's own, such as ``unshare``'s."""
+    """The start of the command line, before the runtime's own words, such as ``unshare``'s."""
 
     def __post_init__(self) -> None:
         self.paths = Paths(str(self.root))
@@ -103,7 +103,7 @@ class Host:
         (Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE).write_text(spec.to_json())
 
     def start(self, **spec: Any) -> subprocess.Popen[str]:
-        """Its first process is the runtime, unless there is a wrapper."""
+        """Start the runtime, or the wrapper with the runtime's command, and return the process."""
         if spec or not (Path(self.paths.channel_dir(RUNTIME_CHANNEL)) / LAUNCH_FILE).exists():
             self.specify(**spec)
         return subprocess.Popen(
@@ -129,7 +129,7 @@ def finish(process: subprocess.Popen[str]) -> Result:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Ours, less what would decide a test: another launcher's ranks or a developer's Python settings."""
+    """Return this process's environment without another launcher's variables and Python settings."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""The agent: what it runs, for whom, and what becomes of it."""
+"""The exec agent: the commands it runs, the clients it accepts, and the end of its processes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def agent() -> Iterator[ExecAgent]:
     exec_agent.close()
 
 
-def run(agent: ExecAgent, line: str, key: bytes = KEY) -> PeerConnection:
+def start_command(agent: ExecAgent, line: str, key: bytes = KEY) -> PeerConnection:
     return connect_to_agent(HOST, agent.port, key, {"do": "run", "line": line}, 5)
 
 
-def frames(wire: PeerConnection) -> list[Frame]:
-    found = []
+def receive_frames(wire: PeerConnection) -> list[Frame]:
+    received = []
     while (frame := wire.receive()) is not None:
-        found.append(frame)
-    return found
+        received.append(frame)
+    return received
 
 
 def join_payloads(received: list[Frame], kind: bytes) -> bytes:
@@ -69,51 +69,51 @@ def eventually(condition: Callable[[], bool]) -> bool:
     [("true", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("no-such-program-here", 127)],
 )
 def test_the_status_is_the_commands(agent: ExecAgent, line: str, status: int) -> None:
-    assert join_payloads(frames(run(agent, line)), EXIT_STATUS) == str(status).encode()
+    assert join_payloads(receive_frames(start_command(agent, line)), EXIT_STATUS) == str(status).encode()
 
 
 def test_output_and_error_output_come_apart_and_whole(agent: ExecAgent) -> None:
-    found = frames(run(agent, 'head -c 300000 /dev/zero; echo "$OWN" >&2; cat'))
-    assert join_payloads(found, STDOUT) == bytes(300000)
-    assert join_payloads(found, STDERR).decode() == "this host's\n"
-    assert join_payloads(found, EXIT_STATUS) == b"0"
+    received = receive_frames(start_command(agent, 'head -c 300000 /dev/zero; echo "$OWN" >&2; cat'))
+    assert join_payloads(received, STDOUT) == bytes(300000)
+    assert join_payloads(received, STDERR).decode() == "this host's\n"
+    assert join_payloads(received, EXIT_STATUS) == b"0"
 
 
 def test_what_it_leaves_behind_does_not_hold_up_the_answer(agent: ExecAgent, tmp_path: Path) -> None:
     """A child in the same group that keeps the pipes open is killed with the group."""
-    found = frames(run(agent, f"sleep 300 & echo $! > {tmp_path}/pid; exit 3"))
-    assert join_payloads(found, EXIT_STATUS) == b"3"
-    assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
+    received = receive_frames(start_command(agent, f"sleep 300 & echo $! > {tmp_path}/pid; exit 3"))
+    assert join_payloads(received, EXIT_STATUS) == b"3"
+    assert eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())))
 
 
 def test_the_group_dies_with_the_connection(agent: ExecAgent, tmp_path: Path) -> None:
-    wire = run(agent, f"sleep 300 & echo $! > {tmp_path}/one; echo here; sleep 300")
+    wire = start_command(agent, f"sleep 300 & echo $! > {tmp_path}/one; echo here; sleep 300")
     frame = wire.receive()
     assert frame is not None and frame.payload == b"here\n"
     pid = int((tmp_path / "one").read_text())
-    assert alive(pid)
+    assert is_alive(pid)
     wire.close()
-    assert eventually(lambda: not alive(pid))
+    assert eventually(lambda: not is_alive(pid))
 
 
 def test_the_group_dies_with_the_agent(agent: ExecAgent, tmp_path: Path) -> None:
-    wire = run(agent, f"echo $$ > {tmp_path}/pid; echo here; sleep 300")
+    wire = start_command(agent, f"echo $$ > {tmp_path}/pid; echo here; sleep 300")
     assert wire.receive() is not None
     agent.close()
-    assert join_payloads(frames(wire), EXIT_STATUS) == b"137"
+    assert join_payloads(receive_frames(wire), EXIT_STATUS) == b"137"
     with pytest.raises(PeerError):
-        run(agent, "true")
+        start_command(agent, "true")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has no such option")
 def test_a_host_that_vanishes_is_noticed_on_both_sides() -> None:
-    """The kernel asks after 15 s of silence, not after its own two hours."""
+    """The kernel sends keepalive probes after 15 s of silence, not after its default of two hours."""
     served: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def others(wire: PeerConnection, request: dict[str, Any]) -> None:
+    def handle_request(wire: PeerConnection, request: dict[str, Any]) -> None:
         served.put(idle_seconds(wire))
 
-    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, others)
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, handle_request)
     exec_agent.start()
     try:
         wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
@@ -129,7 +129,7 @@ def idle_seconds(wire: PeerConnection) -> int:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -142,8 +142,8 @@ def alive(pid: int) -> bool:
 
 def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"127\.0\.0\.1 does not know this job's secret"):
-        run(agent, f"touch {tmp_path}/done", key=bytes(32))
-    # And one that does not care who answers.
+        start_command(agent, f"touch {tmp_path}/done", key=bytes(32))
+    # The same request from a client that does not verify the agent.
     with connect(agent) as raw:
         raw.sendall(secret.make_nonce())
         nonce_b = receive_exactly(raw, 64)[:32]
@@ -155,7 +155,7 @@ def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None
 
 
 def test_what_was_said_before_is_not_taken_again(agent: ExecAgent, tmp_path: Path) -> None:
-    """A man in the middle notes everything of a true request, and says it all once more."""
+    """A man in the middle records a valid request and sends the same bytes again."""
     server = socket.create_server((HOST, 0))
     sent_bytes: list[bytes] = []
 
@@ -175,7 +175,7 @@ def test_what_was_said_before_is_not_taken_again(agent: ExecAgent, tmp_path: Pat
     thread.start()
     request = {"do": "run", "line": f"echo ran >> {tmp_path}/count"}
     wire = connect_to_agent(HOST, server.getsockname()[1], KEY, request, 5)
-    assert join_payloads(frames(wire), EXIT_STATUS) == b"0"
+    assert join_payloads(receive_frames(wire), EXIT_STATUS) == b"0"
     thread.join()
     server.close()
     with connect(agent) as raw:
@@ -211,7 +211,7 @@ def test_a_request_that_was_changed_or_is_for_another_host(
 
 def test_strangers_do_not_keep_others_waiting(agent: ExecAgent) -> None:
     silent = [connect(agent) for _ in range(20)]
-    assert join_payloads(frames(run(agent, "true")), EXIT_STATUS) == b"0"
+    assert join_payloads(receive_frames(start_command(agent, "true")), EXIT_STATUS) == b"0"
     for stranger in silent:
         stranger.close()
 
@@ -232,13 +232,13 @@ def receive_exactly(raw: socket.socket, size: int) -> bytes:
 def test_other_requests_go_to_who_understands_them() -> None:
     requests: list[dict[str, Any]] = []
 
-    def others(wire: PeerConnection, request: dict[str, Any]) -> None:
+    def handle_request(wire: PeerConnection, request: dict[str, Any]) -> None:
         requests.append(request)
         wire.send_message(["yes"])
 
-    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, others)
+    exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, handle_request)
     exec_agent.start()
     wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
-    assert [frame.parse_json() for frame in frames(wire)] == [["yes"]]
+    assert [frame.parse_json() for frame in receive_frames(wire)] == [["yes"]]
     exec_agent.close()
     assert requests == [{"do": "follow", "host": HOST}]

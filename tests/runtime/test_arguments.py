@@ -98,7 +98,7 @@ print(json.dumps({"argv": sys.argv[1:], "hps": json.loads(os.environ["SM_HPS"]),
 
 
 def encode_value(value: Any) -> str:
-    """How the client sends a value: text as it is, unless it would be read as something that is no number."""
+    """Encode a value as the client does: text stays as it is unless JSON would read it as another type."""
     if not isinstance(value, str):
         return json.dumps(value)
     try:
@@ -121,13 +121,13 @@ def test_every_hostile_name_arrives_exactly(make_host: MakeHost) -> None:
     options = sorted(NAMES)
     assert output["argv"][::2] == ["--" + name if len(name) > 1 else "-" + name for name in options]
     assert set(output["hps"]) == set(NAMES)
-    # What cannot be a variable's name is left out of the variables, and only there.
+    # A name that cannot be a variable's name is missing among the variables only.
     names = {*NAMES, *(name.replace("-", "_") for name in NAMES)}
     assert set(output["variables"]) == {"SM_HP_" + name.upper() for name in names if "=" not in name}
 
 
 def test_a_dash_becomes_an_underscore_too_unless_that_is_another_name(make_host: MakeHost) -> None:
-    """The toolkit keeps the dash, SDK v3's drivers do not, and a shell can only read the latter."""
+    """The toolkit keeps the dash, SDK v3's drivers replace it, and a shell can read only the underscore."""
     output = (
         make_host(PRINT_ARGUMENTS, hyperparameters={"a-b": "dash", "a_b": "line", "c-d": "dash"})
         .run()

@@ -1,4 +1,4 @@
-"""The zip itself."""
+"""The runtime archive: its files, and that it can be imported by every Python."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ MPI_PACKAGE = "smlaunch/runtime/mpi/"
 
 def archived_sources(mpi: bool) -> set[str]:
     names = zipfile.ZipFile(io.BytesIO(build_runtime_archive(mpi))).namelist()
-    found = {name for name in names if name.endswith(".py")}
-    assert sorted(names) == sorted([*found, *(name + "c" for name in found)]), "each one compiled too, once"
-    return found
+    sources = {name for name in names if name.endswith(".py")}
+    assert sorted(names) == sorted([*sources, *(name + "c" for name in sources)]), (
+        "each one compiled too, once"
+    )
+    return sources
 
 
 @pytest.mark.parametrize("mpi", [False, True])
@@ -34,10 +36,10 @@ def test_the_same_bytes_from_another_process(mpi: bool) -> None:
         "import hashlib; from smlaunch.runs.runtime_archive import build_runtime_archive;"
         f"print(hashlib.sha256(build_runtime_archive({mpi})).hexdigest())"
     )
-    here = hashlib.sha256(build_runtime_archive(mpi)).hexdigest()
+    expected = hashlib.sha256(build_runtime_archive(mpi)).hexdigest()
     for options in (("-B",), ("-X", "pycache_prefix=/dev/null/none")):
         result = subprocess.run([sys.executable, *options, "-c", program], capture_output=True, text=True)
-        assert result.stdout.strip() == here, result.stderr
+        assert result.stdout.strip() == expected, result.stderr
 
 
 def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -> None:
@@ -58,20 +60,20 @@ def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules of the zip that one of them imports, at its head or when it comes to that, as files of it."""
-    found: set[str] = set()
+    """Return the files of smlaunch that a module imports, at its top or inside a function."""
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-    files = {name.replace(".", "/") for name in found if name.startswith("smlaunch.")}
+            modules.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    files = {name.replace(".", "/") for name in modules if name.startswith("smlaunch.")}
     candidates = {f"{name}.py" for name in files} | {f"{name}/__init__.py" for name in files}
     return {name for name in candidates if (PACKAGE.parent / name).exists()}
 
 
 def reachable_files(begin: set[str], without: str) -> set[str]:
-    """What is imported sooner or later, but for what only ``without`` leads to."""
+    """Return the files that ``begin`` imports, directly or not, without following files below ``without``."""
     reachable, new = set(begin), set(begin)
     while new:
         new = {name for path in new for name in imports_of(PACKAGE.parent / path)} - reachable
@@ -81,7 +83,7 @@ def reachable_files(begin: set[str], without: str) -> set[str]:
 
 
 def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
-    """What the programs of runtime/ import that are no part of mpi/: every other module is among it."""
+    """Every module outside mpi/ is imported by a program of runtime/ that does not belong to mpi/."""
     programs = {
         path.relative_to(PACKAGE.parent).as_posix()
         for path in (PACKAGE / "runtime").glob("*.py")
@@ -110,7 +112,7 @@ print(json.dumps([len(modules), [name for name in sys.modules if name.startswith
 def test_every_module_of_the_runtime_is_imported_by_a_bare_python(
     tmp_path: Path, version: str, mpi: bool
 ) -> None:
-    """With nothing installed, and nothing of ``train``: also without mpi/ none misses a module."""
+    """Nothing is installed, ``train`` is not imported, and no module is missing, with and without mpi/."""
     python = python_of(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
@@ -124,7 +126,7 @@ def test_every_module_of_the_runtime_is_imported_by_a_bare_python(
 
 
 def test_a_job_of_another_kind_starts_without_what_is_mpi_s(tmp_path: Path) -> None:
-    """Two ranks of two hosts' world; with the launcher mpi, the same zip has nothing to start them with."""
+    """Two ranks start without mpi/; with the launcher mpi the same archive fails, since mpi/ is missing."""
     host = Host(tmp_path / "host", "import os; print(os.environ['WORLD_SIZE'])")
     result = host.run(per_host=2)
     assert (result.exit_code, sorted(result.lines)) == (0, ["[0] 2", "[1] 2"]), result.stderr

@@ -1,4 +1,4 @@
-"""Who the peers are, from any resourceconfig.json a platform may write."""
+"""The cluster that is read from any resourceconfig.json a platform may write."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ else:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_each_group_meets_on_its_own(make_host: MakeHost, order: tuple[int, ...]) -> None:
-    """Three hosts in two groups, told in any order; the second group has no first host."""
+    """Three hosts in two groups, listed in any order; the second group does not have the first host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     names = ["127.0.0.1", "127.0.0.2", "127.0.0.10"]

@@ -1,4 +1,4 @@
-"""docs/runtime.md and docs/chains.md stand on tests that exist."""
+"""docs/runtime.md and docs/chains.md name only tests that exist."""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ GROUPS = [
 
 
 def test_every_variable_of_the_toolkit(make_host: MakeHost) -> None:
-    """And the names that only SDK v3's drivers have; tests/real compares with both, really run. Meant to
-    differ are: numbers among the arguments keep their text, and the leader is the first in natural order.
+    """Includes the names that only SDK v3's drivers have; tests/real runs both and compares.
+
+    Intended differences: numbers among the arguments keep their text, and the leader is the first host in
+    natural order.
     """
     resource_config = {
         "current_group_name": "train",

@@ -1,4 +1,4 @@
-"""The rank that failed first is named, with its own words, whatever the others say meanwhile."""
+"""The failure reason names the rank that failed first, with its exception, whatever other ranks print."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ work()
     assert "smlaunch: rank 2 on 127.0.0.2 exited with code 1: ValueError: boom: 'x'" in result.stderr
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGABRT"])
-def test_a_rank_that_is_killed(make_host: MakeHost, how: str) -> None:
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_a_rank_that_is_killed(make_host: MakeHost, signal_name: str) -> None:
     train = f"""
 import os, signal
 if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.{how})
+    os.kill(os.getpid(), signal.{signal_name})
 signal.pause()
 """
     host = make_host(train)
     result = host.run(per_host=3)
-    number = {"SIGKILL": 9, "SIGSEGV": 11, "SIGABRT": 6}[how]
+    number = {"SIGKILL": 9, "SIGSEGV": 11, "SIGABRT": 6}[signal_name]
     assert result.exit_code == 128 + number
-    assert host.failure.startswith(f"rank 1 on algo-1 was killed by {how}")
+    assert host.failure.startswith(f"rank 1 on algo-1 was killed by {signal_name}")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ signal.pause()
     ],
 )
 def test_an_abort_at_the_end_says_what_helps(make_host: MakeHost, last: str, cause: str) -> None:
-    """Unless an exception says more."""
+    """The hint is added unless an exception explains the failure."""
     train = """
 import atexit, os, sys
 def end():
@@ -80,7 +80,7 @@ print("held-out accuracy 0.97", flush=True)
 
 
 def test_followers_do_not_hide_the_first(make_host: MakeHost) -> None:
-    """Rank 1 takes long to leave after its exception; the peer that misses it is gone before."""
+    """Rank 1 exits long after its exception; the peer that loses its connection exits before it."""
     train = """
 import atexit, os, socket, time
 path = "peers.sock"
@@ -161,7 +161,7 @@ raise SystemExit(9)
 
 
 def test_the_file_is_as_old_as_the_failure(make_host: MakeHost) -> None:
-    """Who has the failure files of all hosts can tell which was first, however long each took to end."""
+    """The times of the hosts' failure files show which failed first, however long each took to end."""
     train = """
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
@@ -240,13 +240,13 @@ def test_what_cannot_be_started(make_host: MakeHost, argv: tuple[str, ...], mess
 
 
 def test_a_start_that_fails_half_way_leaves_nobody(make_host: MakeHost) -> None:
-    """There is a program for the first rank only, which is running by the time the second one fails."""
+    """Only the first rank has a program; it already runs when the second one fails to start."""
     host = make_host(source={"program-0": "#!/bin/sh\nexec sleep 1000\n"})
     result = host.run(per_host=2, argv=(Ref("local_rank", prefix="./program-"), str(host.root)))
     assert result.exit_code == 2
     assert "program-1: no such program" in result.stderr
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert f"{host.root}" not in listed
+    process_list = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"{host.root}" not in process_list
 
 
 def test_an_older_error_of_a_rank_that_went_on_is_not_the_first_failure(make_host: MakeHost) -> None:
@@ -270,7 +270,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_output_nobody_reads_does_not_change_the_exit_code(make_host: MakeHost) -> None:
-    """Nobody reads the host's output any more: the ranks go on, and their end is told by the code."""
+    """The reader of the host's output has closed it: the ranks go on, and the exit code is theirs."""
     train = "import os\nfor _ in range(20000): os.write(1, b'x' * 100 + b'\\n')\nraise SystemExit(6)"
     with make_host(train).start(per_host=2) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -1,4 +1,4 @@
-"""A hang is told, with the stacks of every rank; what is merely quiet or merely busy is none."""
+"""A hang is reported with the stacks of every rank; a rank that is only quiet or only busy does not hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeHost = Callable[..., Host]
 
 SECONDS = 0.8
 
-HANGS = """
+HANG_SCRIPT = """
 import os, signal, sys, threading
 def waits_for_nobody():
     signal.pause()
@@ -30,7 +30,7 @@ waits_elsewhere() if os.environ["RANK"] == "1" else waits_for_nobody()
 
 
 def test_a_hang_shows_where_every_rank_was(make_host: MakeHost) -> None:
-    host = make_host(HANGS)
+    host = make_host(HANG_SCRIPT)
     result = host.run(per_host=3, hang_seconds=SECONDS)
     assert result.exit_code == hang.HANG_EXIT_CODE == 124
     failure = parse_failure(host.failure)
@@ -58,7 +58,7 @@ def test_the_oldest_and_the_newest_python_show_their_stacks(make_host: MakeHost,
 
 
 def test_who_had_left_is_told(make_host: MakeHost) -> None:
-    """Leaving early with 0 is no failure of itself; that the others wait for it is."""
+    """A rank that exits early with 0 has not failed; the ranks that wait for it have."""
     train = "import os, signal\nos.environ['RANK'] == '0' or signal.pause()"
     host = make_host(train)
     assert host.run(per_host=2, hang_seconds=SECONDS).exit_code == 124
@@ -96,7 +96,7 @@ while time.monotonic() < end_of_work:
 
 
 def test_what_ranks_have_started_shows_its_stack_too(make_host: MakeHost) -> None:
-    """A hang is often a loader worker's; the shell around it knows nothing of Python."""
+    """Often a loader worker hangs, below a shell that is no Python process."""
     train = "import signal\ndef worker(): signal.pause()\nworker()"
     host = make_host(train)
     result = host.run(argv=("sh", "-c", "python3 train.py; exit 1"), rendezvous=False, hang_seconds=SECONDS)
@@ -122,7 +122,7 @@ def test_no_image_of_the_memory_is_left(make_host: MakeHost) -> None:
 
 
 def test_a_stop_is_not_taken_for_a_hang(make_host: MakeHost) -> None:
-    """A rank that saves quietly after SIGTERM has its whole grace."""
+    """A rank that saves without output after SIGTERM has its whole grace period."""
     train = f"""
 import signal, sys, time
 def leave(number, frame):
@@ -144,7 +144,7 @@ def test_without_a_limit_nobody_is_watched(make_host: MakeHost) -> None:
 
 
 def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen for hours between two samples: only what was seen counts."""
+    """Hours between two samples, as on a suspended machine, do not count as silence."""
     monkeypatch.setattr(hang, "_cpu_seconds", lambda *_: {7: 1.0})
     watch = hang.HangDetector(8.0, now=0.0)
     assert not watch.is_hang(0.5)
@@ -180,5 +180,5 @@ def test_a_script_may_do_without(make_host: MakeHost) -> None:
 def test_nobody_is_left(make_host: MakeHost) -> None:
     train = "import signal, subprocess\nsubprocess.Popen(['sleep', '4711'])\nsignal.pause()"
     assert make_host(train).run(hang_seconds=SECONDS).exit_code == 124
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "sleep 4711" not in listed, os.getpid()
+    process_list = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "sleep 4711" not in process_list, os.getpid()

@@ -1,4 +1,4 @@
-"""What AWS's own entry point would have done for its image."""
+"""The setup of an AWS image that its own entry point would have done."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ exec unshare --pid --fork --kill-child --mount-proc "$@"
 @pytest.mark.root
 @pytest.mark.parametrize("writable", [True, False])
 def test_the_containers_own_name_resolves(make_host: MakeHost, tmp_path: Path, writable: bool) -> None:
-    """With a private /etc/hosts that knows algo-1 only, as first process, at /opt/ml itself."""
+    """The runtime is the first process, at /opt/ml, with a private /etc/hosts that has algo-1 only."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.9.9 algo-1")
     if not writable:

@@ -1,4 +1,4 @@
-"""``smlaunch.train`` in a rank: the zip's own where nothing else is there, else whatever is installed."""
+"""``smlaunch.train`` in a rank: the installed one, or the archive's where none is installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import json, smlaunch.train, smlaunch.contract.checkpoint
 from smlaunch.contract.segment import Segment
 print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
 """
-# A Python without smlaunch: what is beside the tests' own interpreter does not count, nor a user's site.
-BARE = (Ref("python"), "-s", "-S", Ref("source", suffix="/train.py"))
+# A Python without smlaunch: without the site-packages of the tests' interpreter and of the user.
+BARE_PYTHON = (Ref("python"), "-s", "-S", Ref("source", suffix="/train.py"))
 
 
 def imported_paths(host: Host, **spec: object) -> list[str]:
@@ -32,7 +32,7 @@ def imported_paths(host: Host, **spec: object) -> list[str]:
 
 
 def package_files(*rooms: str) -> dict[str, str]:
-    """An installed smlaunch: enough of it for what ASK imports."""
+    """Return the files of an installed smlaunch that ``PRINT_PATHS`` imports, with their contents."""
     files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "contract", *rooms)}
     return {
         **files,
@@ -42,7 +42,7 @@ def package_files(*rooms: str) -> dict[str, str]:
 
 
 def install_at(folder: Path, *rooms: str) -> Path:
-    """A directory that holds one, as site-packages do."""
+    """Write an installed smlaunch into ``folder``, as in site-packages."""
     for name, text in package_files(*rooms).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -55,27 +55,27 @@ def test_a_python_without_smlaunch_imports_it_from_the_zip(make_host: MakeHost, 
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
     host = make_host(PRINT_PATHS, python=python)
-    top, train = imported_paths(host, argv=BARE)
+    top, train = imported_paths(host, argv=BARE_PYTHON)
     assert top == f"{host.root}/smlaunch/importable/smlaunch/__init__.py"
     assert train.startswith(f"{host.runtime}/smlaunch/train/__init__.py")
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.11"])
 def test_an_installed_smlaunch_is_the_one(make_host: MakeHost, tmp_path: Path, version: str) -> None:
-    """Installed is what comes after PYTHONPATH; a rank's own start adds it, as ``site`` does."""
+    """Installed packages come after PYTHONPATH; the script adds them at its start, as ``site`` does."""
     python = python_of(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")
     site = install_at(tmp_path / "site-packages", "train")
     host = make_host(f"import sys\nsys.path.append({str(site)!r})\n{PRINT_PATHS}", python=python)
-    assert imported_paths(host, argv=BARE) == [
+    assert imported_paths(host, argv=BARE_PYTHON) == [
         str(site / "smlaunch" / "__init__.py"),
         str(site / "smlaunch" / "train" / "__init__.py"),
     ]
 
 
 def test_one_that_is_installed_as_editable_is_the_one(make_host: MakeHost, tmp_path: Path) -> None:
-    """By a finder on sys.meta_path, as setuptools does it."""
+    """setuptools installs a finder on sys.meta_path."""
     site = install_at(tmp_path / "checkout", "train")
     finder = (
         "import sys, importlib.machinery\n"
@@ -85,7 +85,7 @@ def test_one_that_is_installed_as_editable_is_the_one(make_host: MakeHost, tmp_p
         f"        return importlib.machinery.PathFinder.find_spec(name, [{str(site)!r}])\n"
         "sys.meta_path.append(Finder)\n"
     )
-    assert imported_paths(make_host(finder + PRINT_PATHS), argv=BARE)[0] == str(
+    assert imported_paths(make_host(finder + PRINT_PATHS), argv=BARE_PYTHON)[0] == str(
         site / "smlaunch" / "__init__.py"
     )
 
@@ -93,7 +93,9 @@ def test_one_that_is_installed_as_editable_is_the_one(make_host: MakeHost, tmp_p
 def test_an_older_one_without_train_gives_way(make_host: MakeHost, tmp_path: Path) -> None:
     site = install_at(tmp_path / "site-packages")
     host = make_host(f"import sys\nsys.path.append({str(site)!r})\n{PRINT_PATHS}")
-    assert imported_paths(host, argv=BARE)[0] == f"{host.root}/smlaunch/importable/smlaunch/__init__.py"
+    assert (
+        imported_paths(host, argv=BARE_PYTHON)[0] == f"{host.root}/smlaunch/importable/smlaunch/__init__.py"
+    )
 
 
 def test_one_in_the_source_comes_first(make_host: MakeHost) -> None:
@@ -127,7 +129,7 @@ def test_workers_that_a_rank_spawns_find_it_too(make_host: MakeHost) -> None:
         "        print(json.dumps(pool.map(place, [0])))\n"
     )
     host = make_host(train)
-    assert imported_paths(host, argv=BARE)[0].startswith(f"{host.runtime}/smlaunch/train/")
+    assert imported_paths(host, argv=BARE_PYTHON)[0].startswith(f"{host.runtime}/smlaunch/train/")
 
 
 def test_what_requirements_bring_is_the_one(make_host: MakeHost) -> None:

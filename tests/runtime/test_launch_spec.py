@@ -1,4 +1,4 @@
-"""job.json 1.2 as it arrives: everything comes back as it was, and what is wrong is told by its path."""
+"""job.json 1.2: it round-trips, and an error names the path of the wrong field."""
 
 from __future__ import annotations
 
@@ -41,20 +41,26 @@ def test_a_job_of_before_has_none_of_it() -> None:
     assert (spec.services, spec.ranks.runs_on, spec.ranks.launcher_options) == ((), "all", ())
 
 
-HEAD = {"name": "head", "argv": ["serve"]}
+HEAD_SERVICE = {"name": "head", "argv": ["serve"]}
 
 
 @pytest.mark.parametrize(
     ("services", "message"),
     [
         ({"head": 1}, "services: a list is needed"),
-        ([{**HEAD, "name": ""}], r"services\[0\]: an object with a name is needed"),
-        ([HEAD, {**HEAD, "argv": []}], r"services\[1\].argv: a list with at least one argument is needed"),
-        ([{**HEAD, "on": "some"}], r"services\[0\].on: one of all, leader, others, not 'some'"),
-        ([{**HEAD, "ready": {"ref": "nobody"}}], r"services\[0\].ready: neither text nor a known reference"),
-        ([{**HEAD, "env": ["A"]}], r"services\[0\].env: an object is needed"),
-        ([{**HEAD, "ready_seconds": -1}], "ready_seconds: a number of seconds from 0 is needed"),
-        ([{**HEAD, "argv": [{"ref": "host", "offset": 1}]}], r"services\[0\].argv\[0\]: no offset"),
+        ([{**HEAD_SERVICE, "name": ""}], r"services\[0\]: an object with a name is needed"),
+        (
+            [HEAD_SERVICE, {**HEAD_SERVICE, "argv": []}],
+            r"services\[1\].argv: a list with at least one argument is needed",
+        ),
+        ([{**HEAD_SERVICE, "on": "some"}], r"services\[0\].on: one of all, leader, others, not 'some'"),
+        (
+            [{**HEAD_SERVICE, "ready": {"ref": "nobody"}}],
+            r"services\[0\].ready: neither text nor a known reference",
+        ),
+        ([{**HEAD_SERVICE, "env": ["A"]}], r"services\[0\].env: an object is needed"),
+        ([{**HEAD_SERVICE, "ready_seconds": -1}], "ready_seconds: a number of seconds from 0 is needed"),
+        ([{**HEAD_SERVICE, "argv": [{"ref": "host", "offset": 1}]}], r"services\[0\].argv\[0\]: no offset"),
     ],
 )
 def test_services_that_are_none(services: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Hosts without ranks follow the leader: real runtimes, one process per host, and what is killed of them."""
+"""Hosts without ranks follow the leader: real runtimes, one process per host, some of which are killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MakeHost = Callable[..., Host]
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 SECRET = "ab" * 32
-WAITS = """
+WORKER_SCRIPT = """
 import signal, socket, sys
 def leave(number, frame):
     print("told to end", flush=True)
@@ -50,21 +50,21 @@ WORKER = ServiceSpec(
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The first of a block that no other job, and no outgoing connection, is given."""
+    """The first port of a block that no other job and no outgoing connection gets."""
     reserved = loopback.reserve(1)
     yield reserved.port
     reserved.release()
 
 
 class Job:
-    """Some hosts of one job; ``hosts[0]`` leads. Ends what is left when the test is over."""
+    """The hosts of one job; ``hosts[0]`` is the leader. ``close`` ends the processes that still run."""
 
     def __init__(
         self,
         make_host: MakeHost,
         train: str,
         port: int,
-        worker: str = WAITS,
+        worker: str = WORKER_SCRIPT,
         names: Sequence[str] = HOSTS,
         secrets: Sequence[str] = (),
         services: Sequence[ServiceSpec] = (WORKER,),
@@ -117,13 +117,13 @@ class Job:
                 return
 
     def child(self, index: int, word: str) -> int:
-        """The number of the process of a host that has this word on its command line."""
+        """Return the pid of the child of a host's runtime that has ``word`` on its command line."""
         runtime = self.processes[index].pid
         children = Path(f"/proc/{runtime}/task/{runtime}/children").read_text().split()
-        (found,) = (
+        (child_pid,) = (
             int(pid) for pid in children if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
-        return found
+        return child_pid
 
     def close(self) -> None:
         for process in self.processes:
@@ -169,7 +169,7 @@ def test_on_the_oldest_and_the_newest_python(make_job: Callable[..., Job], versi
 
 def test_the_leaders_ranks_begin_when_all_services_are_up(make_job: Callable[..., Job], port: int) -> None:
     """Each worker listens only after half a second; the driver finds all of them at once."""
-    slow = WAITS.replace("server =", "import time; time.sleep(0.5); server =")
+    slow = WORKER_SCRIPT.replace("server =", "import time; time.sleep(0.5); server =")
     train = f"""
 import socket
 for index, host in enumerate({HOSTS[1:]!r}, 1):
@@ -216,7 +216,7 @@ def test_a_hang_of_the_leader_ends_all(make_job: Callable[..., Job]) -> None:
     assert all("hang: no output and no CPU use for 1 s" in failure for failure in job.failures)
 
 
-DRIVER = """
+DRIVER_SCRIPT = """
 import signal, sys
 def leave(number, frame):
     print("driver told", flush=True)
@@ -229,18 +229,18 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "message"),
+    ("signal_number", "code", "message"),
     [
         (signal.SIGKILL, 137, "was killed by SIGKILL"),
         (signal.SIGTERM, 1, "exited with code 0: it was to run as long as the ranks do"),
     ],
 )
 def test_a_followers_service_that_dies_is_named_by_the_leader(
-    make_job: Callable[..., Job], how: int, code: int, message: str
+    make_job: Callable[..., Job], signal_number: int, code: int, message: str
 ) -> None:
-    job = make_job(DRIVER).start()
+    job = make_job(DRIVER_SCRIPT).start()
     job.await_line(0, "driver up")
-    os.kill(job.child(2, "worker.py"), how)
+    os.kill(job.child(2, "worker.py"), signal_number)
     job.finish()
     assert job.codes == [code] * 3
     for failure in job.failures:
@@ -249,7 +249,7 @@ def test_a_followers_service_that_dies_is_named_by_the_leader(
 
 
 def test_a_follower_that_is_killed_is_named(make_job: Callable[..., Job]) -> None:
-    job = make_job(DRIVER).start()
+    job = make_job(DRIVER_SCRIPT).start()
     job.await_line(0, "driver up")
     worker = job.child(1, "worker.py")
     job.processes[1].kill()
@@ -263,7 +263,7 @@ def test_a_follower_that_is_killed_is_named(make_job: Callable[..., Job]) -> Non
 
 
 def test_a_leader_that_is_killed_is_named(make_job: Callable[..., Job]) -> None:
-    job = make_job(DRIVER).start()
+    job = make_job(DRIVER_SCRIPT).start()
     job.await_line(0, "driver up")
     driver = job.child(0, "train.py")
     job.processes[0].kill()
@@ -282,13 +282,13 @@ def test_whoever_is_killed_whenever_all_end_and_nothing_stays(
 ) -> None:
     """A runtime, a rank or a service, at a random moment from the start on."""
     chance = random.Random(seed)
-    job = make_job(DRIVER).start(order=chance.sample(range(3), 3))
+    job = make_job(DRIVER_SCRIPT).start(order=chance.sample(range(3), 3))
     time.sleep(chance.uniform(0, 0.6))
     index = chance.randrange(3)
     victim = job.processes[index]
     group = sorted(pid for pid in [victim.pid, *_descendants(victim.pid)])
     os.kill(chance.choice(group), signal.SIGKILL)
-    # As the platform does, so that those end that had not met yet.
+    # As the platform does: hosts that have not connected yet end too.
     time.sleep(0.5)
     for process in job.processes:
         process.terminate()
@@ -350,7 +350,7 @@ while True:
         assert job.failures == ["", "", ""]
 
     def test_one_follower_alone_goes_on_until_the_leader_ends(self, make_job: Callable[..., Job]) -> None:
-        job = make_job(DRIVER).start()
+        job = make_job(DRIVER_SCRIPT).start()
         job.await_line(0, "driver up")
         job.processes[1].terminate()
         with pytest.raises(subprocess.TimeoutExpired):
@@ -361,7 +361,8 @@ while True:
 
     def test_a_follower_whose_leader_does_not_end_in_time(self, make_job: Callable[..., Job]) -> None:
         ignores_sigterm = (
-            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DRIVER.partition("signal.")[0]
+            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            + DRIVER_SCRIPT.partition("signal.")[0]
         )
         job = make_job(
             ignores_sigterm + "print('driver up', flush=True)\nwhile True: signal.pause()", grace_seconds=1.0
@@ -374,7 +375,7 @@ while True:
         assert all(code in (137, 143) for code in job.codes[1:])
 
     def test_before_they_have_met(self, make_job: Callable[..., Job]) -> None:
-        job = make_job(DRIVER)
+        job = make_job(DRIVER_SCRIPT)
         job.processes = [job.hosts[1].start(**job._spec)]
         job.await_line(0, "up")
         job.processes[0].terminate()
@@ -395,7 +396,7 @@ time.sleep(0.3)
 
 class TestStrangers:
     def test_a_follower_with_another_secret_fails_and_says_so(self, make_job: Callable[..., Job]) -> None:
-        job = make_job(DRIVER, secrets=[SECRET, "cd" * 32, SECRET]).start()
+        job = make_job(DRIVER_SCRIPT, secrets=[SECRET, "cd" * 32, SECRET]).start()
         result = finish(job.processes[1])
         assert result.exit_code == 1
         message = "the server at the address of the leader, 127.0.0.1, port"
@@ -409,7 +410,7 @@ class TestStrangers:
         assert job.codes == [143, 143]
 
     def test_without_the_file(self, make_job: Callable[..., Job]) -> None:
-        job = make_job(DRIVER)
+        job = make_job(DRIVER_SCRIPT)
         for host in job.hosts:
             (host.runtime.parent / "secret").unlink()
         job.start().finish()
@@ -417,7 +418,7 @@ class TestStrangers:
         assert "without it the hosts of this job cannot know each other" in job.failures[0]
 
     def test_nobody_else_is_let_in_and_the_job_goes_on(self, make_job: Callable[..., Job], port: int) -> None:
-        job = make_job(DRIVER).start()
+        job = make_job(DRIVER_SCRIPT).start()
         job.await_line(0, "driver up")
         key = bytes.fromhex(SECRET)
         for payload in (b"", b"GET / HTTP/1.0\r\n\r\n" * 9, os.urandom(500)):
@@ -425,7 +426,7 @@ class TestStrangers:
                 stranger.sendall(payload)
                 stranger.shutdown(socket.SHUT_WR)
                 await_the_end(stranger)
-        # One that knows the secret, but is no host of this job, or one that is there already.
+        # Clients with the secret: one is no host of this job, the other is connected already.
         for name in ("127.0.0.9", HOSTS[1]):
             with socket.create_connection((HOSTS[0], port + CONTROL_CHANNEL_PORT)) as stranger:
                 connect_handshake(stranger, key, TO_LEADER, {"host": HOSTS[0], "from": name}, "it")
@@ -435,7 +436,7 @@ class TestStrangers:
         assert job.codes == [0, 0, 0], job.results
 
     def test_what_was_recorded_is_worth_nothing(self, make_job: Callable[..., Job], port: int) -> None:
-        """The same bytes again, as somebody could who has listened to a host that has left."""
+        """Recorded bytes of a host that has left are sent again."""
         key = bytes.fromhex(SECRET)
         leader = LeaderChannel("a", ["b"], key, port)
         sent: list[bytes] = []
@@ -443,15 +444,15 @@ class TestStrangers:
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 for part in sent if replay else _handshake_parts(connection, key, sent):
                     connection.sendall(part)
-                    _serve(leader)
+                    _process_events(leader)
                 assert (link_names(leader) == ["b"]) is not replay
-            _serve(leader)
+            _process_events(leader)
         assert link_names(leader) == []
         leader.send_status(PeerStatus(0))
 
 
 def await_the_end(stranger: socket.socket) -> None:
-    """Of a connection over which no host has been made welcome: at most the 64 bytes of the answer come."""
+    """Read a rejected connection to its end: at most the 64 bytes of the handshake's answer arrive."""
     answer = b""
     try:
         while block := stranger.recv(1024):
@@ -471,7 +472,7 @@ def _handshake_parts(connection: socket.socket, key: bytes, sent: list[bytes]) -
     yield sent[1]
 
 
-def _serve(leader: LeaderChannel) -> None:
+def _process_events(leader: LeaderChannel) -> None:
     import select
 
     while True:

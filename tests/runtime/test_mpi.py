@@ -1,4 +1,4 @@
-"""``launcher: mpi`` where there is nothing to launch with; what is run is in tests/real/test_mpi_runs.py."""
+"""``launcher: mpi`` without an MPI on the host; tests/real/test_mpi_runs.py runs real ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeHost = Callable[..., Host]
 
 @pytest.fixture
 def bare_host(make_host: MakeHost, tmp_path: Path) -> Host:
-    """A host on whose PATH nothing is."""
+    """A host whose PATH has no program."""
     if any((Path(sys.executable).parent / name).exists() for name in ("mpirun", "mpiexec")):
         pytest.skip("there is an MPI beside the Python that runs the tests")
     (tmp_path / "bin").mkdir()

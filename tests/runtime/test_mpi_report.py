@@ -1,4 +1,4 @@
-"""Whose failure it was, from what hosts and mpirun have told."""
+"""The first failure, from the reports of hosts and the output of mpirun."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reason(outcome: HostOutcome) -> str:
 
 
 def test_the_first_that_failed_by_itself() -> None:
-    """By time, whatever mpirun says: Open MPI 5 leaves with 14 when a rank was killed."""
+    """The earliest failure counts, not mpirun's: Open MPI 5 exits with 14 when a rank was killed."""
     rank_exits = [
         rank_exit(0, -15, 101, stopped=True),
         rank_exit(1, 1, 100.5, TRACE),
@@ -62,7 +62,7 @@ def test_the_first_that_failed_by_itself() -> None:
 @pytest.mark.parametrize(("launcher_output", "tail"), [(OPEN_MPI_4, ""), (OPEN_MPI_5, ""), ("", MPICH)])
 @pytest.mark.parametrize("itself", [True, False])
 def test_who_aborts_is_the_cause(launcher_output: str, tail: str, itself: bool) -> None:
-    """Also where the launcher kills it before it can leave by itself, and others leave by themselves."""
+    """Also if the launcher kills that rank before it exits, and other ranks exit by themselves."""
     last = rank_exit(3, 5, 100.1, tail) if itself else rank_exit(3, -9, 101, tail, stopped=True)
     rank_exits = [
         rank_exit(0, -9, 100.8, stopped=True),
@@ -154,7 +154,7 @@ def test_a_host_that_was_lost() -> None:
 
 
 def test_a_hang_of_another_host() -> None:
-    """Ranks elsewhere may fail for want of those that were ended for it."""
+    """Ranks of other hosts may fail because the ranks of the hung host were ended."""
     lost_host = LostHost("algo-2", "its ranks hung, and were ended", is_hung=True)
     outcome = outcome_of(
         MpiReport.from_document(
@@ -182,7 +182,7 @@ def test_nothing_was_left_to_say() -> None:
     [([0, 0, 0, 0], 0), ([-15, -9, -9, 0], 143), ([143, -9, 0, 0], 143), ([3, -9, -9, -9], 3)],
 )
 def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
-    """Some leave in time, and their launcher kills the others for it."""
+    """Some ranks exit in time, and their launcher kills the others."""
     rank_exits = [
         rank_exit(rank, status, 100 + rank, "", status == -9) for rank, status in enumerate(statuses)
     ]
@@ -193,7 +193,7 @@ def test_a_stop_is_no_failure(statuses: list[int], code: int) -> None:
 
 
 def test_a_stop_that_comes_after_a_failure_does_not_hide_it() -> None:
-    """The platform stops the other hosts when it has seen one fail."""
+    """The platform stops the other hosts when one has failed."""
     rank_exits = [rank_exit(2, -9, 101, stopped=True), rank_exit(3, -9, 100)]
     outcome = outcome_of(compose_report(rank_exits, 9, "", 102.0), "algo-2", stopped_by=signal.SIGTERM)
     assert outcome.first_failure is not None

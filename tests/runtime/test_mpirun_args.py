@@ -1,4 +1,4 @@
-"""The words for each MPI, written by hand from the recipes that were seen to work (docs/mpi.md)."""
+"""The mpirun arguments for each MPI, written by hand from recipes that work (docs/mpi.md)."""
 
 from __future__ import annotations
 
@@ -36,66 +36,78 @@ def test_which_mpi_it_is(version_text: str, kind: str | None) -> None:
     assert detect_mpi(version_text) == kind
 
 
-TWO = MpiWorld(("algo-1", "algo-2"), 2, "/tmp/rsh")
-SAGEMAKER = MpiWorld(("algo-1", "algo-2", "algo-10"), 8, "/tmp/rsh", network_interface="eth0", is_root=True)
-ENDPOINT = MpiWorld(
+TWO_HOSTS = MpiWorld(("algo-1", "algo-2"), 2, "/tmp/rsh")
+SAGEMAKER_HOSTS = MpiWorld(
+    ("algo-1", "algo-2", "algo-10"), 8, "/tmp/rsh", network_interface="eth0", is_root=True
+)
+ENDPOINT_HOSTS = MpiWorld(
     ("algo-1", "algo-2"), 2, "/tmp/rsh", network_interface="lo", is_root=True, is_oversubscribed=True
 )
 
-PLAIN = MpiWorld(("127.64.0.1", "127.64.0.2"), 1, "/tmp/rsh", network_interface="lo", shares_hostname=True)
+PLAIN_HOSTS = MpiWorld(
+    ("127.64.0.1", "127.64.0.2"), 1, "/tmp/rsh", network_interface="lo", shares_hostname=True
+)
 
-TABLE = {
+COMMANDS = {
     (
         OPEN_MPI_4,
-        ENDPOINT,
+        ENDPOINT_HOSTS,
     ): "/usr/bin/mpirun --allow-run-as-root --host algo-1:2,algo-2:2 -np 4 --map-by slot "
     "--bind-to none --leave-session-attached --mca mpi_yield_when_idle 1 --oversubscribe "
     "--mca plm_rsh_agent /tmp/rsh --mca plm_rsh_no_tree_spawn 1 "
     "--mca oob_tcp_if_include lo --mca btl_tcp_if_include lo",
-    (OPEN_MPI_4, SAGEMAKER): "/usr/bin/mpirun --allow-run-as-root --host algo-1:8,algo-2:8,algo-10:8 -np 24 "
+    (
+        OPEN_MPI_4,
+        SAGEMAKER_HOSTS,
+    ): "/usr/bin/mpirun --allow-run-as-root --host algo-1:8,algo-2:8,algo-10:8 -np 24 "
     "--map-by slot --bind-to none --leave-session-attached --oversubscribe "
     "--mca plm_rsh_agent /tmp/rsh --mca plm_rsh_no_tree_spawn 1 "
     "--mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0",
-    (OPEN_MPI_4, TWO): "/usr/bin/mpirun --host algo-1:2,algo-2:2 -np 4 --map-by slot --bind-to none "
+    (OPEN_MPI_4, TWO_HOSTS): "/usr/bin/mpirun --host algo-1:2,algo-2:2 -np 4 --map-by slot --bind-to none "
     "--leave-session-attached --oversubscribe "
     "--mca plm_rsh_agent /tmp/rsh --mca plm_rsh_no_tree_spawn 1",
     # Neither --oversubscribe (all ranks on the first host) nor loopback for PRRTE (it finds no interface).
     (
         OPEN_MPI_5,
-        ENDPOINT,
+        ENDPOINT_HOSTS,
     ): "/usr/bin/mpirun --allow-run-as-root --host algo-1:2,algo-2:2 -np 4 --map-by slot "
     "--bind-to none --leave-session-attached --mca mpi_yield_when_idle 1 "
     "--prtemca plm_ssh_agent /tmp/rsh --prtemca plm_ssh_no_tree_spawn 1",
-    (OPEN_MPI_5, SAGEMAKER): "/usr/bin/mpirun --allow-run-as-root --host algo-1:8,algo-2:8,algo-10:8 -np 24 "
+    (
+        OPEN_MPI_5,
+        SAGEMAKER_HOSTS,
+    ): "/usr/bin/mpirun --allow-run-as-root --host algo-1:8,algo-2:8,algo-10:8 -np 24 "
     "--map-by slot --bind-to none --leave-session-attached "
     "--prtemca plm_ssh_agent /tmp/rsh --prtemca plm_ssh_no_tree_spawn 1 "
     "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0",
     # Hosts of isolation level plain all call themselves by the machine's own name.
     (
         OPEN_MPI_5,
-        PLAIN,
+        PLAIN_HOSTS,
     ): "/usr/bin/mpirun --host 127.64.0.1:1,127.64.0.2:1 -np 2 --map-by slot --bind-to none "
     "--leave-session-attached --mca pml ob1 --mca btl self,tcp --mca coll ^han,sm,xhc,acoll "
     "--prtemca plm_ssh_agent /tmp/rsh --prtemca plm_ssh_no_tree_spawn 1",
     (
         HYDRA,
-        ENDPOINT,
+        ENDPOINT_HOSTS,
     ): "/usr/bin/mpirun -launcher ssh -launcher-exec /tmp/rsh -hosts algo-1,algo-2 -ppn 2 -n 4",
-    (HYDRA, SAGEMAKER): "/usr/bin/mpirun -launcher ssh -launcher-exec /tmp/rsh -hosts algo-1,algo-2,algo-10 "
-    "-ppn 8 -n 24",
+    (
+        HYDRA,
+        SAGEMAKER_HOSTS,
+    ): "/usr/bin/mpirun -launcher ssh -launcher-exec /tmp/rsh -hosts algo-1,algo-2,algo-10 -ppn 8 -n 24",
 }
 
 
-@pytest.mark.parametrize(("kind", "world"), TABLE)
+@pytest.mark.parametrize(("kind", "world"), COMMANDS)
 def test_the_words(kind: str, world: MpiWorld) -> None:
-    assert build_command(kind, "/usr/bin/mpirun", world, []) == TABLE[kind, world].split()
+    assert build_command(kind, "/usr/bin/mpirun", world, []) == COMMANDS[kind, world].split()
 
 
 def test_the_users_words_come_last_and_stay_words() -> None:
     user_args = ["--map-by", "ppr:1:node", "-x", "NAME=a b; $HOME"]
-    command = build_command(HYDRA, "mpiexec", TWO, user_args)
+    command = build_command(HYDRA, "mpiexec", TWO_HOSTS, user_args)
     assert command[-4:] == user_args
-    assert command[:-4] == build_command(HYDRA, "mpiexec", TWO, [])
+    assert command[:-4] == build_command(HYDRA, "mpiexec", TWO_HOSTS, [])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +125,8 @@ def test_what_the_user_says_is_not_said_twice(
 ) -> None:
     """Open MPI 4 refuses a parameter that is given two values."""
     default_command, command = (
-        build_command(kind, "mpirun", ENDPOINT, []),
-        build_command(kind, "mpirun", ENDPOINT, user_args),
+        build_command(kind, "mpirun", ENDPOINT_HOSTS, []),
+        build_command(kind, "mpirun", ENDPOINT_HOSTS, user_args),
     )
     assert command.count(user_args[0]) >= 1
     assert sorted([*default_command, *user_args]) == sorted([*command, *(replaced_args or user_args)])

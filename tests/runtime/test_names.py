@@ -1,4 +1,4 @@
-"""The leader's name may come late, and may never come."""
+"""Resolution of the leader's name, which may take time or fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.host import Host, finish
 
 MakeHost = Callable[..., Host]
 
-OWN_HOSTS_FILE = (
+MOUNT_HOSTS_FILE = (
     "import os, subprocess, sys\n"
     "subprocess.run(['mount', '--bind', sys.argv[1], '/etc/hosts'], check=True)\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
@@ -29,7 +29,7 @@ PRINT_LEADER_ADDRESS = (
 def test_a_name_that_comes_late_is_waited_for(make_host: MakeHost, tmp_path: Path) -> None:
     hosts_file = tmp_path / "hosts"
     hosts_file.write_text("127.0.0.1 localhost\n")
-    wrapper = ("unshare", "--mount", sys.executable, "-c", OWN_HOSTS_FILE, str(hosts_file))
+    wrapper = ("unshare", "--mount", sys.executable, "-c", MOUNT_HOSTS_FILE, str(hosts_file))
     names = ["late-1.invalid", "late-2.invalid"]
     host = make_host(PRINT_LEADER_ADDRESS, hosts=names, current=names[1], wrapper=wrapper)
     with host.start() as process:
@@ -37,7 +37,7 @@ def test_a_name_that_comes_late_is_waited_for(make_host: MakeHost, tmp_path: Pat
         never = threading.Event()
         while not unpacked.exists():
             never.wait(0.01)
-        never.wait(0.2)  # let it ask, in vain, at least once
+        never.wait(0.2)  # at least one lookup fails
         with hosts_file.open("a") as file:
             file.write("127.0.7.1 late-1.invalid\n")
         result = finish(process)

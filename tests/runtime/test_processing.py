@@ -1,4 +1,4 @@
-"""The runtime in a processing job's host: another platform's files, the same ranks."""
+"""The runtime on a host of a processing job, which has other files and the same ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.runtime.host import runtime_archive
 
 
 def write_host_files(root: Path, script: str, **job: Any) -> ProcessingPaths:
-    """The files of a host called localhost, which has a channel ``train`` and an input elsewhere."""
+    """Write the files of a host called localhost: a channel ``train`` and an input in another directory."""
     paths = ProcessingPaths(str(root))
     for name in (RUNTIME_CHANNEL, SOURCE_CHANNEL, "train"):
         Path(paths.channel_dir(name)).mkdir(parents=True)

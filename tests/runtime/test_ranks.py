@@ -1,4 +1,4 @@
-"""What a rank finds when it starts: words, variables, folders; on every Python that can be had here."""
+"""Arguments, variables and directories of a rank at its start, with every Python of this machine."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ def python_of(version: str) -> str | None:
     installed = sorted((pyenv / "versions").glob(f"{version}.*/bin/python"))
     if installed:
         return str(installed[0])
-    found = shutil.which(f"python{version}")
+    interpreter = shutil.which(f"python{version}")
     # pyenv puts a name on the PATH for versions that it then refuses to run.
-    works = found is not None and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
-    return found if works else None
+    works = (
+        interpreter is not None
+        and subprocess.run([interpreter, "-c", ""], capture_output=True).returncode == 0
+    )
+    return interpreter if works else None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -123,7 +126,7 @@ def test_the_port_may_come_from_the_host(make_host: MakeHost) -> None:
 
 
 def test_ranks_do_not_see_the_runtime_and_find_their_source(make_host: MakeHost) -> None:
-    """Only what gives way to an installed smlaunch (test_importable)."""
+    """sys.path has only the folder that an installed smlaunch precedes (test_importable)."""
     host = make_host(PRINT_PROCESS_STATE, source={"package/helper.py": "", "package/__init__.py": ""})
     document = host.run().documents()[0]
     assert not [path for path in document["path"] if "runtime.pyz" in path]
@@ -141,7 +144,7 @@ def test_a_module_and_a_script_in_a_folder_import_from_the_source(make_host: Mak
 
 
 def test_any_program_can_be_a_rank(make_host: MakeHost) -> None:
-    """No shell: what looks like one is words."""
+    """No shell runs: its special characters are plain arguments."""
     result = make_host().run(argv=("printf", "%s|", "$HOME", "; rm -rf /", "a  b", "*"))
     assert result.stdout == "[0] $HOME|; rm -rf /|a  b|*|\n"
 

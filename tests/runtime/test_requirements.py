@@ -23,7 +23,7 @@ PRINT_PLANTED = "import planted, sys\nprint(planted.VALUE, sys.prefix)"
 
 
 def make_wheel(folder: str, modules: Mapping[str, str], name: str = "planted") -> None:
-    """The smallest wheel there is."""
+    """Write a minimal wheel of ``modules`` into ``folder``."""
     info = f"{name}-1.0.dist-info"
     files = {
         **modules,
@@ -80,7 +80,7 @@ def test_a_missing_requirements_file_is_said(make_host: MakeHost) -> None:
 
 
 def test_the_overlay_sees_all_that_is_below(tmp_path: Path) -> None:
-    """Also what is installed in the virtual environment it is made from, editable installs included."""
+    """It imports packages of the virtual environment below it, editable installs included."""
     python = requirements.make_overlay_venv(sys.executable, str(tmp_path / "python"))
     program = "import sys, smlaunch, pytest; print(sys.prefix)"
     result = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)

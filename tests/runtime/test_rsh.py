@@ -1,4 +1,4 @@
-"""What mpirun calls in the place of ssh, as a program of its own."""
+"""The program that mpirun calls instead of ssh."""
 
 from __future__ import annotations
 

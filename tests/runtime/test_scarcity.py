@@ -1,4 +1,4 @@
-"""Memory and disk that run out: told as such, with host, rank and exit code."""
+"""Exhausted memory and disk are reported with host, rank and exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ signal.pause()
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A memory control group of 96 MiB, of either version."""
+    """A memory control group of 96 MiB, of version 1 or 2."""
     for root, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),
@@ -47,7 +47,7 @@ def group() -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """The kernel lets go of processes that have just ended a moment later."""
+    """Remove a control group, which the kernel allows only a moment after its processes have ended."""
     end = time.monotonic() + 10
     while True:
         try:
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full(make_host: MakeHost, tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_full_disk_that_has_no_room_for_the_reason_either(make_host: MakeHost, tmp_path: Path) -> None:
-    """The exit code still tells, and so does the log."""
+    """The exit code and the log still report the failure."""
     small = tmp_path / "ml" / "output"
     host = make_host(
         FILL_DISK % "SM_OUTPUT_DIR", wrapper=("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(small))

@@ -1,4 +1,4 @@
-"""The job's secret: read from its file, shown without being told."""
+"""The job's secret: it is read from its file, and proofs of it do not disclose it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told about their segment, when it ends, and what is left to be read."""
+"""A segment: the variables of its ranks, its planned end, and its outcome file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from smlaunch.contract.outcome import (
 )
 from smlaunch.contract.segment import DIRECT, Segment
 from tests.runtime.host import SCRIPT, Host, finish
-from tests.runtime.test_signals import ready
+from tests.runtime.test_signals import read_ready_lines
 
 MakeHost = Callable[..., Host]
 
@@ -32,7 +32,7 @@ CHECKPOINTS = CheckpointSpec("/opt/ml/checkpoints/", "s3://b/run/checkpoints/", 
 JOB = "digits-s2-a3"
 OUTCOME_FILE = "smlaunch/outcome-digits-s2-a3.json"
 PRINT_ENVIRONMENT = "import json, os\nprint(json.dumps(dict(os.environ)))"
-WAITS_FOR_STOP_FILE = """
+WAIT_FOR_STOP_FILE = """
 import os, sys, time
 print("ready", flush=True)
 end = time.monotonic() + 30
@@ -40,7 +40,7 @@ while not os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]) and time.monotonic() 
     time.sleep(0.01)
 print("asked", flush=True)
 """
-IGNORES_THE_FILE = """
+IGNORE_STOP_FILE = """
 import os, signal, sys
 def leave(number, frame):
     print("file", os.path.exists(os.environ["SMLAUNCH_STOP_FILE"]), flush=True)
@@ -62,13 +62,13 @@ def outcome_of(host: Host, file_name: str = OUTCOME_FILE) -> SegmentOutcome | No
     return parse_outcome(path.read_bytes()) if path.exists() else None
 
 
-def leave_behind(host: Host, outcome: SegmentOutcome) -> None:
+def write_outcome(host: Host, outcome: SegmentOutcome) -> None:
     path = Path(host.paths.checkpoints) / outcome.path
     path.parent.mkdir(parents=True)
     path.write_bytes(outcome.to_bytes())
 
 
-# ---- what ranks are told -------------------------------------------------------------------------------
+# ---- variables of the ranks ----------------------------------------------------------------------------
 
 
 def test_every_rank_is_told_of_its_segment(make_host: MakeHost) -> None:
@@ -110,7 +110,7 @@ def test_the_requests_run_counts_more_than_job_json(make_host: MakeHost) -> None
 
 
 def test_a_run_that_was_only_inherited_is_another_ones(make_host: MakeHost) -> None:
-    """A rank may launch a run on its own machine: its host sees the variables of the outer job too."""
+    """A rank may launch a run on its own machine; that run's host inherits the outer job's variables."""
     outer = {"SMLAUNCH_RUN": "outer", "SMLAUNCH_CHECKPOINTS_URI": "s3://b/outer/checkpoints/"}
     host = segment_host(make_host, PRINT_ENVIRONMENT, environ=outer)
     (environment,) = host.run(run="digits", checkpoints=CHECKPOINTS).documents()
@@ -158,7 +158,7 @@ def test_the_order_survives_its_journey() -> None:
 
 
 def test_at_the_planned_end_ranks_leave_by_themselves(make_host: MakeHost) -> None:
-    host = segment_host(make_host, WAITS_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    host = segment_host(make_host, WAIT_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
     result = host.run(per_host=2, run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0)
     assert (result.exit_code, host.failure) == (0, "")
     assert sorted(result.lines)[:2] == ["[0] asked", "[0] ready"]
@@ -167,14 +167,14 @@ def test_at_the_planned_end_ranks_leave_by_themselves(make_host: MakeHost) -> No
 
 
 def test_ranks_that_stay_after_the_planned_end_are_stopped(make_host: MakeHost) -> None:
-    host = segment_host(make_host, IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    host = segment_host(make_host, IGNORE_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"})
     result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0)
     assert result.exit_code == 0
     assert "[0] file True" in result.lines
     assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
-STAYS = {
+SIGTERM_REACTIONS = {
     "dies of the signal": "signal.pause()",
     "is deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()",
     "exits with 143": "signal.signal(signal.SIGTERM, lambda *_: os._exit(143))\nsignal.pause()",
@@ -185,31 +185,37 @@ STAYS = {
     ),
 }
 IMPORTS = "import os, signal, subprocess, sys\n"
-REPORTS = "print('smlaunch: progress step=7 steps=9', flush=True)\n"
+REPORT_STEP = "print('smlaunch: progress step=7 steps=9', flush=True)\n"
 
 
-@pytest.mark.parametrize("stays", STAYS)
+@pytest.mark.parametrize("reaction", SIGTERM_REACTIONS)
 def test_a_script_that_knows_nothing_of_segments_has_not_failed_at_the_planned_end(
-    make_host: MakeHost, stays: str
+    make_host: MakeHost, reaction: str
 ) -> None:
-    host = segment_host(make_host, IMPORTS + REPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.6"})
+    host = segment_host(
+        make_host, IMPORTS + REPORT_STEP + SIGTERM_REACTIONS[reaction], environ={"SMLAUNCH_STOP_AFTER": "0.6"}
+    )
     result = host.run(per_host=2, run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0)
     assert (result.exit_code, host.failure) == (0, "")
     assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
     assert result.stderr.count("the segment is at its planned end, and its ranks have been stopped") == 1
 
 
-@pytest.mark.parametrize("stays", STAYS)
-def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(make_host: MakeHost, stays: str) -> None:
-    """Exit code 0 alone would say that the training is done."""
-    host = segment_host(make_host, IMPORTS + STAYS[stays], environ={"SMLAUNCH_STOP_AFTER": "0.3"})
+@pytest.mark.parametrize("reaction", SIGTERM_REACTIONS)
+def test_where_nobody_could_read_that_the_run_goes_on_it_has_failed(
+    make_host: MakeHost, reaction: str
+) -> None:
+    """Without an outcome file, exit code 0 would mean that the training is complete."""
+    host = segment_host(
+        make_host, IMPORTS + SIGTERM_REACTIONS[reaction], environ={"SMLAUNCH_STOP_AFTER": "0.3"}
+    )
     result = host.run(run="digits", margin_seconds=0.6, grace_seconds=50.0)
     assert result.exit_code != 0
     assert host.failure
 
 
 def test_ranks_that_have_finished_and_do_not_leave_have_failed(make_host: MakeHost) -> None:
-    """What they do at their very end, such as saving the model, is not done."""
+    """Their last work, such as saving the model, is missing."""
     outcome = SegmentOutcome(FINISHED, 120, "digits", JOB, 2, 3)
     train = (
         IMPORTS
@@ -230,7 +236,7 @@ def test_a_rank_that_fails_after_the_planned_end_before_anybody_stops_it_has_fai
     make_host: MakeHost,
 ) -> None:
     host = segment_host(
-        make_host, WAITS_FOR_STOP_FILE + "sys.exit('no room')", environ={"SMLAUNCH_STOP_AFTER": "0.3"}
+        make_host, WAIT_FOR_STOP_FILE + "sys.exit('no room')", environ={"SMLAUNCH_STOP_AFTER": "0.3"}
     )
     assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0).exit_code == 1
     assert "no room" in host.failure
@@ -243,7 +249,7 @@ def test_on_one_of_several_hosts_it_may_miss_a_rank_that_was_stopped_a_moment_be
     late = {"SMLAUNCH_STOP_AFTER": "0.3"}
     host = segment_host(
         make_host,
-        WAITS_FOR_STOP_FILE + "sys.exit('lost a peer')",
+        WAIT_FOR_STOP_FILE + "sys.exit('lost a peer')",
         environ=late,
         hosts=hosts,
         current=hosts[1],
@@ -253,9 +259,9 @@ def test_on_one_of_several_hosts_it_may_miss_a_rank_that_was_stopped_a_moment_be
 
 
 def test_the_stop_file_is_there_before_the_signal(make_host: MakeHost) -> None:
-    host = segment_host(make_host, IGNORES_THE_FILE)
+    host = segment_host(make_host, IGNORE_STOP_FILE)
     with host.start(per_host=2, run="digits", checkpoints=CHECKPOINTS) as process:
-        ready(process, 2)
+        read_ready_lines(process, 2)
         process.send_signal(signal.SIGTERM)
         result = finish(process)
     assert sorted(result.lines) == ["[0] file True", "[1] file True"]
@@ -270,15 +276,15 @@ def test_a_stop_file_of_an_attempt_before_does_not_count(make_host: MakeHost) ->
 
 
 def test_where_nothing_may_be_written_there_is_a_stop_file_all_the_same(make_host: MakeHost) -> None:
-    host = segment_host(make_host, WAITS_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
+    host = segment_host(make_host, WAIT_FOR_STOP_FILE, environ={"SMLAUNCH_STOP_AFTER": "1"})
     (host.root / "smlaunch").write_text("in the way")
     result = host.run(margin_seconds=40.0)
     assert "[0] asked" in result.lines
 
 
-# ---- how it has ended ----------------------------------------------------------------------------------
+# ---- outcomes ------------------------------------------------------------------------------------------
 
-LAST_STEP = "print('smlaunch: progress step=9 steps=9', flush=True)\n"
+REPORT_LAST_STEP = "print('smlaunch: progress step=9 steps=9', flush=True)\n"
 ENDS_AFTER_THE_PLANNED_END = """
 import time
 print("smlaunch: progress step=25 steps=26", flush=True)
@@ -318,13 +324,16 @@ def test_a_source_that_mentions_the_stop_file_may_have_left_for_it(make_host: Ma
 
 
 def test_the_last_step_of_all_is_the_end_unless_there_was_a_signal(make_host: MakeHost) -> None:
-    """A signal may end a script in the middle of saving its model, or of its validation after an epoch."""
+    """A signal may end a script while it saves its model or validates after an epoch."""
     last = ENDS_AFTER_THE_PLANNED_END + "print('smlaunch: progress step=26 steps=26', flush=True)\n"
     outcome = ended_after_the_planned_end(make_host, "# SMLAUNCH_STOP_FILE\n" + last)
     assert outcome is not None
     assert (outcome.result, outcome.reported_step) == (FINISHED, 26)
     host = segment_host(
-        make_host, LAST_STEP + IGNORES_THE_FILE, environ={"SMLAUNCH_STOP_AFTER": "0.6"}, name="signalled"
+        make_host,
+        REPORT_LAST_STEP + IGNORE_STOP_FILE,
+        environ={"SMLAUNCH_STOP_AFTER": "0.6"},
+        name="signalled",
     )
     assert host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=1.0).exit_code == 0
     outcome = outcome_of(host)
@@ -333,7 +342,7 @@ def test_the_last_step_of_all_is_the_end_unless_there_was_a_signal(make_host: Ma
 
 
 def test_the_last_step_of_one_independent_rank_says_nothing_of_the_others(make_host: MakeHost) -> None:
-    train = "# SMLAUNCH_STOP_FILE\n" + ENDS_AFTER_THE_PLANNED_END + LAST_STEP
+    train = "# SMLAUNCH_STOP_FILE\n" + ENDS_AFTER_THE_PLANNED_END + REPORT_LAST_STEP
     for rendezvous, result in ((True, FINISHED), (False, CONTINUE)):
         host = segment_host(make_host, train, environ={"SMLAUNCH_STOP_AFTER": "0.2"}, name=f"ml-{rendezvous}")
         settings = {"per_host": 2, "rendezvous": rendezvous, "margin_seconds": 40.0}
@@ -353,8 +362,8 @@ signal.pause()
 """
 
 
-SAVES_MODEL = "open(os.environ['SM_MODEL_DIR'] + '/m', 'w').close()"
-REMOVES = "os.unlink(state)"
+SAVE_MODEL = "open(os.environ['SM_MODEL_DIR'] + '/m', 'w').close()"
+REMOVE_CHECKPOINT = "os.unlink(state)"
 LOGS = "open(os.path.join(os.environ['SMLAUNCH_CHECKPOINTS'], 'train.log'), 'a').close()"
 COUNTS_FROM_0 = "print('smlaunch: progress step=8 steps=9', flush=True)"
 
@@ -362,16 +371,23 @@ COUNTS_FROM_0 = "print('smlaunch: progress step=8 steps=9', flush=True)"
 @pytest.mark.parametrize(
     ("end", "result"),
     [
-        ([LAST_STEP, REMOVES, SAVES_MODEL], FINISHED),
-        ([LAST_STEP, REMOVES, "open(os.environ['SM_OUTPUT_DATA_DIR'] + '/m', 'w').close()"], FINISHED),
-        ([LAST_STEP, REMOVES], CONTINUE),
-        ([LAST_STEP, SAVES_MODEL], CONTINUE),
-        ([REMOVES, SAVES_MODEL], CONTINUE),
-        (["print('smlaunch: progress step=7 steps=9', flush=True)", REMOVES, SAVES_MODEL], CONTINUE),
-        ([COUNTS_FROM_0, REMOVES, SAVES_MODEL], FINISHED),
-        ([COUNTS_FROM_0, SAVES_MODEL], CONTINUE),
-        ([LOGS, LAST_STEP, REMOVES, SAVES_MODEL], FINISHED),
-        ([LAST_STEP, REMOVES, LOGS, SAVES_MODEL], CONTINUE),
+        ([REPORT_LAST_STEP, REMOVE_CHECKPOINT, SAVE_MODEL], FINISHED),
+        (
+            [
+                REPORT_LAST_STEP,
+                REMOVE_CHECKPOINT,
+                "open(os.environ['SM_OUTPUT_DATA_DIR'] + '/m', 'w').close()",
+            ],
+            FINISHED,
+        ),
+        ([REPORT_LAST_STEP, REMOVE_CHECKPOINT], CONTINUE),
+        ([REPORT_LAST_STEP, SAVE_MODEL], CONTINUE),
+        ([REMOVE_CHECKPOINT, SAVE_MODEL], CONTINUE),
+        (["print('smlaunch: progress step=7 steps=9', flush=True)", REMOVE_CHECKPOINT, SAVE_MODEL], CONTINUE),
+        ([COUNTS_FROM_0, REMOVE_CHECKPOINT, SAVE_MODEL], FINISHED),
+        ([COUNTS_FROM_0, SAVE_MODEL], CONTINUE),
+        ([LOGS, REPORT_LAST_STEP, REMOVE_CHECKPOINT, SAVE_MODEL], FINISHED),
+        ([REPORT_LAST_STEP, REMOVE_CHECKPOINT, LOGS, SAVE_MODEL], CONTINUE),
     ],
 )
 def test_the_last_step_and_removed_checkpoints_after_a_signal_are_the_end(
@@ -390,7 +406,7 @@ def test_the_last_step_and_removed_checkpoints_after_a_signal_are_the_end(
 
 def test_a_training_that_was_repeated_to_its_last_step_has_finished(make_host: MakeHost) -> None:
     """It leaves a file that it does not resume from, so that it would begin anew in every segment."""
-    train = FINISHES_IN_THE_GRACE_PERIOD + LAST_STEP + SAVES_MODEL
+    train = FINISHES_IN_THE_GRACE_PERIOD + REPORT_LAST_STEP + SAVE_MODEL
     for earlier, result in (("9", FINISHED), ("8", CONTINUE)):
         environ = {"SMLAUNCH_STOP_AFTER": "0.6", "SMLAUNCH_FROM_REPORTED": earlier}
         host = segment_host(make_host, train, environ=environ, name=f"after-{earlier}")
@@ -462,7 +478,7 @@ def test_a_host_that_has_finished_after_an_interruption_takes_that_back(make_hos
     assert ranks == unfinished._replace(result=FINISHED)
 
 
-# ---- ranks that train apart ----------------------------------------------------------------------------
+# ---- independent ranks ---------------------------------------------------------------------------------
 
 INDEPENDENT: dict[str, Any] = {
     "run": "digits",
@@ -523,7 +539,7 @@ def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
 
 
 def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
-    """Whichever segment that was in, but not in an attempt whose segment was tried again."""
+    """Ranks may finish in different segments; an attempt that was retried does not count."""
 
     def of_host(host: str, segment: int, attempt: int, *ranks: int) -> RanksOfHost:
         job = f"digits-s{segment}-a{attempt}"
@@ -619,16 +635,18 @@ with open(os.path.join(os.environ["SMLAUNCH_CHECKPOINTS"], {OUTCOME_FILE!r}), "w
 
 
 def test_a_failure_says_how_far_it_had_come(make_host: MakeHost) -> None:
-    host = segment_host(make_host, REPORTS + "raise SystemExit(3)")
+    host = segment_host(make_host, REPORT_STEP + "raise SystemExit(3)")
     assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 3
     assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
 
 
 def test_a_stop_by_the_platform_says_how_far_it_had_come(make_host: MakeHost) -> None:
-    """At MaxRuntime under load, or by a spot notice."""
-    host = segment_host(make_host, "import signal\n" + REPORTS + "print('ready', flush=True)\nsignal.pause()")
+    """The platform stops a job at MaxRuntime or at a spot notice."""
+    host = segment_host(
+        make_host, "import signal\n" + REPORT_STEP + "print('ready', flush=True)\nsignal.pause()"
+    )
     with host.start(run="digits", checkpoints=CHECKPOINTS) as process:
-        ready(process, 1)
+        read_ready_lines(process, 1)
         process.send_signal(signal.SIGTERM)
         assert finish(process).exit_code == 143
     assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=7)
@@ -658,7 +676,7 @@ def test_what_counts_as_a_reported_step(make_host: MakeHost, lines: list[str], r
 
 
 def test_a_line_that_comes_in_pieces_is_one(make_host: MakeHost) -> None:
-    """So is one without an end: a rank may be killed in it."""
+    """A last line without a newline counts too: a rank may be killed while it writes."""
     train = """
 import os, time
 for piece in ("a line\\nsmlau", "nch: prog", "ress step=5", "1\\nsmlaunch: progress st", "ep=52"):
@@ -682,7 +700,7 @@ def test_a_script_that_begins_anew_is_told_from_one_that_goes_on(
         f"for step in range({begins}, {ends} + 1): print('smlaunch: progress step=%d' % step, flush=True)\n"
     )
     late = {"SMLAUNCH_STOP_AFTER": "1", "SMLAUNCH_FROM_REPORTED": "63"}
-    host = segment_host(make_host, loop + WAITS_FOR_STOP_FILE, environ=late)
+    host = segment_host(make_host, loop + WAIT_FOR_STOP_FILE, environ=late)
     host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=40.0)
     expected = SegmentOutcome(
         CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=ends, repeats_steps=repeats
@@ -691,9 +709,9 @@ def test_a_script_that_begins_anew_is_told_from_one_that_goes_on(
 
 
 def test_a_job_that_was_interrupted_has_reported_what_it_had_before(make_host: MakeHost) -> None:
-    """Spot capacity that comes back goes on under the same name, from the newest checkpoint."""
-    host = segment_host(make_host, REPORTS)
-    leave_behind(host, SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=40))
+    """After a spot interruption the job continues under the same name from the newest checkpoint."""
+    host = segment_host(make_host, REPORT_STEP)
+    write_outcome(host, SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, reported_step=40))
     assert host.run(run="digits", checkpoints=CHECKPOINTS).exit_code == 0
     assert outcome_of(host) == SegmentOutcome(
         FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, reported_step=40
@@ -710,7 +728,7 @@ def test_only_the_leader_says_it(make_host: MakeHost) -> None:
 def test_a_run_that_is_finished_ends_at_once(make_host: MakeHost) -> None:
     host = segment_host(make_host, "print('trains')")
     before = SegmentOutcome(FINISHED, 900, "digits", "digits-s1-a1", ranks_succeeded=True)
-    leave_behind(host, before)
+    write_outcome(host, before)
     result = host.run(run="digits", checkpoints=CHECKPOINTS)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "smlaunch: run digits has trained to its end before: nothing is left to do\n"
@@ -735,9 +753,9 @@ def test_a_run_that_is_finished_ends_at_once(make_host: MakeHost) -> None:
     ],
 )
 def test_whatever_else_lies_there_lets_it_train(make_host: MakeHost, outcome: SegmentOutcome) -> None:
-    """Model not saved: ranks said that they had finished, and the host was gone before they had left."""
+    """Model not saved: the ranks had written FINISHED, and the host was lost before they exited."""
     host = segment_host(make_host, "print('trains')")
-    leave_behind(host, outcome)
+    write_outcome(host, outcome)
     result = host.run(run="digits", checkpoints=CHECKPOINTS)
     assert result.lines == ["[0] trains"]
     assert outcome_of(host) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)

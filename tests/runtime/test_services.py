@@ -1,4 +1,5 @@
-"""Programs beside the ranks: started before them, waited for, ended after them, told of when they fail."""
+"""Services: they start before the ranks, are waited for, end after the ranks, and their failures are
+reported."""
 
 from __future__ import annotations
 
@@ -30,19 +31,19 @@ signal.signal(signal.SIGTERM, leave)
 while True:
     signal.pause()
 """
-AWAITS_TWO = """
+AWAIT_TWO_FILES = """
 import os, time
 while len([name for name in os.listdir(".") if name.startswith("up-")]) < 2:
     time.sleep(0.02)
 """
 PYTHON: Arg = Ref("python")
-SERVICE: Arg = Ref("source", suffix="/service.py")
-READY = Concat(("127.0.0.1:", Ref("port", offset=4)))
+SERVICE_SCRIPT: Arg = Ref("source", suffix="/service.py")
+READY_ADDRESS = Concat(("127.0.0.1:", Ref("port", offset=4)))
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The first of a block that no other job, and no outgoing connection, is given."""
+    """The first port of a block that no other job and no outgoing connection gets."""
     reserved = loopback.reserve(1)
     yield reserved.port
     reserved.release()
@@ -51,8 +52,8 @@ def port() -> Iterator[int]:
 def listening_service(
     name: str = "table", ready: bool = True, after: str = "0", **more: object
 ) -> ServiceSpec:
-    argv = (PYTHON, SERVICE, Ref("port", offset=4), after)
-    return ServiceSpec(name, argv, ready_address=READY if ready else None, **more)  # type: ignore[arg-type]
+    argv = (PYTHON, SERVICE_SCRIPT, Ref("port", offset=4), after)
+    return ServiceSpec(name, argv, ready_address=READY_ADDRESS if ready else None, **more)  # type: ignore[arg-type]
 
 
 def program_service(text: str, name: str = "table") -> ServiceSpec:
@@ -79,7 +80,7 @@ print("rank", flush=True)
 
 def test_they_start_in_their_order(make_host: MakeHost, port: int) -> None:
     second = Concat(("127.0.0.1:", Ref("port", offset=5)))
-    argv = (PYTHON, SERVICE, Ref("port", offset=5), "0")
+    argv = (PYTHON, SERVICE_SCRIPT, Ref("port", offset=5), "0")
     host = make_service_host(make_host, "print('rank')")
     services = (listening_service(after="0.3"), ServiceSpec("two", argv, ready_address=second))
     result = host.run(services=services, port=port)
@@ -101,7 +102,7 @@ def test_words_of_a_service(make_host: MakeHost) -> None:
         Ref("hyperparameters"),
     )
     hosts = ["127.0.0.2", "127.0.0.1"]
-    host = make_host(AWAITS_TWO, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
+    host = make_host(AWAIT_TWO_FILES, hosts=hosts, current="127.0.0.2", hyperparameters={"lr": "0.10"})
     service = ServiceSpec(
         "teller", (PYTHON, "-c", script + "time.sleep(60)", *words), (("TOLD", Concat(("x=", Ref("host")))),)
     )
@@ -116,7 +117,7 @@ def test_words_of_a_service(make_host: MakeHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "message"),
+    ("ending_code", "code", "message"),
     [
         ("raise SystemExit(7)", 7, "service table on algo-1 exited with code 7"),
         ("raise ValueError('boom')", 1, "service table on algo-1 exited with code 1: ValueError: boom"),
@@ -125,10 +126,12 @@ def test_words_of_a_service(make_host: MakeHost) -> None:
     ],
 )
 def test_one_that_ends_by_itself_ends_the_ranks(
-    make_host: MakeHost, how: str, code: int, message: str
+    make_host: MakeHost, ending_code: str, code: int, message: str
 ) -> None:
     host = make_host("import signal; signal.pause()")
-    result = host.run(services=(program_service(f"import os, time; time.sleep(0.2)\n{how}"),), per_host=2)
+    result = host.run(
+        services=(program_service(f"import os, time; time.sleep(0.2)\n{ending_code}"),), per_host=2
+    )
     assert result.exit_code == code
     assert host.failure.startswith(message)
     assert parse_failure(host.failure).service == "table"
@@ -136,8 +139,8 @@ def test_one_that_ends_by_itself_ends_the_ranks(
 
 
 def test_a_rank_that_misses_it_is_not_the_one_that_failed(make_host: MakeHost, port: int) -> None:
-    """They notice, and leave with a traceback of their own. Not within the millisecond: the kernel closes the
-    sockets of a killed process before its parent can hear of it, and who is quicker still is named."""
+    """The rank fails after 0.1 s with a traceback. A rank that failed within a millisecond could be named
+    instead: the kernel closes the sockets of a killed process before it notifies the parent."""
     train = """
 import os, socket, time
 peer = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]) + 4))
@@ -175,7 +178,7 @@ def test_one_that_never_gets_ready(make_host: MakeHost, port: int) -> None:
 
 
 def test_one_that_fails_before_it_is_ready(make_host: MakeHost, port: int) -> None:
-    service = program_service("raise SystemExit(3)")._replace(ready_address=READY)
+    service = program_service("raise SystemExit(3)")._replace(ready_address=READY_ADDRESS)
     host = make_host("print('rank')")
     result = host.run(services=(service,), port=port)
     assert (result.exit_code, host.failure) == (3, "service table on algo-1 exited with code 3")
@@ -199,7 +202,7 @@ os.write(1, b"%d\\n" % os.getpid())
 open("up-%d" % os.getpid(), "w").close()
 time.sleep(120)
 """
-    host = make_host(AWAITS_TWO)
+    host = make_host(AWAIT_TWO_FILES)
     result = host.run(services=(program_service(ignores_sigterm),))
     assert (result.exit_code, host.failure, len(result.lines)) == (0, "", 2)
     for line in result.lines:
@@ -230,7 +233,7 @@ while True:
 
     def test_before_a_service_is_ready(self, make_host: MakeHost, port: int) -> None:
         service = program_service("import time; print('up', flush=True); time.sleep(60)")._replace(
-            ready_address=READY
+            ready_address=READY_ADDRESS
         )
         host = make_host("print('rank')")
         began = time.monotonic()
@@ -293,15 +296,15 @@ print("left", flush=True)
 
 
 def test_where_it_runs(make_host: MakeHost, port: int) -> None:
-    """One on the leader is waited for by all; the one on the others starts after it."""
+    """All hosts wait for the leader's service; the others' service starts after it."""
     names = ["127.0.0.1", "127.0.0.2"]
     address = Concat(("127.0.0.1:", Ref("port", offset=6)))
-    argv = (PYTHON, SERVICE, Ref("port", offset=6), "0")
+    argv = (PYTHON, SERVICE_SCRIPT, Ref("port", offset=6), "0")
     services = (
         listening_service(name="head", after="0.3", runs_on=LEADER),
         ServiceSpec("worker", argv, runs_on=OTHERS, ready_address=address),
     )
-    # The leader's rank stays until the other host's has come, which it does when its worker listens.
+    # The leader's rank waits for the other host's rank, which starts when its worker listens.
     trains = (f"import socket; socket.create_server(('127.0.0.1', {port} + 7)).accept()", CONNECT_TO_LEADER)
     hosts = [
         make_host(train, source={"service.py": LISTEN}, name=name, hosts=names, current=name)
@@ -340,7 +343,7 @@ def cmdline(pid: str) -> str:
 
 
 def test_a_job_without_services_loads_nothing_of_theirs(make_host: MakeHost) -> None:
-    """What an ordinary job does not need must not lengthen its start."""
+    """Modules of services must not lengthen the start of a job without services."""
     result: Result = make_host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
     loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
     assert "smlaunch.runtime.supervisor" in loaded

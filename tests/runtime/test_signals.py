@@ -1,4 +1,4 @@
-"""SIGTERM in every phase, as an ordinary process and as PID 1; nothing is waited for by sleeping."""
+"""SIGTERM in every phase of the runtime, as an ordinary process and as PID 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeHost = Callable[..., Host]
 
 AS_PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
-HANDLES = """
+EXIT_ON_SIGTERM = """
 import os, signal, sys
 def leave(number, frame):
     open("left-by-" + os.environ["RANK"], "w").close()
@@ -29,23 +29,23 @@ print("ready", flush=True)
 while True:
     signal.pause()
 """
-IGNORES = """
+IGNORE_SIGTERM = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", os.getpid(), flush=True)
 while True:
     signal.pause()
 """
-OBEYS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+DIE_OF_SIGTERM = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
 
 
-def ready(process: subprocess.Popen[str], ranks: int) -> list[str]:
+def read_ready_lines(process: subprocess.Popen[str], ranks: int) -> list[str]:
     assert process.stdout is not None
     return [process.stdout.readline() for _ in range(ranks)]
 
 
 def runtime_of(process: subprocess.Popen[str], wrapped: bool) -> int:
-    """Below unshare, the runtime is its only child."""
+    """Return the pid of the runtime: below unshare it is the only child."""
     if not wrapped:
         return process.pid
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
@@ -58,18 +58,18 @@ class TestStop:
     def test_each_rank_is_told_and_may_leave_in_peace(
         self, make_host: MakeHost, wrapper: tuple[str, ...]
     ) -> None:
-        host = make_host(HANDLES, wrapper=wrapper)
+        host = make_host(EXIT_ON_SIGTERM, wrapper=wrapper)
         with host.start(per_host=2) as process:
-            ready(process, 2)
+            read_ready_lines(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
         assert (result.exit_code, host.failure) == (0, "")
         assert {"left-by-0", "left-by-1"} <= set(os.listdir(host.paths.code))
 
     def test_ranks_that_die_of_it_are_no_failure(self, make_host: MakeHost, wrapper: tuple[str, ...]) -> None:
-        host = make_host(OBEYS, wrapper=wrapper)
+        host = make_host(DIE_OF_SIGTERM, wrapper=wrapper)
         with host.start(per_host=2) as process:
-            ready(process, 2)
+            read_ready_lines(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
         assert (result.exit_code, host.failure) == (143, "")
@@ -77,17 +77,17 @@ class TestStop:
     def test_the_deaf_are_killed_when_the_grace_is_over(
         self, make_host: MakeHost, wrapper: tuple[str, ...]
     ) -> None:
-        host = make_host(IGNORES, wrapper=wrapper)
+        host = make_host(IGNORE_SIGTERM, wrapper=wrapper)
         with host.start(per_host=2, grace_seconds=0.3) as process:
-            ready(process, 2)
+            read_ready_lines(process, 2)
             os.kill(runtime_of(process, bool(wrapper)), signal.SIGTERM)
             result = finish(process)
         assert result.exit_code == 137
 
     def test_before_there_are_ranks(self, make_host: MakeHost, wrapper: tuple[str, ...]) -> None:
-        """A leader whose name never resolves keeps the host waiting; the stop must not have to."""
+        """The host waits for a leader whose name never resolves; a stop must not wait for it."""
         hosts = ["nobody-1.invalid", "nobody-2.invalid"]
-        host = make_host(OBEYS, hosts=hosts, current=hosts[1], wrapper=wrapper)
+        host = make_host(DIE_OF_SIGTERM, hosts=hosts, current=hosts[1], wrapper=wrapper)
         with host.start(per_host=2) as process:
             unpacked = Path(host.paths.code) / "train.py"
             while not unpacked.exists():
@@ -99,22 +99,22 @@ class TestStop:
 
 @pytest.mark.root
 def test_a_stop_that_came_before_the_first_instruction_is_not_lost(make_host: MakeHost) -> None:
-    """PID 1 drops what it has no handler for, but not what is blocked; the runtime unblocks it in time."""
+    """PID 1 loses signals without a handler, but not blocked ones; the runtime unblocks them in time."""
     starter = (
         "import os, signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
-    host = make_host(OBEYS)
-    result = make_host(name="other", wrapper=(*AS_PID_1, host.python, "-c", starter), train=OBEYS).run(
-        per_host=2
-    )
+    host = make_host(DIE_OF_SIGTERM)
+    result = make_host(
+        name="other", wrapper=(*AS_PID_1, host.python, "-c", starter), train=DIE_OF_SIGTERM
+    ).run(per_host=2)
     assert (result.exit_code, result.stdout) == (143, "")
 
 
 def test_loader_workers_do_not_die_before_their_rank(make_host: MakeHost) -> None:
-    """SIGTERM goes to the rank alone; its children, in the same group, go on until it lets them go."""
+    """SIGTERM goes to the rank alone; its children, in the same process group, run until the rank ends."""
     train = """
 import os, signal, subprocess, sys
 worker = subprocess.Popen(["sleep", "1000"])
@@ -126,7 +126,7 @@ print("ready", worker.pid, flush=True)
 signal.pause()
 """
     with make_host(train).start() as process:
-        worker = int(ready(process, 1)[0].split()[-1])
+        worker = int(read_ready_lines(process, 1)[0].split()[-1])
         process.terminate()
         result = finish(process)
     assert result.lines == ["[0] worker None"]
@@ -141,7 +141,7 @@ print("ready", flush=True)
 signal.pause()
 """
     with make_host(train).start() as process:
-        ready(process, 1)
+        read_ready_lines(process, 1)
         process.send_signal(signal.SIGUSR1)
         assert finish(process).exit_code == 7
 
@@ -155,7 +155,7 @@ signal.pause()
 """
     host = make_host(train)
     with host.start() as process:
-        ready(process, 1)
+        read_ready_lines(process, 1)
         process.terminate()
         result = finish(process)
     assert result.exit_code == 5
@@ -164,18 +164,18 @@ signal.pause()
 
 def test_ctrl_c_on_a_terminal_stops_too(make_host: MakeHost) -> None:
     with make_host("import signal\nprint(flush=True)\nsignal.pause()").start(per_host=2) as process:
-        ready(process, 2)
+        read_ready_lines(process, 2)
         process.send_signal(signal.SIGINT)
         assert finish(process).exit_code == 130
 
 
 def test_a_stop_while_requirements_are_installed(make_host: MakeHost, tmp_path: Path) -> None:
-    """pip reads its requirements from a pipe that nobody writes to: it installs for ever."""
-    host = make_host(OBEYS, environ={"SMLAUNCH_SHARED_PYTHON": "1"})
+    """pip reads its requirements from a pipe without a writer, so that it never ends."""
+    host = make_host(DIE_OF_SIGTERM, environ={"SMLAUNCH_SHARED_PYTHON": "1"})
     Path(host.paths.code).mkdir()
     fifo = Path(host.paths.code) / "requirements.txt"
     os.mkfifo(fifo)
-    # The runtime itself asks for a file; it is pip that follows the include.
+    # The runtime requires a regular file; only pip follows the include.
     (Path(host.paths.code) / "all.txt").write_text("-r requirements.txt\n")
     with host.start(per_host=1, requirements="all.txt", grace_seconds=5.0) as process, fifo.open("w"):
         process.terminate()
@@ -195,7 +195,7 @@ def test_an_orphan_that_never_stops_writing_does_not_keep_the_host(
 
 
 def test_orphans_are_found_wherever_they_went(make_host: MakeHost) -> None:
-    """A daemon of its own session, with its parent gone, is no longer in any group the runtime started."""
+    """A daemon in a session of its own, whose parent has ended, is in no process group of the runtime."""
     train = """
 import subprocess
 import sys
@@ -245,7 +245,7 @@ while True:
 """
     host = make_host(train)
     with host.start() as process:
-        ready(process, 1)  # from now on nobody reads; every pipe on the way fills up
+        read_ready_lines(process, 1)  # from now on nobody reads; every pipe on the way fills up
         process.terminate()
         marker = Path(host.paths.code) / "told"
         end = time.monotonic() + 20
@@ -256,25 +256,25 @@ while True:
 
 
 def test_a_stop_that_is_raised_into_a_callback_is_not_lost() -> None:
-    """What a weak reference's callback raises is dropped by Python; imports have such callbacks."""
+    """Python drops exceptions of a weak reference's callback; imports have such callbacks."""
     from smlaunch.runtime.errors import StoppedDuringSetup
     from smlaunch.runtime.signals import SignalQueue
 
-    class Thing:
+    class Referent:
         pass
 
     signals = SignalQueue()
-    thing = Thing()
+    referent = Referent()
     dropped: list[object] = []
 
     def stop(_: object) -> None:
         dropped.append(True)
         signals._handle(signal.SIGTERM, None)
 
-    reference = weakref.ref(thing, stop)
+    reference = weakref.ref(referent, stop)
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: dropped.append(unraisable.exc_type)
     try:
-        del thing
+        del referent
     finally:
         sys.unraisablehook = hook
     assert reference() is None

@@ -1,4 +1,4 @@
-"""What an archive may do: fill its folder, and nothing else."""
+"""Unpacking of source archives, which must not write outside their folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of many ranks: every line whole, every line there, each rank's order kept."""
+"""Output of many ranks: lines are intact and complete, and each rank's order is preserved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeHost = Callable[..., Host]
 
 
 def pass_through(pieces: list[bytes], prefix: bytes) -> bytes:
-    """What comes out when a process writes these pieces, each read on its own."""
+    """Return the output for a process that writes these pieces, each of which is read separately."""
     out_read, out_write = os.pipe()
     in_read, in_write = os.pipe()
     output = HostOutput(out_write)
@@ -99,7 +99,7 @@ def test_a_line_without_an_end_is_cut_not_kept_for_ever(make_host: MakeHost) -> 
 
 
 def test_what_a_process_says_without_a_newline_is_seen_at_once(make_host: MakeHost) -> None:
-    """One process has the output for itself: nothing is held back for the sake of whole lines."""
+    """A single process writes to the output directly: an incomplete line is not delayed."""
     with make_host("import signal\nprint('loading...', end='')\nsignal.pause()").start(
         rendezvous=False
     ) as process:

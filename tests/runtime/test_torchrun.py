@@ -1,4 +1,4 @@
-"""``launcher: torchrun``, with the real one."""
+"""``launcher: torchrun`` with the real torchrun."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ dist.destroy_process_group()
         assert env["SM_CURRENT_HOST"] == PEERS[1]
 
     def test_a_program_may_start_it(self, make_host: MakeHost, port: int) -> None:
-        """As neuron_parallel_compile does: it is given torchrun's whole line, and its end counts."""
+        """As neuron_parallel_compile: it gets torchrun's command line, and its exit code counts."""
         around = """
 import os, subprocess, sys
 print("around", os.path.basename(sys.argv[1]), *sys.argv[2:4], flush=True)
@@ -87,7 +87,7 @@ sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "AROUND": "yes"}).retur
         assert result.exit_code == 3
 
     @pytest.mark.parametrize(
-        ("how", "code", "message"),
+        ("ending_code", "code", "message"),
         [
             ("raise ValueError('boom')", 1, "exited with code 1: ValueError: boom\nTraceback"),
             ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
@@ -95,12 +95,12 @@ sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "AROUND": "yes"}).retur
         ],
     )
     def test_the_rank_that_failed_is_named(
-        self, make_host: MakeHost, port: int, how: str, code: int, message: str
+        self, make_host: MakeHost, port: int, ending_code: str, code: int, message: str
     ) -> None:
         train = f"""
 import os, signal, sys
 if os.environ["RANK"] == "1":
-    {how}
+    {ending_code}
 signal.pause()
 """
         host = make_host(train)
@@ -225,7 +225,7 @@ def test_its_way_to_die_of_a_signal() -> None:
 def test_a_rank_that_failed_before_its_agent_was_stopped_has_failed(
     traceback_at: float, rank: int | None
 ) -> None:
-    """The peers' host had ended first, and the platform stopped this one before it reported its rank."""
+    """Another host had ended first, and the platform stopped this one before torchrun reported its rank."""
     tails = {4: ("at work\n", None), 5: ("Traceback (most recent call last):\nOSError: x\n", traceback_at)}
     agent = FinishedProcess(4, 1, 100.0, 100.0, "SignalException: Process 7 got signal: 15\n", False, tails)
     failure = _outcome_by_rank(HostOutcome((agent,), stop_signal=15)).first_failure
@@ -239,7 +239,7 @@ class TestPeersThatLeave:
     def test_a_rank_that_leaves_with_0_while_others_wait_for_it(
         self, make_host: MakeHost, port: int, launcher: str
     ) -> None:
-        """Its peers fail within a moment; the cause says for want of whom, where the launcher knows."""
+        """Its peers fail soon; the cause names the rank that they miss where the launcher knows it."""
         train = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -302,5 +302,5 @@ dist.destroy_process_group()
 
 
 def log_lines(text: str) -> set[str]:
-    """Lines of the hosts' logs, without the host's name."""
+    """Return the lines of the hosts' logs without the host's name."""
     return {line.partition(" ")[2] for line in text.splitlines()}

@@ -1,4 +1,4 @@
-"""Finding the cause in real output of real Pythons."""
+"""The cause of a failure is found in real output of Python."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def output_of(program: str, python: str = sys.executable, *options: str) -> str:
 def test_the_cause(program: str, cause: str) -> None:
     if "ExceptionGroup" in program and sys.version_info < (3, 11):
         pytest.skip("no exception groups in this Python")
-    found = tracebacks.find_cause(output_of(program))
-    assert found is not None
-    assert found.line.startswith(cause)
-    assert found.line.split(":")[0] in found.traceback
+    failure_cause = tracebacks.find_cause(output_of(program))
+    assert failure_cause is not None
+    assert failure_cause.line.startswith(cause)
+    assert failure_cause.line.split(":")[0] in failure_cause.traceback
 
 
 def test_noise_between_the_frames() -> None:
-    """Another thread's line, in the middle of a traceback, is not taken for the exception."""
+    """A line of another thread inside a traceback is not mistaken for the exception."""
     tail = (
         "Traceback (most recent call last):\n"
         '  File "train.py", line 1, in <module>\n'
@@ -58,9 +58,9 @@ def test_noise_between_the_frames() -> None:
         "    main()\n"
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     )
-    found = tracebacks.find_cause(tail)
-    assert found is not None
-    assert found.line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    failure_cause = tracebacks.find_cause(tail)
+    assert failure_cause is not None
+    assert failure_cause.line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @pytest.mark.parametrize(

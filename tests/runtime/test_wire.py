@@ -1,4 +1,4 @@
-"""Connections between the hosts of one job: who is accepted, and which frames count."""
+"""Connections between the hosts of one job: authentication, and rejection of forged frames."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def receive_exactly(raw: socket.socket, size: int) -> bytes:
 
 def test_frames_cannot_be_made_changed_or_repeated(pair: Pair) -> None:
     left_socket, right_socket = pair
-    left, right = connections(pair)
-    left.send(STDOUT, b"first")
-    assert right.receive() == Frame(STDOUT, b"first")
-    left.send(STDOUT, b"second")
+    left_peer, right_peer = connections(pair)
+    left_peer.send(STDOUT, b"first")
+    assert right_peer.receive() == Frame(STDOUT, b"first")
+    left_peer.send(STDOUT, b"second")
     frame_bytes = receive_exactly(right_socket, 5 + 6 + 32)
     left_socket.sendall(frame_bytes)
-    assert right.receive() == Frame(STDOUT, b"second")
+    assert right_peer.receive() == Frame(STDOUT, b"second")
     left_socket.sendall(frame_bytes)  # the same once more
     with pytest.raises(PeerError, match="a frame has a wrong signature"):
-        right.receive()
+        right_peer.receive()
     right_socket.sendall(frame_bytes)  # sent back
     with pytest.raises(PeerError, match="a frame has a wrong signature"):
-        left.receive()
+        left_peer.receive()
 
 
 def test_a_frame_for_one_purpose_is_none_for_another(pair: Pair) -> None:
@@ -76,38 +76,38 @@ def test_a_frame_for_one_purpose_is_none_for_another(pair: Pair) -> None:
 @pytest.mark.parametrize("purpose", [TO_AGENT, TO_LEADER])
 def test_no_frame_is_larger_than_its_purpose_allows(pair: Pair, purpose: ConnectionPurpose) -> None:
     left_socket, _ = pair
-    _, right = connections(pair, purpose)
+    _, right_peer = connections(pair, purpose)
     left_socket.sendall(MESSAGE + (purpose.max_bytes + 1).to_bytes(4, "big"))
     with pytest.raises(PeerError, match=f"a frame of {purpose.max_bytes + 1} bytes is too large"):
-        right.receive()
+        right_peer.receive()
 
 
 def test_what_comes_byte_by_byte_is_taken_whole_and_nobody_waits(pair: Pair) -> None:
     left_socket, right_socket = pair
-    left, right = connections(pair)
-    left.send_message({"ready": True})
-    left.send_message(["next"])
+    left_peer, right_peer = connections(pair)
+    left_peer.send_message({"ready": True})
+    left_peer.send_message(["next"])
     sent_bytes = right_socket.recv(1 << 16)
-    right.set_non_blocking()
+    right_peer.set_non_blocking()
     messages = []
     for byte in sent_bytes:
         left_socket.sendall(bytes([byte]))
-        frame = right.receive_available()
+        frame = right_peer.receive_available()
         messages += [] if frame is None else [frame.parse_json()]
     assert messages == [{"ready": True}, ["next"]]
     left_socket.sendall(sent_bytes[:1])
-    assert right.receive_available() is None
+    assert right_peer.receive_available() is None
     left_socket.close()
     with pytest.raises(PeerLost):
-        right.receive_available()
+        right_peer.receive_available()
 
 
 def test_a_message_that_there_is_no_room_for_is_lost_at_once(pair: Pair) -> None:
-    left, _ = connections(pair)
-    left.set_non_blocking()
+    left_peer, _ = connections(pair)
+    left_peer.set_non_blocking()
     with pytest.raises(PeerLost):
         for _ in range(1000):
-            left.send(STDOUT, bytes(1 << 16))
+            left_peer.send(STDOUT, bytes(1 << 16))
 
 
 def test_a_stranger_proves_itself_byte_by_byte_and_nobody_waits(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Real hosts at every level this machine has."""
+"""Real hosts at every isolation level of this machine."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Hosts:
         )
 
     def run(self, *scripts: str, **options: object) -> list[tuple[HostExit, str]]:
-        """Until all have ended: how, and what they printed."""
+        """Run scripts on hosts until all have ended; return each host's exit and output."""
         hosts = self.start(*scripts, **options)  # type: ignore[arg-type]
-        return [(ended(host), output(host)) for host in hosts]
+        return [(wait_for_exit(host), output(host)) for host in hosts]
 
-    def left(self) -> list[int]:
+    def remaining_pids(self) -> list[int]:
         return process_cleanup.processes_of_owner(self.owner + "/")
 
     def release(self) -> None:
@@ -83,18 +83,18 @@ class Hosts:
             allocation.release()
 
 
-def ended(host: HostProcess) -> HostExit:
+def wait_for_exit(host: HostProcess) -> HostExit:
     deadline = time.monotonic() + _PATIENCE
     while True:
         ready, _, _ = select.select([host.events], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, "the host did not end"
-        found = host.read()
-        if found is not None:
-            return found
+        host_exit = host.read()
+        if host_exit is not None:
+            return host_exit
 
 
 def output(host: HostProcess) -> str:
-    """All that was printed, after the host has ended."""
+    """Return all output of a host that has ended."""
     parts = []
     while part := os.read(host.output, 1 << 16):
         parts.append(part)
@@ -102,16 +102,16 @@ def output(host: HostProcess) -> str:
 
 
 def read_until(host: HostProcess, text: str) -> str:
-    seen = ""
-    while text not in seen:
+    output_text = ""
+    while text not in output_text:
         part = os.read(host.output, 1 << 16).decode()
-        assert part, f"ended after {seen!r}"
-        seen += part
-    return seen
+        assert part, f"ended after {output_text!r}"
+        output_text += part
+    return output_text
 
 
 def eventually(condition: Callable[[], bool], patience: float = _PATIENCE) -> bool:
-    """For what no event tells, such as the end of a process that is nobody's child."""
+    """Poll a condition without an event, such as the end of a process that is no child of this one."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if condition():
@@ -122,9 +122,9 @@ def eventually(condition: Callable[[], bool], patience: float = _PATIENCE) -> bo
 
 @pytest.fixture
 def hosts(tmp_path: Path, level: str) -> Iterator[Hosts]:
-    bench = Hosts(tmp_path, level)
-    yield bench
-    bench.release()
+    job_hosts = Hosts(tmp_path, level)
+    yield job_hosts
+    job_hosts.release()
     with contextlib.suppress(FileNotFoundError):
         assert list((tmp_path / "hosts").iterdir()) == []
-    assert bench.left() == []
+    assert job_hosts.remaining_pids() == []

@@ -1,4 +1,4 @@
-"""Run as a program by test_orphans: an endpoint that has hosts running, and is then killed."""
+"""Run as a program by test_orphans: an endpoint with running hosts that the test kills."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run() -> None:
         while b"ready" not in text:
             text += os.read(process.output, 4096)
     print("running", flush=True)
-    globals()["kept"] = allocation  # the thread ends here: its hosts must not
+    globals()["allocation"] = allocation  # a reference that outlives this thread: its hosts must go on
 
 
-# From a thread that ends, as jobs are in the endpoint.
+# The hosts start from a thread that ends, as in the endpoint.
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()

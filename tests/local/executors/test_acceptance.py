@@ -1,5 +1,5 @@
-"""One list for all levels: what a job's program finds, how it ends, and what is left. Levels user and plain
-run as an ordinary user."""
+"""The same tests for all levels: the environment of a job's program, its end, and its leftovers. Levels user
+and plain run as an ordinary user."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.local.executors.conftest import eventually
 
 @pytest.fixture(scope="module", params=LEVELS)
 def host(request: pytest.FixtureRequest) -> Iterator[EndpointHarness]:
-    with endpoint_harness(request.param) as built:
-        built.start()
-        yield built
+    with endpoint_harness(request.param) as harness:
+        harness.start()
+        yield harness
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def client(host: EndpointHarness) -> EndpointClient:
     return EndpointClient(host.info)
 
 
-LOOK = """
+PROBE_HOST = """
 import errno, tempfile
 config_file = ROOT + "/input/config/resourceconfig.json"
 config = json.load(open(config_file))
@@ -47,9 +47,11 @@ found["pid_1"] = os.getpid() == 1 and not others
 found["own_tmp"] = not os.path.exists(outside["tmp"])
 found["own_shm"] = not os.path.exists(outside["shm"])
 # Where programs come from stays visible, also when that lies below /tmp.
-kept = [sys.prefix, sys.base_prefix, os.environ.get("HOME", ""), *os.environ["PATH"].split(":")]
+program_dirs = [sys.prefix, sys.base_prefix, os.environ.get("HOME", ""), *os.environ["PATH"].split(":")]
 entries = [os.path.join(tempfile.gettempdir(), name) for name in os.listdir(tempfile.gettempdir())]
-found["own_tempdir"] = all(any((place + "/").startswith(entry + "/") for place in kept) for entry in entries)
+found["own_tempdir"] = all(
+    any((directory + "/").startswith(entry + "/") for directory in program_dirs) for entry in entries
+)
 open(tempfile.gettempdir() + "/mine", "w").write("x")
 data = ROOT + "/input/data/large/"
 before = open(data + "000").read()
@@ -71,7 +73,7 @@ time.sleep(1000)
 
 
 def test_what_a_program_finds(host: EndpointHarness, client: EndpointClient, tmp_path: Path) -> None:
-    for number in range(100):  # enough to be shown rather than copied, where that can be done
+    for number in range(100):  # enough objects to be mounted rather than copied, where that is possible
         client.put(f"large/{number:03}", b"original")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://tests/large"}
     marks = Path("/tmp/sml-outside"), Path("/dev/shm/sml-outside")
@@ -88,7 +90,7 @@ def test_what_a_program_finds(host: EndpointHarness, client: EndpointClient, tmp
             }
             client.create(
                 "look",
-                LOOK,
+                PROBE_HOST,
                 hosts=2,
                 EnableNetworkIsolation=True,
                 Environment={"OUTSIDE": json.dumps(outside)},
@@ -100,9 +102,9 @@ def test_what_a_program_finds(host: EndpointHarness, client: EndpointClient, tmp
             mark.unlink()
     answers = [json.loads(lines[-1].partition(" ")[2]) for lines in client.printed_lines("look").values()]
     expected = {row.key: row.at(host.level).holds for row in DIFFERENCES if row.key != "ignores_sigterm"}
-    for found, refused, owner_of_root in answers:
-        assert found == expected
-        # Clearly, and each by its own name.
+    for findings, refused, owner_of_root in answers:
+        assert findings == expected
+        # Each level refuses with an error of its own.
         assert refused == {"full": None, "user": "EINVAL", "plain": "EPERM"}[host.level]
         assert owner_of_root == (65534 if host.level == "user" else 0)
     assert client.s3.get_object(Bucket="tests", Key="large/000")["Body"].read() == b"original"
@@ -119,25 +121,25 @@ def test_what_a_program_finds(host: EndpointHarness, client: EndpointClient, tmp
 def test_a_first_process_without_a_handler(host: EndpointHarness, client: EndpointClient) -> None:
     client.create("deaf", "print('ready', flush=True); time.sleep(1000)")
     client.wait_for_line("deaf", "ready")
-    (first,) = (seen.pid for seen in host.processes() if seen.role == "first")
+    (first,) = (process.pid for process in host.processes() if process.role == "first")
     os.kill(first, 15)
     (row,) = (row for row in DIFFERENCES if row.key == "ignores_sigterm")
     if row.at(host.level).holds:
-        # What is sent later is seen later: once it has answered, the first was ignored.
-        assert _still_sleeps(first)
+        # Signals arrive in order: no pending signal means that SIGTERM was ignored.
+        assert _ignored_signals(first)
         os.kill(first, 9)
     job = client.wait("deaf")
     code = 137 if row.at(host.level).holds else 143
     assert f"exit code: {code}" in job["FailureReason"]
 
 
-def _still_sleeps(pid: int) -> bool:
+def _ignored_signals(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     pending = [line for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return all(int(line.split()[1], 16) == 0 for line in pending) and "State:\tS" in status
 
 
-ESCAPES = """
+ESCAPING_CHILDREN_SCRIPT = """
 import subprocess
 def double(word):
     if os.fork() == 0:
@@ -164,14 +166,14 @@ print("ready", flush=True)
 def test_nothing_outlives_an_end(
     host: EndpointHarness, client: EndpointClient, name: str, ending: str, status: str, text: str
 ) -> None:
-    job = client.run(f"ends-{name}", ESCAPES + ending, hosts=2)
+    job = client.run(f"ends-{name}", ESCAPING_CHILDREN_SCRIPT + ending, hosts=2)
     assert job["TrainingJobStatus"] == status
     assert text in job.get("FailureReason", "")
     assert host.processes() == []
 
 
 def test_nothing_outlives_a_stop(host: EndpointHarness, client: EndpointClient) -> None:
-    client.create("stops", ESCAPES + "time.sleep(1000)", hosts=2)
+    client.create("stops", ESCAPING_CHILDREN_SCRIPT + "time.sleep(1000)", hosts=2)
     client.wait_for_line("stops", "ready", count=2)
     assert len(host.processes()) == 10
     client.sagemaker.stop_training_job(TrainingJobName="stops")
@@ -192,23 +194,26 @@ def test_nothing_outlives_a_stop(host: EndpointHarness, client: EndpointClient) 
 )
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
-    """``grounds`` looks for what is left, also after the next endpoint's start."""
+    """``endpoint_harness`` checks for leftovers, also after the next endpoint's start."""
     with endpoint_harness(level) as host:
         client = EndpointClient(host.start(kind))
         client.create(
-            "runs", ESCAPES + "double('1004'); time.sleep(1000)", hosts=2, EnableNetworkIsolation=True
+            "runs",
+            ESCAPING_CHILDREN_SCRIPT + "double('1004'); time.sleep(1000)",
+            hosts=2,
+            EnableNetworkIsolation=True,
         )
         client.wait_for_line("runs", "ready", count=2)
         assert eventually(lambda: len(host.processes()) == 12)
         if victim == "endpoint":
             host.kill()
         elif victim == "endpoint and supervisors":
-            supervisors = [seen.pid for seen in host.processes() if seen.role == "supervisor"]
+            supervisors = [process.pid for process in host.processes() if process.role == "supervisor"]
             host.kill(*supervisors)
             client = EndpointClient(host.start(kind))
         else:
-            os.kill([seen.pid for seen in host.processes() if seen.role == victim][-1], 9)
-            if victim == "below":  # a daemon: nobody needs it
+            os.kill([process.pid for process in host.processes() if process.role == victim][-1], 9)
+            if victim == "below":  # a daemon: the job runs without it
                 assert client.describe("runs")["TrainingJobStatus"] == "InProgress"
                 client.sagemaker.stop_training_job(TrainingJobName="runs")
                 assert client.wait("runs")["TrainingJobStatus"] == "Stopped"
@@ -219,5 +224,5 @@ def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
 
 def test_the_page_shows_the_table_that_is_tested() -> None:
     text = (ROOT / "docs" / "isolation.md").read_text()
-    shown = text.partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == table(), "python tools/generate_isolation_table.py writes it anew"
+    table_text = text.partition(BEGIN)[2].partition(END)[0].strip()
+    assert table_text == table(), "python tools/generate_isolation_table.py writes it anew"

@@ -1,4 +1,4 @@
-"""An engine that does not answer: scripts in its place, which hang at one of its commands."""
+"""An engine that does not answer: scripts replace it and hang at one of its commands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from smlaunch.local.executors.containers_engine import cached_engine, image_id, 
 from smlaunch.local.executors.levels import machine_fingerprint
 from tests.local.executors.conftest import eventually
 
-SCRIPT = """#!/bin/sh
-echo "$*" >> {folder}/asked
+ENGINE_SCRIPT = """#!/bin/sh
+echo "$*" >> {folder}/commands
 case "$*" in
     {hangs}) {how} echo $$ >> {folder}/hanging; while :; do sleep 0.1; done ;;
     "image inspect"*) echo sha256:0123 ;;
@@ -30,67 +30,69 @@ esac
 """
 
 
-PATIENCE = 1.0
-"""Enough for a script's answer on a busy machine."""
+TIMEOUT_SECONDS = 1.0
+"""Seconds in which a script answers, also on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", PATIENCE)
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", TIMEOUT_SECONDS)
     monkeypatch.setattr(containers_commands, "_TERMINATION_SECONDS", 0.5)
 
 
-def hanging_at(folder: Path, *patterns: str, how: str = "") -> Engine:
-    """podman, which never ends where its words begin so."""
+def make_hanging_engine(folder: Path, *patterns: str, shell_prefix: str = "") -> Engine:
+    """Write a podman that hangs at commands that begin with one of ``patterns``."""
     program = folder / "podman"
-    program.write_text(SCRIPT.format(folder=folder, hangs="|".join(f'"{p}"*' for p in patterns), how=how))
+    program.write_text(
+        ENGINE_SCRIPT.format(folder=folder, hangs="|".join(f'"{p}"*' for p in patterns), how=shell_prefix)
+    )
     program.chmod(0o755)
     return Engine("podman", str(program), "0")
 
 
-def none_hangs(folder: Path) -> bool:
+def has_no_hanging_command(folder: Path) -> bool:
     return not any(Path("/proc", pid).exists() for pid in (folder / "hanging").read_text().split())
 
 
-@pytest.mark.parametrize("how", ("", "trap '' TERM;"))
-def test_a_command_without_an_answer_is_ended_and_named(tmp_path: Path, how: str) -> None:
-    engine = hanging_at(tmp_path, "--runtime=runc network rm", how=how)
+@pytest.mark.parametrize("shell_prefix", ("", "trap '' TERM;"))
+def test_a_command_without_an_answer_is_ended_and_named(tmp_path: Path, shell_prefix: str) -> None:
+    engine = make_hanging_engine(tmp_path, "--runtime=runc network rm", shell_prefix=shell_prefix)
     engine = replace(engine, flags=("--runtime=runc",))
-    done = run(engine.command("network", "rm", "--force", "mine"))
-    assert done.returncode == UNANSWERED
-    assert done.stderr.decode() == (
+    result = run(engine.command("network", "rm", "--force", "mine"))
+    assert result.returncode == UNANSWERED
+    assert result.stderr.decode() == (
         "`podman network rm` has not answered for 1 s; see whether `podman ps` does, and restart the "
         "engine where not"
     )
-    assert none_hangs(tmp_path)
+    assert has_no_hanging_command(tmp_path)
 
 
 def test_what_a_command_is_given_and_says_is_whole(tmp_path: Path) -> None:
     content = os.urandom(1 << 20)
-    done = run(["sh", "-c", "sleep 0.1; cat; echo because >&2; exit 3"], content)
-    assert (done.returncode, done.stdout, done.stderr) == (3, content, b"because\n")
+    result = run(["sh", "-c", "sleep 0.1; cat; echo because >&2; exit 3"], content)
+    assert (result.returncode, result.stdout, result.stderr) == (3, content, b"because\n")
 
 
 def test_silence_is_no_missing_image_and_no_empty_machine(tmp_path: Path) -> None:
     with pytest.raises(CannotAllocate, match="`podman image inspect` has not answered"):
-        image_id(hanging_at(tmp_path, "image inspect"), "any")
+        image_id(make_hanging_engine(tmp_path, "image inspect"), "any")
     for silent in ("network create", "network inspect"):
         with pytest.raises(CannotAllocate, match=f"`podman {silent}` has not answered"):
             containers_network.create_network(
-                hanging_at(tmp_path, silent), "n", "o", host_count=2, is_internal=False
+                make_hanging_engine(tmp_path, silent), "n", "o", host_count=2, is_internal=False
             )
-    executor = Containers(tmp_path, "o", hanging_at(tmp_path, "ps"), {}, None, ())
+    executor = Containers(tmp_path, "o", make_hanging_engine(tmp_path, "ps"), {}, None, ())
     with pytest.raises(EndpointError, match="cannot be removed: `podman ps` has not answered"):
         executor.remove_leftovers("another")
-    assert none_hangs(tmp_path)
+    assert has_no_hanging_command(tmp_path)
 
 
 def test_an_engine_that_does_not_tell_its_version_is_not_remembered(tmp_path: Path) -> None:
     cache = tmp_path / "engine.json"
-    for silent, found in (("image", True), ("version", False)):
-        engine = hanging_at(tmp_path, silent)
+    for silent, is_remembered in (("image", True), ("version", False)):
+        engine = make_hanging_engine(tmp_path, silent)
         cache.write_text(json.dumps({"fingerprint": machine_fingerprint(), "engine": asdict(engine)}))
-        assert (cached_engine(cache) is not None) is found
+        assert (cached_engine(cache) is not None) is is_remembered
 
 
 @pytest.mark.parametrize(
@@ -100,17 +102,17 @@ def test_an_engine_that_does_not_tell_its_version_is_not_remembered(tmp_path: Pa
 )
 def test_a_host_is_given_back_whatever_the_engine_does(tmp_path: Path, silent: tuple[str, ...]) -> None:
     """A job that is stopped meanwhile ends, and nothing that waits for the engine is left."""
-    engine = hanging_at(tmp_path, *silent)
+    engine = make_hanging_engine(tmp_path, *silent)
     allocation = Containers(tmp_path / "hosts", "o", engine, {}, None, ()).allocate(
         "job", ["algo-1"], True, "i"
     )
     (host,) = allocation.start([Program(("true",), {})])
     assert eventually((tmp_path / "hanging").exists)
-    time.sleep(PATIENCE + 0.2)  # more than the patience with what takes a moment
-    assert not none_hangs(tmp_path)
+    time.sleep(TIMEOUT_SECONDS + 0.2)  # longer than the timeout of short commands
+    assert not has_no_hanging_command(tmp_path)
     host.terminate()
     allocation.release()
-    assert none_hangs(tmp_path)
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert "rm --force --volumes --time=0 smlaunch-o-job-algo-1" in asked
-    assert asked[-1] == "network rm smlaunch-o-job"
+    assert has_no_hanging_command(tmp_path)
+    commands = (tmp_path / "commands").read_text().splitlines()
+    assert "rm --force --volumes --time=0 smlaunch-o-job-algo-1" in commands
+    assert commands[-1] == "network rm smlaunch-o-job"

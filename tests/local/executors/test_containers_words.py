@@ -29,7 +29,7 @@ def plan(**changes: object) -> ContainerPlan:
 
 
 def test_all_of_podmans_words() -> None:
-    asked = plan(
+    container_plan = plan(
         entrypoint=("python3", "-u"),
         arguments=("/opt/ml/x.py", "--a=b c"),
         environment={"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "hidden"},
@@ -41,7 +41,7 @@ def test_all_of_podmans_words() -> None:
         shm_bytes=2 << 30,
         options=("--memory=8g",),
     )
-    assert words.create_command(PODMAN, asked) == [
+    assert words.create_command(PODMAN, container_plan) == [
         "/usr/bin/podman",
         "--runtime=runc",
         "create",
@@ -72,11 +72,14 @@ def test_all_of_podmans_words() -> None:
 
 
 def test_docker_takes_the_same_but_for_these() -> None:
-    asked = plan(entrypoint=("python3", "-u"))
+    container_plan = plan(entrypoint=("python3", "-u"))
     only_podman = {"/usr/bin/podman", "--runtime=runc", "--ulimit=nofile=9:9", "--http-proxy=false"}
-    there, here = words.create_command(PODMAN, asked), words.create_command(DOCKER, asked)
-    assert set(there) - set(here) == only_podman | {'--entrypoint=["python3"]'}
-    assert set(here) - set(there) == {"/usr/bin/docker", "--entrypoint=python3"}
+    podman_words, docker_words = (
+        words.create_command(PODMAN, container_plan),
+        words.create_command(DOCKER, container_plan),
+    )
+    assert set(podman_words) - set(docker_words) == only_podman | {'--entrypoint=["python3"]'}
+    assert set(docker_words) - set(podman_words) == {"/usr/bin/docker", "--entrypoint=python3"}
 
 
 def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
@@ -116,9 +119,9 @@ def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
         "X",
     )
     environment = {name: f"s3cr3t of {name}\nwith a newline" for name in names}
-    named = variables_by_name(environment, {"HF_TOKEN": "another's"})
-    assert named == environment
-    line = words.create_command(PODMAN, plan(environment=environment, variables_by_name=named))
+    variables = variables_by_name(environment, {"HF_TOKEN": "another's"})
+    assert variables == environment
+    line = words.create_command(PODMAN, plan(environment=environment, variables_by_name=variables))
     assert not any("s3cr3t" in word for word in line)
     assert [word for word in line if word.startswith("--env")] == [f"--env={name}" for name in names]
 
@@ -151,7 +154,7 @@ def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mount", "spelled"),
+    ("mount", "options"),
     (
         (ContainerMount("/a b", "/opt/ml", "shared"), ["--volume=/a b:/opt/ml:rw"]),
         (ContainerMount("/a,b", "/t", "read-only"), ["--volume=/a,b:/t:ro"]),
@@ -159,8 +162,8 @@ def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
         (ContainerMount("/a", "/t:u", "shared"), ["--mount=type=bind,source=/a,target=/t:u"]),
     ),
 )
-def test_paths_are_spelled_so_that_they_survive(mount: ContainerMount, spelled: list[str]) -> None:
-    assert words.mount_arguments(mount) == spelled
+def test_paths_are_spelled_so_that_they_survive(mount: ContainerMount, options: list[str]) -> None:
+    assert words.mount_arguments(mount) == options
 
 
 @pytest.mark.parametrize(
@@ -219,8 +222,8 @@ def test_the_registry_in_a_name(image: str, registry: str | None) -> None:
 
 def test_options_of_a_persons_own_are_words() -> None:
     assert options_from_environment({}) == ()
-    given = {"SMLAUNCH_CONTAINER_OPTIONS": "--memory=8g --label 'a b'"}
-    assert options_from_environment(given) == ("--memory=8g", "--label", "a b")
+    environment = {"SMLAUNCH_CONTAINER_OPTIONS": "--memory=8g --label 'a b'"}
+    assert options_from_environment(environment) == ("--memory=8g", "--label", "a b")
     with pytest.raises(EndpointError, match="SMLAUNCH_CONTAINER_OPTIONS cannot be read as words"):
         options_from_environment({"SMLAUNCH_CONTAINER_OPTIONS": "--label 'a b"})
 

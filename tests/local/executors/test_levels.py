@@ -23,16 +23,16 @@ def test_the_best_is_remembered_for_this_machine_and_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "levels.json"
-    asked: list[str] = []
+    probed_levels: list[str] = []
 
     def probe(name: str, scratch: Path | None = None) -> Level:
-        asked.append(name)
+        probed_levels.append(name)
         return Level(name, works=name != "full", why_not="no root" if name == "full" else "")
 
     monkeypatch.setattr(levels, "probe_level", probe)
     assert levels.choose_level(tmp_path, cache).name == "user"
     assert levels.choose_level(tmp_path, cache).name == "user"
-    assert asked == ["full", "user"]
+    assert probed_levels == ["full", "user"]
     with pytest.raises(EndpointError, match="isolation full does not work here: no root"):
         levels.choose_level(tmp_path, cache, "full")
     with pytest.raises(EndpointError, match="'half' is unknown"):
@@ -40,7 +40,7 @@ def test_the_best_is_remembered_for_this_machine_and_user(
     document = json.loads(cache.read_text())
     cache.write_text(json.dumps({**document, "fingerprint": "another boot"}))
     assert levels.choose_level(tmp_path, cache, "plain").name == "plain"
-    assert asked == ["full", "user", "plain"]
+    assert probed_levels == ["full", "user", "plain"]
 
 
 def test_what_forbids_namespaces_is_explained() -> None:

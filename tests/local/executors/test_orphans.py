@@ -1,4 +1,4 @@
-"""Whatever is killed, and however: no process of a host stays behind."""
+"""No process of a host survives, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from smlaunch.local.executors.processes import Processes
 from tests.conftest import IS_ROOT, ROOT
 from tests.local import ordinary_user
 from tests.local.executors.conftest import eventually, level_or_skip
-from tests.local.executors.test_processes import ESCAPING
+from tests.local.executors.test_processes import ESCAPING_CHILDREN
 
 PROGRAM = Path(__file__).with_name("owner_process.py")
 
 
 def start(folder: Path, owner: str, level: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Returns when both hosts run their trees of processes."""
+    """Start the owner process; return when both hosts run their process trees."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, str(PROGRAM), str(folder), owner, level, ESCAPING + "wait"],
+        [*prefix, sys.executable, str(PROGRAM), str(folder), owner, level, ESCAPING_CHILDREN + "wait"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -43,16 +43,18 @@ def start(folder: Path, owner: str, level: str, prefix: Sequence[str] = ()) -> s
 def owner() -> Iterator[str]:
     name = f"orphans-{os.getpid()}-{time.monotonic_ns()}"
     yield name
-    # As the next endpoint does: nothing runs, and the short links of a killed one go.
+    # As at the next endpoint's start: no process runs, and the short links of a killed endpoint are removed.
     Processes(Path("/nowhere"), "the-next-one", "plain", mounts=False).remove_leftovers(name)
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{name}*")) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_endpoint(tmp_path: Path, owner: str, level: str, how: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_the_endpoint(
+    tmp_path: Path, owner: str, level: str, signal_number: signal.Signals
+) -> None:
     process = start(tmp_path, owner, level)
     assert len(process_cleanup.processes_of_owner(owner + "/")) >= 8
-    process.send_signal(how)
+    process.send_signal(signal_number)
     process.communicate()
     assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
 

@@ -1,4 +1,4 @@
-"""What a program sees of its host, and how its end is told, at every level."""
+"""The environment of a program on its host, and the report of its end, at every level."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from smlaunch.contract.tcp_ports import PORTS_PER_JOB
 from smlaunch.local.executors import loopback
 from smlaunch.local.executors.base import CannotAllocate, DirectoryMount
 from smlaunch.local.executors.host_plan import HostPlan, MountPlan
-from tests.local.executors.conftest import Hosts, ended, output, read_until
+from tests.local.executors.conftest import Hosts, output, read_until, wait_for_exit
 
-namespaced = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
+needs_namespaces = pytest.mark.parametrize("level", ["full", "user"], indirect=True)
 
 
-@namespaced
+@needs_namespaces
 def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> None:
     script = """
     hostname; echo pid $$; ls -d /proc/[0-9]* | wc -l; pwd; id -u
@@ -33,7 +33,7 @@ def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> No
     assert (first.code, second.code) == (0, 0), one + two
     lines = one.splitlines()
     assert lines[:2] == ["algo-1", "pid 1"]
-    assert int(lines[2]) < 10  # its own few, not the machine's
+    assert int(lines[2]) < 10  # the host's processes, not the machine's
     assert lines[3:5] == ["/opt/ml/code", "0"]
     assert "leaked" not in one + two
     assert lines[5:7] == ["code", "model"]
@@ -97,43 +97,43 @@ def test_sigterm_reaches_the_first_process_only_and_its_answer_counts(hosts: Hos
     (host,) = hosts.start(script)
     read_until(host, "ready")
     host.terminate()
-    assert ended(host).code == 9
+    assert wait_for_exit(host).code == 9
     assert "told" in output(host)
-    assert hosts.left() == []
+    assert hosts.remaining_pids() == []
 
 
-@namespaced
+@needs_namespaces
 def test_pid_1_without_a_handler_ignores_sigterm_as_in_a_container(hosts: Hosts) -> None:
     (host,) = hosts.start("echo ready; exec sleep 1000")
     read_until(host, "ready")
     host.terminate()
     host.kill()
-    assert ended(host).code == 137  # the kill; the default of SIGTERM would be 143
+    assert wait_for_exit(host).code == 137  # the kill; the default of SIGTERM would be 143
 
 
-ESCAPING = """
+ESCAPING_CHILDREN = """
 setsid sleep 1001 & nohup sleep 1002 >/dev/null 2>&1 &
 sh -c 'setsid sh -c "sleep 1003 & sleep 1004" &' & (sleep 1005 &)
 sleep 0.2; echo ready; """
 
 
-@pytest.mark.parametrize("how", ["exits", "killed"])
-def test_nothing_outlives_the_first_process(hosts: Hosts, how: str) -> None:
-    (host,) = hosts.start(ESCAPING + ("exit 3" if how == "exits" else "wait"))
+@pytest.mark.parametrize("ending", ["exits", "killed"])
+def test_nothing_outlives_the_first_process(hosts: Hosts, ending: str) -> None:
+    (host,) = hosts.start(ESCAPING_CHILDREN + ("exit 3" if ending == "exits" else "wait"))
     read_until(host, "ready")
-    if how == "killed":
+    if ending == "killed":
         host.kill()
-    assert ended(host).code == (3 if how == "exits" else 137)
-    assert hosts.left() == []
+    assert wait_for_exit(host).code == (3 if ending == "exits" else 137)
+    assert hosts.remaining_pids() == []
 
 
 def test_a_supervisor_that_is_killed_takes_its_host_along(hosts: Hosts) -> None:
-    (host,) = hosts.start(ESCAPING + "wait")
+    (host,) = hosts.start(ESCAPING_CHILDREN + "wait")
     read_until(host, "ready")
     os.kill(host.pid, 9)  # type: ignore[attr-defined]
-    assert ended(host).how == "lost"
+    assert wait_for_exit(host).how == "lost"
     hosts.release()
-    assert hosts.left() == []
+    assert hosts.remaining_pids() == []
 
 
 def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
@@ -143,7 +143,7 @@ def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
     assert not allocation.hosts[0].tree.exists()
 
 
-@namespaced
+@needs_namespaces
 def test_a_writable_view_keeps_the_source_as_it_is(hosts: Hosts, tmp_path: Path) -> None:
     source = tmp_path / "so,me:odd\\ name"
     (source / "deep").mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_a_writable_view_keeps_the_source_as_it_is(hosts: Hosts, tmp_path: Path)
     assert not (source / "new").exists()
 
 
-@namespaced
+@needs_namespaces
 def test_a_read_only_view_refuses_writes(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("original\n")
@@ -173,23 +173,23 @@ def test_a_read_only_view_refuses_writes(hosts: Hosts, tmp_path: Path) -> None:
     assert (tmp_path / "source" / "file").read_text() == "original\n"
 
 
-ELSEWHERE = ("/sml-ckpt", "/sml/ckpt/deep", "/srv/sml-ckpt", "/tmp/ckpt", "/dev/shm/ckpt", "/var/tmp")
+OTHER_DIRECTORIES = ("/sml-ckpt", "/sml/ckpt/deep", "/srv/sml-ckpt", "/tmp/ckpt", "/dev/shm/ckpt", "/var/tmp")
 
 
-@namespaced
-@pytest.mark.parametrize("target", ELSEWHERE)
+@needs_namespaces
+@pytest.mark.parametrize("target", OTHER_DIRECTORIES)
 def test_a_shared_view_may_be_anywhere(hosts: Hosts, tmp_path: Path, target: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "before").write_text("before\n")
-    here = sorted(os.listdir("/")), sorted(os.listdir("/srv"))
+    host_directories = sorted(os.listdir("/")), sorted(os.listdir("/srv"))
     script = f"cd {target} && cat before && echo after > after && ls /opt/ml && hostname && ls -A / | wc -l"
-    ((ended, text),) = hosts.run(script, mounts=[DirectoryMount(source, target, shared=True)])
-    assert ended.code == 0, text
-    top = len(here[0]) + target.startswith("/sml")
+    ((exit_, text),) = hosts.run(script, mounts=[DirectoryMount(source, target, shared=True)])
+    assert exit_.code == 0, text
+    top = len(host_directories[0]) + target.startswith("/sml")
     assert text.split() == ["before", "code", "algo-1", str(top)]
     assert (source / "after").read_text() == "after\n"
-    assert (sorted(os.listdir("/")), sorted(os.listdir("/srv"))) == here
+    assert (sorted(os.listdir("/")), sorted(os.listdir("/srv"))) == host_directories
 
 
 @pytest.mark.root
@@ -210,14 +210,14 @@ print(os.listdir(parent + "/folder"))
     (parent / "link").symlink_to("file")
     stage.mkdir()
     command = ["unshare", "--mount", "--propagation=private", sys.executable, "-c", program]
-    done = subprocess.run([*command, str(stage), str(parent)], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["['file', 'folder', 'link', 'ml'] text file", "['inner']"], (
-        done.stderr
+    result = subprocess.run([*command, str(stage), str(parent)], capture_output=True, text=True)
+    assert result.stdout.splitlines() == ["['file', 'folder', 'link', 'ml'] text file", "['inner']"], (
+        result.stderr
     )
     assert sorted(os.listdir(parent)) == ["file", "folder", "link"]
 
 
-TALK = """
+EXCHANGE_SCRIPT = """
 import socket, sys
 side, port = sys.argv[1], 5000
 if side == "algo-1":
@@ -233,12 +233,12 @@ except OSError: print("outside closed")
 """
 
 
-@namespaced
+@needs_namespaces
 @pytest.mark.parametrize("isolated", [True, False])
 def test_network_isolation_leaves_the_hosts_each_other(hosts: Hosts, tmp_path: Path, isolated: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as outside:
         port = outside.getsockname()[1]
-        command = f"exec {sys.executable} -c '{TALK}' $(hostname) {port}"
+        command = f"exec {sys.executable} -c '{EXCHANGE_SCRIPT}' $(hostname) {port}"
         (first, one), (second, two) = hosts.run(command, command, isolated_network=isolated)
     assert (first.code, second.code) == (0, 0), one + two
     expected = "outside closed" if isolated else "outside reached"
@@ -270,9 +270,9 @@ def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: py
     server = socket.create_server(("127.0.0.1", port + PORTS_PER_JOB - 1))
     with server, pytest.raises(CannotAllocate, match="64 free ports in a row"):
         loopback.reserve(1)
-    again = loopback.reserve(1)
-    assert again.port == port
-    again.release()
+    new_reservation = loopback.reserve(1)
+    assert new_reservation.port == port
+    new_reservation.release()
 
 
 def test_a_reservation_ends_when_it_is_released() -> None:

@@ -10,8 +10,8 @@ import pytest
 from smlaunch.local.executors.removal import remove_or_warn, remove_tree
 
 
-def fill(folder: Path, depth: int) -> None:
-    """Directories in one another, each with a file and a link, every third one shut."""
+def create_deep_tree(folder: Path, depth: int) -> None:
+    """Create nested directories, each with a file and a link; every third has mode 0."""
     folder.mkdir()
     at = os.open(folder, os.O_RDONLY)
     for number in range(depth):
@@ -30,13 +30,13 @@ def test_any_depth_and_any_modes(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(0o500)
     (tmp_path / "kept").write_text("x")
-    fill(tmp_path / "tree", 1100)
+    create_deep_tree(tmp_path / "tree", 1100)
     (tmp_path / "tree").chmod(0o700)
     (tmp_path / "tree" / "away").symlink_to(outside)
     remove_tree(tmp_path / "tree")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "outside"]
     assert outside.stat().st_mode & 0o777 == 0o500
-    remove_tree(tmp_path / "tree")  # nothing is there, nothing is wrong
+    remove_tree(tmp_path / "tree")  # a missing tree is no error
     remove_tree(tmp_path / "nowhere" / "tree")
 
 
@@ -52,10 +52,10 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_two_may_be_at_it(tmp_path: Path) -> None:
     for number in range(5):
         tree = tmp_path / str(number)
-        fill(tree, 100)
+        create_deep_tree(tree, 100)
         with ThreadPoolExecutor() as pool:
-            for done in [pool.submit(remove_tree, tree) for _ in range(3)]:
-                done.result()
+            for future in [pool.submit(remove_tree, tree) for _ in range(3)]:
+                future.result()
         assert not tree.exists()
 
 
@@ -64,12 +64,12 @@ def test_what_cannot_be_removed_is_named_in_one_line(
 ) -> None:
     unlink = os.unlink
 
-    def of_the_disk(name: str, dir_fd: int) -> None:
+    def unlink_or_fail(name: str, dir_fd: int) -> None:
         if name == "append-only":
             raise PermissionError(1, "Operation not permitted", name)
         unlink(name, dir_fd=dir_fd)
 
-    monkeypatch.setattr("os.unlink", of_the_disk)
+    monkeypatch.setattr("os.unlink", unlink_or_fail)
     (tmp_path / "tree" / "deep").mkdir(parents=True)
     for name in ("first", "append-only", "last"):
         (tmp_path / "tree" / "deep" / name).write_text("x")

@@ -23,7 +23,7 @@ CREDENTIALS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEK
 
 
 class FakeSageMaker:
-    """Two operations, to see the protocol work: one that answers with what it was given, one that breaks."""
+    """A fake service: one operation returns its parameters, one raises an exception."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -41,8 +41,8 @@ class FakeSageMaker:
     def list_training_jobs(self, params: dict[str, Any]) -> dict[str, Any]:
         import datetime
 
-        made = datetime.datetime(2026, 11, 1, 12, 0, tzinfo=datetime.timezone.utc)
-        times = {"CreationTime": made, "LastModifiedTime": made.timestamp() + 0.25}
+        created_at = datetime.datetime(2026, 11, 1, 12, 0, tzinfo=datetime.timezone.utc)
+        times = {"CreationTime": created_at, "LastModifiedTime": created_at.timestamp() + 0.25}
         job = {"TrainingJobName": "a", "TrainingJobArn": "arn", "TrainingJobStatus": "Completed", **times}
         return {"TrainingJobSummaries": [job]}
 
@@ -87,9 +87,9 @@ class ServerHarness:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHarness]:
-    running = ServerHarness(tmp_path_factory.mktemp("front"))
-    yield running
-    running.close()
+    harness = ServerHarness(tmp_path_factory.mktemp("front"))
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def s3(front: ServerHarness) -> Any:
 
 @pytest.fixture
 def bucket(front: ServerHarness, request: pytest.FixtureRequest) -> str:
-    """A bucket of the test's own."""
+    """A new bucket for each test."""
     import hashlib
 
     name = f"test-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]}"

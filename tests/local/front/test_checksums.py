@@ -1,4 +1,4 @@
-"""Checksums of wholes from those of their parts."""
+"""Checksums of objects, computed from the checksums of their parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slow_crc(algorithm: str, data: bytes) -> int:
     return value ^ ones
 
 
-def encoded(algorithm: str, value: int) -> str:
+def encode_checksum(algorithm: str, value: int) -> str:
     return base64.b64encode(value.to_bytes(8 if algorithm == "CRC64NVME" else 4, "big")).decode()
 
 
@@ -39,15 +39,17 @@ def test_the_polynomials(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", CHECKS)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=4))
 def test_combined_crc_of_parts(algorithm: str, parts: list[bytes]) -> None:
-    known = [(encoded(algorithm, slow_crc(algorithm, part)), len(part)) for part in parts]
-    whole = encoded(algorithm, slow_crc(algorithm, b"".join(parts)))
-    assert checksums.combined_crc(algorithm, known) == whole
+    part_checksums = [(encode_checksum(algorithm, slow_crc(algorithm, part)), len(part)) for part in parts]
+    expected = encode_checksum(algorithm, slow_crc(algorithm, b"".join(parts)))
+    assert checksums.combined_crc(algorithm, part_checksums) == expected
 
 
 def test_combined_crc_of_a_large_object() -> None:
     first, second = bytes(10_000_000), b"x" * 7_654_321
-    known = [(encoded("CRC32", zlib.crc32(part)), len(part)) for part in (first, second)]
-    assert checksums.combined_crc("CRC32", known) == encoded("CRC32", zlib.crc32(first + second))
+    part_checksums = [(encode_checksum("CRC32", zlib.crc32(part)), len(part)) for part in (first, second)]
+    assert checksums.combined_crc("CRC32", part_checksums) == encode_checksum(
+        "CRC32", zlib.crc32(first + second)
+    )
 
 
 def test_composite_checksums() -> None:

@@ -1,4 +1,4 @@
-"""The metrics' service in all three protocols, and its CBOR against botocore's own."""
+"""The metrics service in its three protocols, and its CBOR codec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def client(front: ServerHarness, protocol: str) -> Any:
     loader = session.get_component("data_loader")
     model = loader.load_service_model("cloudwatch", "service-2")
     metadata = {**model["metadata"], "protocol": protocol, "protocols": [protocol]}
-    changed = {**model, "metadata": metadata}
+    changed_model = {**model, "metadata": metadata}
 
     class Loader:
         def __getattr__(self, name: str) -> Any:
@@ -33,7 +33,7 @@ def client(front: ServerHarness, protocol: str) -> Any:
 
         def load_service_model(self, service: str, kind: str, api_version: str | None = None) -> Any:
             if (service, kind) == ("cloudwatch", "service-2"):
-                return changed
+                return changed_model
             return loader.load_service_model(service, kind, api_version)
 
     session.register_component("data_loader", Loader())
@@ -75,9 +75,9 @@ def test_put_metric_data_can_be_read_back(front: ServerHarness, protocol: str) -
             {"MetricName": "set", "StatisticValues": sets, "Timestamp": now},
         ],
     )
-    found = cloudwatch.list_metrics(Namespace=namespace)["Metrics"]
-    assert [metric["MetricName"] for metric in found] == ["loss", "set"]
-    assert found[0]["Dimensions"] == dimensions
+    metrics = cloudwatch.list_metrics(Namespace=namespace)["Metrics"]
+    assert [metric["MetricName"] for metric in metrics] == ["loss", "set"]
+    assert metrics[0]["Dimensions"] == dimensions
     metric = {"Namespace": namespace, "MetricName": "loss", "Dimensions": dimensions}
     times = {"StartTime": now - 300, "EndTime": now + 60}
     data = cloudwatch.get_metric_data(
@@ -113,8 +113,8 @@ values = st.recursive(
 
 def without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_none(held) for key, held in value.items() if held is not None}
-    return [without_none(held) for held in value] if isinstance(value, list) else value
+        return {key: without_none(member) for key, member in value.items() if member is not None}
+    return [without_none(member) for member in value] if isinstance(value, list) else value
 
 
 @given(values)

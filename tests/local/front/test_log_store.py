@@ -1,4 +1,4 @@
-"""The log store: every message comes back as it was, in order, also after a kill."""
+"""The log store: messages are read back unchanged and in order, also after a kill."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ for number in range(100):
     store.append("group", "stream", [(number, "x" * 100)] * 10)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-c", code, str(store.root)])
-    assert ended.returncode == -signal.SIGKILL
+    result = subprocess.run([sys.executable, "-c", code, str(store.root)])
+    assert result.returncode == -signal.SIGKILL
     assert sum(1 for _ in store.read("group", "stream")) == 1000
 
 

@@ -1,4 +1,4 @@
-"""The object store by its in-process door: any key, in S3's order, whatever happens to the files."""
+"""The object store, used in process: any key, in S3's order, also with damaged files."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ keys = st.one_of(
 
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
-    made = ObjectStore(tmp_path / "s3")
-    made.create_bucket("bucket")
-    return made
+    object_store = ObjectStore(tmp_path / "s3")
+    object_store.create_bucket("bucket")
+    return object_store
 
 
 def test_objects_are_plain_files_at_their_keys(store: ObjectStore) -> None:
@@ -132,15 +132,15 @@ def test_pages_and_common_prefixes(store: ObjectStore) -> None:
     names = [f"d{number:03}/{part}" for number in range(30) for part in "ab"] + ["top"]
     for name in names:
         store.put_bytes("bucket", name, b"")
-    told, after = [], b""
+    listing, after = [], b""
     while True:
         page = store.page("bucket", delimiter="/", first_key=after, limit=7)
-        told += page.prefixes + [info.key for info in page.objects]
+        listing += page.prefixes + [info.key for info in page.objects]
         assert len(page.prefixes) + len(page.objects) <= 7
         if page.next_key is None:
             break
         after = page.next_key
-    assert told == [f"d{number:03}/" for number in range(30)] + ["top"]
+    assert listing == [f"d{number:03}/" for number in range(30)] + ["top"]
     assert [info.key for info in store.list_objects("bucket", "d001/")] == ["d001/a", "d001/b"]
 
 
@@ -163,32 +163,32 @@ while True:
             store.put_bytes("bucket", f"mine/{number}", b"y")
         other.stdout.readline()
         other.send_signal(signal.SIGKILL)
-    again = ObjectStore(store.root)
-    for info in again.list_objects("bucket"):
-        read, file = again.open("bucket", info.key)
+    reopened = ObjectStore(store.root)
+    for info in reopened.list_objects("bucket"):
+        read, file = reopened.open("bucket", info.key)
         with file:
             body = file.read()
         assert (read.size, read.etag) == (len(body), hashlib.md5(body).hexdigest())
-    assert len(list(again.list_objects("bucket", "mine/"))) == 50
-    assert len(list(again.list_objects("bucket", "other/"))) == 50
+    assert len(list(reopened.list_objects("bucket", "mine/"))) == 50
+    assert len(list(reopened.list_objects("bucket", "other/"))) == 50
 
 
 def test_readers_never_see_a_mixture(store: ObjectStore) -> None:
     bodies = [bytes([number]) * 1000 for number in range(8)]
     store.put_bytes("bucket", "hot", bodies[0])
     failures: list[BaseException] = []
-    done = threading.Event()
+    stop = threading.Event()
 
     def write() -> None:
         try:
             for number in range(150):
                 store.put_bytes("bucket", "hot", bodies[number % 8])
         finally:
-            done.set()
+            stop.set()
 
     def read() -> None:
         try:
-            while not done.is_set():
+            while not stop.is_set():
                 info, file = store.open("bucket", "hot")
                 with file:
                     assert hashlib.md5(file.read()).hexdigest() == info.etag
@@ -208,11 +208,11 @@ def test_a_disk_that_is_full_leaves_the_old_object(
 ) -> None:
     store.put_bytes("bucket", "a", b"old")
 
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("smlaunch.local.object_store.rename_with_parents", full)
+        patch.setattr("smlaunch.local.object_store.rename_with_parents", raise_disk_full)
         with pytest.raises(OSError, match="No space"):
             store.put_bytes("bucket", "a", b"new")
     assert store.body_path("bucket", "a").read_bytes() == b"old"
@@ -220,7 +220,7 @@ def test_a_disk_that_is_full_leaves_the_old_object(
 
 
 class Model(RuleBasedStateMachine):
-    """The store against a dict."""
+    """Compare the store with a dict."""
 
     known = Bundle("known")
 
@@ -256,26 +256,26 @@ class Model(RuleBasedStateMachine):
 
     @rule(prefix=st.sampled_from(["", "a", "a/", "é", "/", "."]), limit=st.integers(1, 4))
     def list_by_pages(self, prefix: str, limit: int) -> None:
-        told: list[str] = []
+        listing: list[str] = []
         after: bytes | None = b""
         while after is not None:
             page = self.store.page("bucket", prefix, delimiter="/", first_key=after, limit=limit)
-            told += sorted([info.key for info in page.objects] + page.prefixes, key=str.encode)
+            listing += sorted([info.key for info in page.objects] + page.prefixes, key=str.encode)
             after = page.next_key
         expected = set()
         for key in self.truth:
             if key.startswith(prefix):
                 head, slash, _ = key[len(prefix) :].partition("/")
                 expected.add(prefix + head + slash)
-        assert told == sorted(expected, key=str.encode)
+        assert listing == sorted(expected, key=str.encode)
 
     @invariant()
     def same(self) -> None:
-        listed = {
+        listing = {
             info.key: self.store.body_path("bucket", info.key).read_bytes()
             for info in self.store.list_objects("bucket")
         }
-        assert listed == self.truth
+        assert listing == self.truth
         files = [path for path in self.store.root.glob("bucket/**/*") if path.is_file()]
         files += list((self.store.root / "_store/odd").iterdir())
         assert len(files) == len(self.truth)
@@ -301,8 +301,8 @@ def test_files_of_killed_writers_are_removed_after_a_day(store: ObjectStore) -> 
 
 
 def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
-    """One is inside while the others arrive, so that those are done together."""
-    inside, go_on = threading.Event(), threading.Event()
+    """The first change runs while the others queue, so that those are applied in one batch."""
+    inside, proceed = threading.Event(), threading.Event()
     answers: dict[str, object] = {}
 
     def put(key: str, bucket: str = "bucket") -> None:
@@ -313,7 +313,7 @@ def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
 
     def wait(db: object, folders: object) -> None:
         inside.set()
-        assert go_on.wait(30)
+        assert proceed.wait(30)
 
     first = threading.Thread(target=store.index.change, args=(wait,))
     first.start()
@@ -328,7 +328,7 @@ def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
     while len(store.index._changes) < len(threads):
         assert all(thread.is_alive() for thread in threads)
         time.sleep(0.005)
-    go_on.set()
+    proceed.set()
     for thread in (first, *threads):
         thread.join()
     assert (answers.pop("k" * 2000), answers.pop("x")) == ("KeyTooLongError", "NoSuchBucket")

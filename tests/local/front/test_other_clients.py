@@ -40,10 +40,10 @@ def run(front: ServerHarness, tmp_path: Path) -> Run:
         if not path.exists():
             pytest.skip(f"{home} is not installed: make test-real")
         words = [str(path), *map(str, arguments)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-        if check and done.returncode:
-            pytest.fail(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
+        result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+        if check and result.returncode:
+            pytest.fail(f"{' '.join(words)}: {result.stdout}{result.stderr}")
+        return result.stdout
 
     return call
 
@@ -68,8 +68,8 @@ def test_aws_cli(run: Run, files: Path, bucket: str, tmp_path: Path) -> None:
     run(aws, "s3", "mv", f"s3://{bucket}/d/big", f"s3://{bucket}/e/big")
     run(aws, "s3", "mb", "s3://made-by-cli")
     run(aws, "s3", "cp", f"s3://{bucket}/", "s3://made-by-cli/", "--recursive")
-    listed = run(aws, "s3", "ls", "s3://made-by-cli", "--recursive")
-    assert [line.split(maxsplit=3)[3] for line in listed.splitlines()] == [
+    listing = run(aws, "s3", "ls", "s3://made-by-cli", "--recursive")
+    assert [line.split(maxsplit=3)[3] for line in listing.splitlines()] == [
         "d/a b+c.txt",
         "d/sub/ü.txt",
         "e/big",
@@ -123,6 +123,6 @@ obstore.delete(store, ["o/x", "o/z", "o/big"])
 
 
 def test_obstore(front: ServerHarness, run: Run, bucket: str) -> None:
-    said = run("obstore/python", "-c", OBSTORE, bucket)
-    assert said.splitlines() == ["AlreadyExistsError", "PreconditionError", "['o/big', 'o/x', 'o/z']"]
+    output = run("obstore/python", "-c", OBSTORE, bucket)
+    assert output.splitlines() == ["AlreadyExistsError", "PreconditionError", "['o/big', 'o/x', 'o/z']"]
     assert list(front.objects.list_objects(bucket)) == []

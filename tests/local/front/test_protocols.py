@@ -15,15 +15,15 @@ from tests.test_validate import REQUEST
 
 def test_a_json_operation(front: ServerHarness) -> None:
     client = front.client("sagemaker", region_name="eu-central-1")
-    made = client.create_training_job(**REQUEST)
-    assert made["TrainingJobArn"] == "arn:aws:sagemaker:eu-central-1:000000000000:training-job/a-job"
+    answer = client.create_training_job(**REQUEST)
+    assert answer["TrainingJobArn"] == "arn:aws:sagemaker:eu-central-1:000000000000:training-job/a-job"
     assert front.sagemaker.requests[-1] == REQUEST
     china = front.client("sagemaker", region_name="cn-north-1").create_training_job(**REQUEST)
     assert china["TrainingJobArn"].startswith("arn:aws-cn:sagemaker:cn-north-1:")
     (job,) = client.list_training_jobs()["TrainingJobSummaries"]
-    made_at = datetime.datetime(2026, 11, 1, 12, tzinfo=datetime.timezone.utc)
-    assert job["CreationTime"] == made_at
-    assert job["LastModifiedTime"] - made_at == datetime.timedelta(seconds=0.25)
+    created_at = datetime.datetime(2026, 11, 1, 12, tzinfo=datetime.timezone.utc)
+    assert job["CreationTime"] == created_at
+    assert job["LastModifiedTime"] - created_at == datetime.timedelta(seconds=0.25)
 
 
 def test_json_errors_are_typed(front: ServerHarness) -> None:
@@ -49,7 +49,7 @@ def test_json_errors_are_typed(front: ServerHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"{", "is not JSON"),
         (b"[]", "not a JSON object"),
@@ -59,7 +59,7 @@ def test_json_errors_are_typed(front: ServerHarness) -> None:
         (b"\xff", "is not JSON"),
     ],
 )
-def test_bodies_that_cannot_be_read(front: ServerHarness, body: bytes, said: str) -> None:
+def test_bodies_that_cannot_be_read(front: ServerHarness, body: bytes, message: str) -> None:
     import urllib.error
     import urllib.request
 
@@ -80,13 +80,13 @@ def test_bodies_that_cannot_be_read(front: ServerHarness, body: bytes, said: str
     assert refused.value.code == 400
     text = refused.value.read().decode()
     assert "SerializationException" in text
-    assert said in text
+    assert message in text
 
 
 def test_sts(front: ServerHarness) -> None:
     sts = front.client("sts")
-    who = sts.get_caller_identity()
-    assert (who["Account"], who["Arn"]) == ("000000000000", "arn:aws:iam::000000000000:root")
+    identity = sts.get_caller_identity()
+    assert (identity["Account"], identity["Arn"]) == ("000000000000", "arn:aws:iam::000000000000:root")
     with pytest.raises(ClientError, match="AccessDenied"):
         sts.assume_role(RoleArn="arn:aws:iam::111111111111:role/theirs", RoleSessionName="me")
     with pytest.raises(ClientError, match="does not provide the action 'GetFederationToken'"):
@@ -101,7 +101,7 @@ def test_iam(front: ServerHarness) -> None:
     assert role["Arn"] == "arn:aws:iam::000000000000:role/smlaunch-local"
     principal = role["AssumeRolePolicyDocument"]["Statement"][0]["Principal"]
     assert principal == {"Service": "sagemaker.amazonaws.com"}
-    assert [found["RoleName"] for found in iam.list_roles()["Roles"]] == ["smlaunch-local"]
+    assert [entry["RoleName"] for entry in iam.list_roles()["Roles"]] == ["smlaunch-local"]
     with pytest.raises(iam.exceptions.NoSuchEntityException):
         iam.get_role(RoleName="another")
     actions = ["sagemaker:CreateTrainingJob", "s3:GetObject"]
@@ -118,29 +118,29 @@ def test_following_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     stream = "job/algo-1-1"
     front.logs.append(GROUP, stream, [(1000, "one"), (2000, "two\nlines\t\\")])
-    where = {"logGroupName": GROUP, "logStreamName": stream}
-    first = logs.get_log_events(**where, startFromHead=True)
+    stream_id = {"logGroupName": GROUP, "logStreamName": stream}
+    first = logs.get_log_events(**stream_id, startFromHead=True)
     assert [(event["timestamp"], event["message"]) for event in first["events"]] == [
         (1000, "one"),
         (2000, "two\nlines\t\\"),
     ]
     token = first["nextForwardToken"]
-    idle = logs.get_log_events(**where, nextToken=token)
+    idle = logs.get_log_events(**stream_id, nextToken=token)
     assert idle["events"] == []
     assert idle["nextForwardToken"] == token
     front.logs.append(GROUP, stream, [(3000, "three")])
-    more = logs.get_log_events(**where, nextToken=token)
+    more = logs.get_log_events(**stream_id, nextToken=token)
     assert [event["message"] for event in more["events"]] == ["three"]
-    back = logs.get_log_events(**where, nextToken=more["nextBackwardToken"])
+    back = logs.get_log_events(**stream_id, nextToken=more["nextBackwardToken"])
     assert [event["message"] for event in back["events"]] == ["one", "two\nlines\t\\"]
-    last = logs.get_log_events(**where, limit=1)
+    last = logs.get_log_events(**stream_id, limit=1)
     assert [event["message"] for event in last["events"]] == ["three"]
-    between = logs.get_log_events(**where, startFromHead=True, startTime=2000, endTime=3000)
+    between = logs.get_log_events(**stream_id, startFromHead=True, startTime=2000, endTime=3000)
     assert len(between["events"]) == 1
     with pytest.raises(logs.exceptions.ResourceNotFoundException):
         logs.get_log_events(logGroupName=GROUP, logStreamName="none")
     with pytest.raises(logs.exceptions.InvalidParameterException):
-        logs.get_log_events(**where, nextToken="x/1")
+        logs.get_log_events(**stream_id, nextToken="x/1")
     for token in ("x", "NQ==", "W10=", "eyJhdCI6ICJ4In0="):
         with pytest.raises(logs.exceptions.InvalidParameterException):
             logs.describe_log_streams(logGroupName=GROUP, nextToken=token)
@@ -149,16 +149,18 @@ def test_following_a_log(front: ServerHarness) -> None:
 def test_pages_of_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     front.logs.append("pages", "s", [(number, str(number)) for number in range(25)])
-    where = {"logGroupName": "pages", "logStreamName": "s"}
-    told: list[str] = []
-    answer = logs.get_log_events(**where, startFromHead=True, limit=10)
+    stream_id = {"logGroupName": "pages", "logStreamName": "s"}
+    messages: list[str] = []
+    answer = logs.get_log_events(**stream_id, startFromHead=True, limit=10)
     while answer["events"]:
-        told += [event["message"] for event in answer["events"]]
-        answer = logs.get_log_events(**where, nextToken=answer["nextForwardToken"], limit=10)
-    assert told == [str(number) for number in range(25)]
+        messages += [event["message"] for event in answer["events"]]
+        answer = logs.get_log_events(**stream_id, nextToken=answer["nextForwardToken"], limit=10)
+    assert messages == [str(number) for number in range(25)]
     front.logs.append("large", "s", [(number, "x" * 100_000) for number in range(25)])
-    where["logGroupName"] = "large"
-    assert len(logs.get_log_events(**where, startFromHead=True)["events"]) == 10  # an answer holds a megabyte
+    stream_id["logGroupName"] = "large"
+    assert (
+        len(logs.get_log_events(**stream_id, startFromHead=True)["events"]) == 10
+    )  # an answer holds a megabyte
 
 
 def test_filtering_over_streams(front: ServerHarness) -> None:
@@ -175,8 +177,8 @@ def test_filtering_over_streams(front: ServerHarness) -> None:
     assert [event["timestamp"] for event in events] == sorted(event["timestamp"] for event in events)
 
     def matching(pattern: str) -> int:
-        found: list[Any] = logs.filter_log_events(logGroupName="filter", filterPattern=pattern)["events"]
-        return len(found)
+        matches: list[Any] = logs.filter_log_events(logGroupName="filter", filterPattern=pattern)["events"]
+        return len(matches)
 
     assert matching('"host 1" step') == 10
     assert matching("?9 ?8") == 4
@@ -191,16 +193,16 @@ def test_writing_a_log(front: ServerHarness) -> None:
     logs.create_log_group(logGroupName="mine")
     with pytest.raises(logs.exceptions.ResourceAlreadyExistsException):
         logs.create_log_group(logGroupName="mine")
-    where = {"logGroupName": "mine", "logStreamName": "s"}
+    stream_id = {"logGroupName": "mine", "logStreamName": "s"}
     with pytest.raises(logs.exceptions.ResourceNotFoundException):
-        logs.put_log_events(**where, logEvents=[{"timestamp": 1, "message": "x"}])
-    logs.create_log_stream(**where)
+        logs.put_log_events(**stream_id, logEvents=[{"timestamp": 1, "message": "x"}])
+    logs.create_log_stream(**stream_id)
     now = int(time.time() * 1000)
     events = [{"timestamp": at, "message": "x"} for at in (now - 20 * 86_400_000, now, now + 86_400_000)]
-    rejected = logs.put_log_events(**where, logEvents=events)["rejectedLogEventsInfo"]
+    rejected = logs.put_log_events(**stream_id, logEvents=events)["rejectedLogEventsInfo"]
     assert rejected == {"tooOldLogEventEndIndex": 1, "tooNewLogEventStartIndex": 2}
     with pytest.raises(logs.exceptions.InvalidParameterException):
-        logs.put_log_events(**where, logEvents=events[::-1])
+        logs.put_log_events(**stream_id, logEvents=events[::-1])
     (described,) = logs.describe_log_streams(logGroupName="mine")["logStreams"]
     assert described["lastEventTimestamp"] == now
     assert described["arn"] == "arn:aws:logs:us-east-1:000000000000:log-group:mine:log-stream:s"
@@ -214,5 +216,5 @@ def test_writing_a_log(front: ServerHarness) -> None:
     assert [s["logStreamName"] for page in pages for s in page["logStreams"]] == ["s", "t0", "t1", "t2"]
     latest = logs.describe_log_streams(logGroupName="mine", orderBy="LastEventTime", descending=True, limit=1)
     assert latest["logStreams"][0]["logStreamName"] == "s"
-    logs.delete_log_stream(**where)
+    logs.delete_log_stream(**stream_id)
     logs.delete_log_group(logGroupName="mine")

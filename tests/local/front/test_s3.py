@@ -23,8 +23,8 @@ from tests.local.front.test_objects import ODD_KEYS
 PART = 5 << 20
 
 
-def code(call: Any, **arguments: Any) -> str:
-    """The error's code; a test that expects one fails without."""
+def error_code(call: Any, **arguments: Any) -> str:
+    """Call an operation that must fail, and return the error's code."""
     with pytest.raises(ClientError) as failed:
         call(**arguments)
     text: str = failed.value.response["Error"]["Code"]
@@ -33,30 +33,30 @@ def code(call: Any, **arguments: Any) -> str:
 
 def test_buckets(s3: Any) -> None:
     assert s3.create_bucket(Bucket="made-here")["ResponseMetadata"]["HTTPStatusCode"] == 200
-    s3.create_bucket(Bucket="made-here")  # us-east-1 lets the owner do it twice
+    s3.create_bucket(Bucket="made-here")  # us-east-1 lets the owner repeat the call
     s3.head_bucket(Bucket="made-here", ExpectedBucketOwner="000000000000")
-    assert code(s3.head_bucket, Bucket="made-here", ExpectedBucketOwner="111111111111") == "403"
-    assert code(s3.head_bucket, Bucket="not-there") == "404"
-    assert code(s3.list_objects_v2, Bucket="not-there") == "NoSuchBucket"
-    assert code(s3.create_bucket, Bucket="Not_Valid") == "InvalidBucketName"
+    assert error_code(s3.head_bucket, Bucket="made-here", ExpectedBucketOwner="111111111111") == "403"
+    assert error_code(s3.head_bucket, Bucket="not-there") == "404"
+    assert error_code(s3.list_objects_v2, Bucket="not-there") == "NoSuchBucket"
+    assert error_code(s3.create_bucket, Bucket="Not_Valid") == "InvalidBucketName"
     assert s3.get_bucket_location(Bucket="made-here")["LocationConstraint"] is None
     assert "made-here" in [entry["Name"] for entry in s3.list_buckets()["Buckets"]]
     s3.put_object(Bucket="made-here", Key="k", Body=b"")
-    assert code(s3.delete_bucket, Bucket="made-here") == "BucketNotEmpty"
+    assert error_code(s3.delete_bucket, Bucket="made-here") == "BucketNotEmpty"
     s3.delete_object(Bucket="made-here", Key="k")
     s3.delete_bucket(Bucket="made-here")
-    assert code(s3.head_bucket, Bucket="made-here") == "404"
+    assert error_code(s3.head_bucket, Bucket="made-here") == "404"
 
 
 def test_buckets_of_a_region(front: ServerHarness) -> None:
     s3 = front.client("s3", region_name="eu-west-1")
-    place = {"LocationConstraint": "eu-west-1"}
-    s3.create_bucket(Bucket="in-europe", CreateBucketConfiguration=place)
+    configuration = {"LocationConstraint": "eu-west-1"}
+    s3.create_bucket(Bucket="in-europe", CreateBucketConfiguration=configuration)
     assert s3.head_bucket(Bucket="in-europe")["BucketRegion"] == "eu-west-1"
     assert s3.get_bucket_location(Bucket="in-europe")["LocationConstraint"] == "eu-west-1"
-    again = code(s3.create_bucket, Bucket="in-europe", CreateBucketConfiguration=place)
-    assert again == "BucketAlreadyOwnedByYou"
-    assert code(s3.create_bucket, Bucket="unsaid") == "IllegalLocationConstraintException"
+    error = error_code(s3.create_bucket, Bucket="in-europe", CreateBucketConfiguration=configuration)
+    assert error == "BucketAlreadyOwnedByYou"
+    assert error_code(s3.create_bucket, Bucket="unsaid") == "IllegalLocationConstraintException"
 
 
 def test_put_get_head(s3: Any, bucket: str) -> None:
@@ -74,10 +74,10 @@ def test_put_get_head(s3: Any, bucket: str) -> None:
     )
     assert put["ETag"] == f'"{hashlib.md5(b"hello").hexdigest()}"'
     assert put["ChecksumCRC32"] == base64.b64encode(zlib.crc32(b"hello").to_bytes(4, "big")).decode()
-    got = s3.get_object(Bucket=bucket, Key="k")
+    response = s3.get_object(Bucket=bucket, Key="k")
     head = s3.head_object(Bucket=bucket, Key="k")
-    assert got["Body"].read() == b"hello"
-    for answer in (got, head):
+    assert response["Body"].read() == b"hello"
+    for answer in (response, head):
         assert answer["ContentType"] == "text/plain"
         assert answer["ContentEncoding"] == "identity"
         assert answer["CacheControl"] == "no-cache"
@@ -87,9 +87,9 @@ def test_put_get_head(s3: Any, bucket: str) -> None:
         assert (answer["ServerSideEncryption"], answer["SSEKMSKeyId"]) == ("aws:kms", "key")
         age = datetime.datetime.now(datetime.timezone.utc) - answer["LastModified"]
         assert abs(age) < datetime.timedelta(minutes=5)
-    assert code(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
-    assert code(s3.head_object, Bucket=bucket, Key="none") == "404"
-    assert code(s3.get_object, Bucket=bucket, Key="k", VersionId="abc") == "NoSuchVersion"
+    assert error_code(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
+    assert error_code(s3.head_object, Bucket=bucket, Key="none") == "404"
+    assert error_code(s3.get_object, Bucket=bucket, Key="k", VersionId="abc") == "NoSuchVersion"
     s3.delete_object(Bucket=bucket, Key="k")
     s3.delete_object(Bucket=bucket, Key="k")
 
@@ -106,7 +106,7 @@ def test_odd_keys(s3: Any, bucket: str) -> None:
     assert [entry["Key"] for page in pages for entry in page["Contents"]] == expected
     pages = s3.get_paginator("list_objects").paginate(Bucket=bucket, PaginationConfig={"PageSize": 7})
     assert [entry["Key"] for page in pages for entry in page["Contents"]] == expected
-    assert code(s3.put_object, Bucket=bucket, Key="k" * 1025, Body=b"") == "KeyTooLongError"
+    assert error_code(s3.put_object, Bucket=bucket, Key="k" * 1025, Body=b"") == "KeyTooLongError"
     keys = [{"Key": key} for key in ODD_KEYS if "\x01" not in key]
     deleted = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys})["Deleted"]
     assert sorted(entry["Key"] for entry in deleted) == sorted(entry["Key"] for entry in keys)
@@ -136,16 +136,16 @@ def test_listing_with_a_delimiter(s3: Any, bucket: str) -> None:
         pages = s3.get_paginator(operation).paginate(
             Bucket=bucket, Delimiter="/", PaginationConfig={"PageSize": 1}
         )
-        told = [
+        names = [
             entry.get("Key") or entry.get("Prefix")
             for page in pages
             for entry in (*page.get("Contents", ()), *page.get("CommonPrefixes", ()))
         ]
-        assert told == ["a", "b/", "d é/", "e"]
+        assert names == ["a", "b/", "d é/", "e"]
     assert s3.list_objects_v2(Bucket=bucket, StartAfter="b/2", MaxKeys=1)["Contents"][0]["Key"] == "b/c/3"
     nothing = s3.list_objects_v2(Bucket=bucket, MaxKeys=0)
     assert (nothing["KeyCount"], nothing["IsTruncated"]) == (0, False)
-    assert code(s3.list_objects_v2, Bucket=bucket, ContinuationToken="é") == "InvalidArgument"
+    assert error_code(s3.list_objects_v2, Bucket=bucket, ContinuationToken="é") == "InvalidArgument"
     versions = s3.list_object_versions(Bucket=bucket, Prefix="b/c")["Versions"]
     assert [(entry["Key"], entry["VersionId"]) for entry in versions] == [("b/c/3", "null")]
 
@@ -173,48 +173,56 @@ def test_ranges(size: int, first: int, last: int, form: str) -> None:
     else:
         expected, ignored = (body[-int(end) :] if int(end) else b""), False
     try:
-        found = parse_range(f"bytes={text}", size)
+        byte_range = parse_range(f"bytes={text}", size)
     except Exception as error:
         assert "InvalidRange" in str(error)
         assert expected == b""
         assert not ignored
         return
-    if found is None:
+    if byte_range is None:
         assert ignored
     else:
-        assert body[found[0] : found[0] + found[1]] == expected
+        assert body[byte_range[0] : byte_range[0] + byte_range[1]] == expected
         assert expected
 
 
 def test_ranges_over_http(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
-    got = s3.get_object(Bucket=bucket, Key="k", Range="bytes=2-4")
-    assert (got["Body"].read(), got["ContentRange"], got["ContentLength"]) == (b"234", "bytes 2-4/10", 3)
-    assert got["ResponseMetadata"]["HTTPStatusCode"] == 206
+    response = s3.get_object(Bucket=bucket, Key="k", Range="bytes=2-4")
+    assert (response["Body"].read(), response["ContentRange"], response["ContentLength"]) == (
+        b"234",
+        "bytes 2-4/10",
+        3,
+    )
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 206
     assert s3.get_object(Bucket=bucket, Key="k", Range="bytes=-3")["Body"].read() == b"789"
     assert s3.get_object(Bucket=bucket, Key="k", Range="bytes=8-99")["Body"].read() == b"89"
     assert s3.get_object(Bucket=bucket, Key="k", Range="rows=1-2")["Body"].read() == b"0123456789"
-    assert code(s3.get_object, Bucket=bucket, Key="k", Range="bytes=10-") == "InvalidRange"
+    assert error_code(s3.get_object, Bucket=bucket, Key="k", Range="bytes=10-") == "InvalidRange"
     assert s3.head_object(Bucket=bucket, Key="k", Range="bytes=0-0")["ContentLength"] == 1
 
 
 def test_conditions(s3: Any, bucket: str) -> None:
     etag = s3.put_object(Bucket=bucket, Key="k", Body=b"1", IfNoneMatch="*")["ETag"]
-    assert code(s3.put_object, Bucket=bucket, Key="k", Body=b"2", IfNoneMatch="*") == "PreconditionFailed"
-    assert code(s3.put_object, Bucket=bucket, Key="k", Body=b"2", IfMatch='"0"') == "PreconditionFailed"
-    assert code(s3.put_object, Bucket=bucket, Key="none", Body=b"2", IfMatch=etag) == "NoSuchKey"
+    assert (
+        error_code(s3.put_object, Bucket=bucket, Key="k", Body=b"2", IfNoneMatch="*") == "PreconditionFailed"
+    )
+    assert error_code(s3.put_object, Bucket=bucket, Key="k", Body=b"2", IfMatch='"0"') == "PreconditionFailed"
+    assert error_code(s3.put_object, Bucket=bucket, Key="none", Body=b"2", IfMatch=etag) == "NoSuchKey"
     assert s3.get_object(Bucket=bucket, Key="k", IfMatch=etag)["Body"].read() == b"1"
-    assert code(s3.get_object, Bucket=bucket, Key="k", IfMatch='"0"') == "PreconditionFailed"
-    assert code(s3.get_object, Bucket=bucket, Key="k", IfNoneMatch=etag) == "304"
+    assert error_code(s3.get_object, Bucket=bucket, Key="k", IfMatch='"0"') == "PreconditionFailed"
+    assert error_code(s3.get_object, Bucket=bucket, Key="k", IfNoneMatch=etag) == "304"
     now = datetime.datetime.now(datetime.timezone.utc)
     later, earlier = now + datetime.timedelta(hours=1), now - datetime.timedelta(hours=1)
-    assert code(s3.get_object, Bucket=bucket, Key="k", IfModifiedSince=later) == "304"
-    assert code(s3.get_object, Bucket=bucket, Key="k", IfUnmodifiedSince=earlier) == "PreconditionFailed"
+    assert error_code(s3.get_object, Bucket=bucket, Key="k", IfModifiedSince=later) == "304"
+    assert (
+        error_code(s3.get_object, Bucket=bucket, Key="k", IfUnmodifiedSince=earlier) == "PreconditionFailed"
+    )
     s3.get_object(Bucket=bucket, Key="k", IfModifiedSince=earlier, IfUnmodifiedSince=later)
-    assert code(s3.delete_object, Bucket=bucket, Key="k", IfMatch='"0"') == "PreconditionFailed"
+    assert error_code(s3.delete_object, Bucket=bucket, Key="k", IfMatch='"0"') == "PreconditionFailed"
     s3.put_object(Bucket=bucket, Key="k", Body=b"2", IfMatch=etag)
     source = {"Bucket": bucket, "Key": "k"}
-    failed = code(s3.copy_object, Bucket=bucket, Key="c", CopySource=source, CopySourceIfMatch=etag)
+    failed = error_code(s3.copy_object, Bucket=bucket, Key="c", CopySource=source, CopySourceIfMatch=etag)
     assert failed == "PreconditionFailed"
 
 
@@ -246,8 +254,8 @@ def test_checksums(s3: Any, bucket: str, algorithm: str) -> None:
     attributes = s3.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["Checksum", "ObjectSize"])
     assert (attributes["Checksum"][name], attributes["ObjectSize"]) == (put[name], 5)
     wrong = base64.b64encode(b"\0" * len(base64.b64decode(put[name]))).decode()
-    assert code(s3.put_object, Bucket=bucket, Key="x", Body=b"hello", **{name: wrong}) == "BadDigest"
-    assert code(s3.head_object, Bucket=bucket, Key="x") == "404"
+    assert error_code(s3.put_object, Bucket=bucket, Key="x", Body=b"hello", **{name: wrong}) == "BadDigest"
+    assert error_code(s3.head_object, Bucket=bucket, Key="x") == "404"
 
 
 def test_a_checksum_without_awscrt_is_stored_unverified(s3: Any, bucket: str) -> None:
@@ -260,7 +268,7 @@ def test_a_checksum_without_awscrt_is_stored_unverified(s3: Any, bucket: str) ->
 def test_content_md5(s3: Any, bucket: str) -> None:
     good = base64.b64encode(hashlib.md5(b"hello").digest()).decode()
     s3.put_object(Bucket=bucket, Key="k", Body=b"hello", ContentMD5=good)
-    assert code(s3.put_object, Bucket=bucket, Key="x", Body=b"hullo", ContentMD5=good) == "BadDigest"
+    assert error_code(s3.put_object, Bucket=bucket, Key="x", Body=b"hullo", ContentMD5=good) == "BadDigest"
 
 
 def test_transfers_in_parts(s3: Any, bucket: str) -> None:
@@ -279,58 +287,61 @@ def test_transfers_in_parts(s3: Any, bucket: str) -> None:
     assert s3.get_object(Bucket=bucket, Key="copied")["Body"].read() == body
     part = s3.get_object(Bucket=bucket, Key="big", PartNumber=4)
     assert (part["Body"].read(), part["PartsCount"]) == (body[3 * PART :], 4)
-    assert code(s3.get_object, Bucket=bucket, Key="big", PartNumber=5) == "InvalidPartNumber"
+    assert error_code(s3.get_object, Bucket=bucket, Key="big", PartNumber=5) == "InvalidPartNumber"
 
 
 @pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
 def test_multipart_by_hand(front: ServerHarness, s3: Any, bucket: str, kind: str) -> None:
-    made = s3.create_multipart_upload(
+    new_upload = s3.create_multipart_upload(
         Bucket=bucket, Key="k", ChecksumAlgorithm="CRC32", ChecksumType=kind, Metadata={"m": "1"}
     )
-    where = {"Bucket": bucket, "Key": "k", "UploadId": made["UploadId"]}
+    object_id = {"Bucket": bucket, "Key": "k", "UploadId": new_upload["UploadId"]}
     bodies = {1: os.urandom(PART), 3: os.urandom(PART), 7: b"end"}
     parts = []
     for number, body in bodies.items():
-        s3.upload_part(**where, PartNumber=number, Body=b"sent again below", ChecksumAlgorithm="CRC32")
-        sent = s3.upload_part(**where, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32")
+        s3.upload_part(**object_id, PartNumber=number, Body=b"sent again below", ChecksumAlgorithm="CRC32")
+        sent = s3.upload_part(**object_id, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32")
         parts.append({"PartNumber": number, "ETag": sent["ETag"], "ChecksumCRC32": sent["ChecksumCRC32"]})
-    listed = s3.list_parts(**where)
-    assert [(part["PartNumber"], part["Size"]) for part in listed["Parts"]] == [(1, PART), (3, PART), (7, 3)]
+    listing = s3.list_parts(**object_id)
+    assert [(part["PartNumber"], part["Size"]) for part in listing["Parts"]] == [(1, PART), (3, PART), (7, 3)]
     assert [upload["Key"] for upload in s3.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["k"]
     complete = s3.complete_multipart_upload
-    assert code(complete, **where, MultipartUpload={"Parts": parts[::-1]}) == "InvalidPartOrder"
+    assert error_code(complete, **object_id, MultipartUpload={"Parts": parts[::-1]}) == "InvalidPartOrder"
     wrong = [{**parts[0], "ETag": '"0"'}]
-    assert code(complete, **where, MultipartUpload={"Parts": wrong}) == "InvalidPart"
+    assert error_code(complete, **object_id, MultipartUpload={"Parts": wrong}) == "InvalidPart"
     small = [parts[2], {**parts[2], "PartNumber": 8}]
-    assert code(complete, **where, MultipartUpload={"Parts": small}) == "InvalidPart"
-    done = complete(**where, MultipartUpload={"Parts": parts}, MpuObjectSize=2 * PART + 3)
-    whole = b"".join(bodies.values())
+    assert error_code(complete, **object_id, MultipartUpload={"Parts": small}) == "InvalidPart"
+    completion = complete(**object_id, MultipartUpload={"Parts": parts}, MpuObjectSize=2 * PART + 3)
+    joined_body = b"".join(bodies.values())
     if kind == "FULL_OBJECT":
-        assert base64.b64decode(done["ChecksumCRC32"]) == zlib.crc32(whole).to_bytes(4, "big")
-    got = s3.get_object(Bucket=bucket, Key="k")
-    assert got["Body"].read() == whole
-    assert got["Metadata"] == {"m": "1"}
-    assert code(complete, **where, MultipartUpload={"Parts": parts}) == "NoSuchUpload"
+        assert base64.b64decode(completion["ChecksumCRC32"]) == zlib.crc32(joined_body).to_bytes(4, "big")
+    response = s3.get_object(Bucket=bucket, Key="k")
+    assert response["Body"].read() == joined_body
+    assert response["Metadata"] == {"m": "1"}
+    assert error_code(complete, **object_id, MultipartUpload={"Parts": parts}) == "NoSuchUpload"
     assert list((front.root / "s3/_store/incoming").iterdir()) == []
 
 
 def test_multipart_errors_and_abort(front: ServerHarness, s3: Any, bucket: str) -> None:
-    where = {"Bucket": bucket, "Key": "k"}
-    where["UploadId"] = s3.create_multipart_upload(**where)["UploadId"]
+    object_id = {"Bucket": bucket, "Key": "k"}
+    object_id["UploadId"] = s3.create_multipart_upload(**object_id)["UploadId"]
     parts = []
     for number in (1, 2):
-        sent = s3.upload_part(**where, PartNumber=number, Body=b"small")
+        sent = s3.upload_part(**object_id, PartNumber=number, Body=b"small")
         parts.append({"PartNumber": number, "ETag": sent["ETag"]})
     complete = s3.complete_multipart_upload
-    assert code(complete, **where, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
-    assert code(complete, **where, MultipartUpload={"Parts": parts[:1]}, MpuObjectSize=7) == "InvalidRequest"
+    assert error_code(complete, **object_id, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
+    assert (
+        error_code(complete, **object_id, MultipartUpload={"Parts": parts[:1]}, MpuObjectSize=7)
+        == "InvalidRequest"
+    )
     s3.put_object(Bucket=bucket, Key="k", Body=b"there")
-    failed = code(complete, **where, MultipartUpload={"Parts": parts[:1]}, IfNoneMatch="*")
+    failed = error_code(complete, **object_id, MultipartUpload={"Parts": parts[:1]}, IfNoneMatch="*")
     assert failed == "PreconditionFailed"
-    assert code(s3.upload_part, **where, PartNumber=0, Body=b"") == "InvalidArgument"
-    assert code(s3.upload_part, **where, PartNumber=10_001, Body=b"") == "InvalidArgument"
-    s3.abort_multipart_upload(**where)
-    assert code(s3.list_parts, **where) == "NoSuchUpload"
+    assert error_code(s3.upload_part, **object_id, PartNumber=0, Body=b"") == "InvalidArgument"
+    assert error_code(s3.upload_part, **object_id, PartNumber=10_001, Body=b"") == "InvalidArgument"
+    s3.abort_multipart_upload(**object_id)
+    assert error_code(s3.list_parts, **object_id) == "NoSuchUpload"
     assert list((front.root / "s3/_store/incoming").iterdir()) == []
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"there"
 
@@ -338,16 +349,16 @@ def test_multipart_errors_and_abort(front: ServerHarness, s3: Any, bucket: str) 
 def test_copies_of_parts(s3: Any, bucket: str) -> None:
     body = os.urandom(PART + 100)
     s3.put_object(Bucket=bucket, Key="source", Body=body)
-    where = {"Bucket": bucket, "Key": "k"}
-    where["UploadId"] = s3.create_multipart_upload(**where)["UploadId"]
+    object_id = {"Bucket": bucket, "Key": "k"}
+    object_id["UploadId"] = s3.create_multipart_upload(**object_id)["UploadId"]
     source = {"Bucket": bucket, "Key": "source"}
     parts = []
     for number, (first, last) in enumerate([(100, PART + 99), (0, 9)], 1):
         copied = s3.upload_part_copy(
-            **where, PartNumber=number, CopySource=source, CopySourceRange=f"bytes={first}-{last}"
+            **object_id, PartNumber=number, CopySource=source, CopySourceRange=f"bytes={first}-{last}"
         )
         parts.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
-    s3.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
+    s3.complete_multipart_upload(**object_id, MultipartUpload={"Parts": parts})
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == body[100 : PART + 100] + body[:10]
 
 
@@ -362,21 +373,21 @@ def test_copies(s3: Any, bucket: str) -> None:
         Bucket=bucket, Key="a", CopySource=source, MetadataDirective="REPLACE", Metadata={"n": "2"}
     )
     assert s3.head_object(Bucket=bucket, Key="a")["Metadata"] == {"n": "2"}
-    assert code(s3.copy_object, Bucket=bucket, Key="a", CopySource=source) == "InvalidRequest"
-    assert code(s3.copy_object, Bucket=bucket, Key="c", CopySource=f"{bucket}/none") == "NoSuchKey"
+    assert error_code(s3.copy_object, Bucket=bucket, Key="a", CopySource=source) == "InvalidRequest"
+    assert error_code(s3.copy_object, Bucket=bucket, Key="c", CopySource=f"{bucket}/none") == "NoSuchKey"
 
 
 def test_tags(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"x", Tagging="a=1")
-    where = {"Bucket": bucket, "Key": "k"}
-    assert s3.get_object_tagging(**where)["TagSet"] == [{"Key": "a", "Value": "1"}]
+    object_id = {"Bucket": bucket, "Key": "k"}
+    assert s3.get_object_tagging(**object_id)["TagSet"] == [{"Key": "a", "Value": "1"}]
     tags = [{"Key": "b", "Value": "<&>"}, {"Key": "c", "Value": ""}]
-    s3.put_object_tagging(**where, Tagging={"TagSet": tags})
-    assert s3.get_object_tagging(**where)["TagSet"] == tags
-    assert s3.get_object(**where)["Body"].read() == b"x"
-    s3.delete_object_tagging(**where)
-    assert s3.get_object_tagging(**where)["TagSet"] == []
-    assert code(s3.get_object_tagging, Bucket=bucket, Key="none") == "NoSuchKey"
+    s3.put_object_tagging(**object_id, Tagging={"TagSet": tags})
+    assert s3.get_object_tagging(**object_id)["TagSet"] == tags
+    assert s3.get_object(**object_id)["Body"].read() == b"x"
+    s3.delete_object_tagging(**object_id)
+    assert s3.get_object_tagging(**object_id)["TagSet"] == []
+    assert error_code(s3.get_object_tagging, Bucket=bucket, Key="none") == "NoSuchKey"
 
 
 def test_unsupported_features_are_rejected_by_name(s3: Any, bucket: str) -> None:
@@ -388,10 +399,13 @@ def test_unsupported_features_are_rejected_by_name(s3: Any, bucket: str) -> None
         with pytest.raises(ClientError, match="does not provide") as refused:
             call(Bucket=bucket, **arguments)
         assert refused.value.response["Error"]["Code"] == "NotImplemented"
-    refused_acl = code(s3.put_object, Bucket=bucket, Key="k", ACL="public-read")
+    refused_acl = error_code(s3.put_object, Bucket=bucket, Key="k", ACL="public-read")
     assert refused_acl == "AccessControlListNotSupported"
     assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
-    assert code(s3.get_bucket_encryption, Bucket=bucket) == "ServerSideEncryptionConfigurationNotFoundError"
+    assert (
+        error_code(s3.get_bucket_encryption, Bucket=bucket)
+        == "ServerSideEncryptionConfigurationNotFoundError"
+    )
     assert s3.get_bucket_acl(Bucket=bucket)["Grants"][0]["Permission"] == "FULL_CONTROL"
 
 
@@ -404,7 +418,7 @@ _SELECT = {
 
 
 def test_a_large_body_is_streamed(front: ServerHarness, s3: Any, bucket: str, tmp_path: Any) -> None:
-    """Client and server are in this one process, and neither may hold the body."""
+    """Client and server share this process, and neither may hold the body in memory."""
     import tracemalloc
 
     source = tmp_path / "big"
@@ -426,7 +440,7 @@ def test_a_large_body_is_streamed(front: ServerHarness, s3: Any, bucket: str, tm
 
 
 def test_every_operation_checks_the_expected_bucket_owner(s3: Any) -> None:
-    """Also those on objects, parts and copies; and what is no account's id is told apart."""
+    """Covers objects, parts and copies; an id that is no account's has an error of its own."""
     s3.create_bucket(Bucket="owned")
     s3.put_object(Bucket="owned", Key="k", Body=b"1")
     upload = s3.create_multipart_upload(Bucket="owned", Key="m")["UploadId"]
@@ -453,14 +467,14 @@ def test_every_operation_checks_the_expected_bucket_owner(s3: Any) -> None:
         (s3.abort_multipart_upload, part),
     ]
     for call, arguments in calls:
-        assert code(call, **arguments, ExpectedBucketOwner=other) in ("AccessDenied", "403"), call
+        assert error_code(call, **arguments, ExpectedBucketOwner=other) in ("AccessDenied", "403"), call
     assert s3.get_object(Bucket="owned", Key="k")["Body"].read() == b"1"
     for call, arguments in ((s3.copy_object, source), (s3.upload_part_copy, {**part, "PartNumber": 2})):
         stated = {**arguments, "CopySource": "owned/k", "ExpectedSourceBucketOwner": other}
-        assert code(call, **stated, ExpectedBucketOwner=mine) == "AccessDenied"
-    assert code(s3.list_objects_v2, Bucket="owned", ExpectedBucketOwner="12") == (
+        assert error_code(call, **stated, ExpectedBucketOwner=mine) == "AccessDenied"
+    assert error_code(s3.list_objects_v2, Bucket="owned", ExpectedBucketOwner="12") == (
         "InvalidBucketOwnerAWSAccountID"
     )
-    assert code(s3.list_objects_v2, Bucket="no-such", ExpectedBucketOwner=other) == "NoSuchBucket"
+    assert error_code(s3.list_objects_v2, Bucket="no-such", ExpectedBucketOwner=other) == "NoSuchBucket"
     for call, arguments in calls:
         call(**arguments, ExpectedBucketOwner=mine)

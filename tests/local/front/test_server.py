@@ -1,4 +1,4 @@
-"""The door: who is let in, and what HTTP it speaks."""
+"""The HTTP server: which clients it accepts, and its HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smlaunch.local.server import Server, is_loopback
 from tests.local.front.conftest import ServerHarness
 
 
-def ask(front: ServerHarness, **headers: str) -> tuple[int, str]:
+def send_request(front: ServerHarness, **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
     connection.putrequest("POST", "/", skip_host="Host" in headers)
     for name, value in headers.items():
@@ -42,29 +42,29 @@ def ask(front: ServerHarness, **headers: str) -> tuple[int, str]:
     ],
 )
 def test_a_foreign_host_header_is_rejected(front: ServerHarness, host: str) -> None:
-    status, text = ask(front, Host=host)
+    status, text = send_request(front, Host=host)
     assert status == 403
     assert "is not this machine" in text
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000"])
 def test_requests_of_web_pages_are_rejected(front: ServerHarness, origin: str) -> None:
-    status, text = ask(front, Origin=origin)
+    status, text = send_request(front, Origin=origin)
     assert status == 403
     assert "web pages" in text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8080", "bucket.localhost", "[::1]:99", "127.8.0.1"])
 def test_host_names_of_this_machine_are_accepted(front: ServerHarness, host: str) -> None:
-    status, text = ask(front, Host=host)
+    status, text = send_request(front, Host=host)
     assert status == 403
     assert "AccessDenied" in text
 
 
 def test_unsigned_calls_get_an_error_of_their_protocol(front: ServerHarness) -> None:
-    status, text = ask(front, X_Amz_Target="SageMaker.CreateTrainingJob")
+    status, text = send_request(front, X_Amz_Target="SageMaker.CreateTrainingJob")
     assert (status, json.loads(text)["__type"]) == (403, "MissingAuthenticationTokenException")
-    status, text = ask(front, Content_Type="application/x-www-form-urlencoded", Content_Length="0")
+    status, text = send_request(front, Content_Type="application/x-www-form-urlencoded", Content_Length="0")
     assert status == 403
     assert "<Code>MissingAuthenticationToken</Code>" in text
     assert front.sagemaker.requests == []
@@ -77,8 +77,8 @@ def test_it_binds_to_loopback_only() -> None:
     assert is_loopback("::1")
 
 
-class Echo:
-    """A server that answers with what it was sent; ``read`` tells it whether to look at the body at all."""
+class EchoServer:
+    """A server that returns the request's body; ``read``: whether it reads the body."""
 
     def __init__(self, read: bool = True) -> None:
         self.read = read
@@ -98,7 +98,7 @@ class Echo:
         self.server.close()
 
 
-def received(connection: socket.socket) -> http.client.HTTPResponse:
+def read_response(connection: socket.socket) -> http.client.HTTPResponse:
     answer = http.client.HTTPResponse(connection)
     answer.begin()
     return answer
@@ -108,11 +108,11 @@ HOST = b"Host: localhost\r\n"
 
 
 def test_targets_and_headers_arrive_as_sent() -> None:
-    with Echo() as connection:
+    with EchoServer() as connection:
         connection.sendall(
             b"PUT //b//k%2F?x=%20&uploads HTTP/1.1\r\n" + HOST + b"X-Seen: a\r\nX-Seen: b\r\n\r\n"
         )
-        answer = received(connection)
+        answer = read_response(connection)
         assert answer.headers["X-Target"] == "//b//k%2F?x=%20&uploads"
         assert answer.headers["X-Seen"] == "a,b"
 
@@ -124,26 +124,26 @@ def test_several_requests_on_one_connection_with_chunks_and_unread_bodies() -> N
         + b"Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n1\r\n!\r\n0\r\nT: 1\r\n\r\n"
     )
     plain = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc"
-    with Echo() as connection:
+    with EchoServer() as connection:
         for request, body in ((chunked, b"hello!"), (plain, b"abc"), (chunked, b"hello!")):
             connection.sendall(request)
-            assert received(connection).read() == body
-    with Echo(read=False) as connection:
+            assert read_response(connection).read() == body
+    with EchoServer(read=False) as connection:
         for request in (chunked, plain, chunked):
             connection.sendall(request)
-            assert received(connection).read() == b""
+            assert read_response(connection).read() == b""
 
 
 def test_100_continue_is_sent_when_the_body_is_read() -> None:
     head = b"PUT / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
-    with Echo() as connection:
+    with EchoServer() as connection:
         connection.sendall(head)
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"ok")
-        assert received(connection).read() == b"ok"
-    with Echo(read=False) as connection:
+        assert read_response(connection).read() == b"ok"
+    with EchoServer(read=False) as connection:
         connection.sendall(head)
-        answer = received(connection)
+        answer = read_response(connection)
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
 
 
@@ -158,9 +158,9 @@ def test_100_continue_is_sent_when_the_body_is_read() -> None:
     ],
 )
 def test_a_body_with_an_ambiguous_end_is_rejected(framing: bytes) -> None:
-    with Echo() as connection:
+    with EchoServer() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\n" + HOST + framing + b"\r\nabc")
-        answer = received(connection)
+        answer = read_response(connection)
         assert (answer.status, answer.headers["Connection"]) == (400, "close")
 
 

@@ -27,11 +27,11 @@ from tests.local.front.conftest import CREDENTIALS, ServerHarness
 
 # S3 API reference, sig-v4-header-based-auth and sigv4-streaming: the published examples and their key.
 PUBLISHED = Keyring(Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
-THEN = float(calendar.timegm((2013, 5, 24, 0, 0, 0)))
+PUBLISHED_TIME = float(calendar.timegm((2013, 5, 24, 0, 0, 0)))
 SCOPE = "AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request"
 
 
-def published(
+def published_request(
     method: str, target: str, signed: str, signature: str, body: bytes = b"", **headers: str
 ) -> Request:
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -41,7 +41,7 @@ def published(
     return Request(method, target, fields, io.BytesIO(body))
 
 
-def unread() -> str:
+def fail_on_read() -> str:
     raise AssertionError("the body was read although its hash is stated")
 
 
@@ -58,12 +58,12 @@ GET_OBJECT: dict[str, Any] = {
 
 
 def test_the_published_get() -> None:
-    signed = sigv4.verify(published(**GET_OBJECT), PUBLISHED, unread, THEN)
+    signed = sigv4.verify(published_request(**GET_OBJECT), PUBLISHED, fail_on_read, PUBLISHED_TIME)
     assert (signed.region, signed.service) == ("us-east-1", "s3")
 
 
 def test_the_published_listing() -> None:
-    request = published(
+    request = published_request(
         "GET",
         "/?max-keys=2&prefix=J",
         "host;x-amz-content-sha256;x-amz-date",
@@ -72,7 +72,7 @@ def test_the_published_listing() -> None:
         x_amz_content_sha256=GET_OBJECT["x_amz_content_sha256"],
         x_amz_date="20130524T000000Z",
     )
-    assert sigv4.verify(request, PUBLISHED, unread, THEN).service == "s3"
+    assert sigv4.verify(request, PUBLISHED, fail_on_read, PUBLISHED_TIME).service == "s3"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_published_listing() -> None:
 )
 def test_any_changed_byte_is_a_mismatch(change: dict[str, str], kind: str) -> None:
     with pytest.raises(sigv4.SignatureRejected) as refused:
-        sigv4.verify(published(**{**GET_OBJECT, **change}), PUBLISHED, unread, THEN)
+        sigv4.verify(published_request(**{**GET_OBJECT, **change}), PUBLISHED, fail_on_read, PUBLISHED_TIME)
     assert refused.value.kind == kind
 
 
@@ -105,8 +105,8 @@ CHUNKS = (
 )
 
 
-def chunked(body: bytes) -> bytes:
-    request = published(
+def read_chunks(body: bytes) -> bytes:
+    request = published_request(
         "PUT",
         "/examplebucket/chunkObject.txt",
         "content-encoding;content-length;host;x-amz-content-sha256;x-amz-date;x-amz-decoded-content-length;"
@@ -121,11 +121,11 @@ def chunked(body: bytes) -> bytes:
         x_amz_decoded_content_length="66560",
         content_length="66824",
     )
-    return sigv4.verify(request, PUBLISHED, unread, THEN).payload(request).read(1 << 20)
+    return sigv4.verify(request, PUBLISHED, fail_on_read, PUBLISHED_TIME).payload(request).read(1 << 20)
 
 
 def test_the_published_chunks() -> None:
-    assert chunked(CHUNKS) == b"a" * 66560
+    assert read_chunks(CHUNKS) == b"a" * 66560
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_published_chunks() -> None:
 )
 def test_tampered_chunks_are_rejected(tampered: bytes) -> None:
     with pytest.raises((sigv4.SignatureRejected, ApiError)):
-        chunked(tampered)
+        read_chunks(tampered)
 
 
 @pytest.mark.parametrize(
@@ -172,24 +172,24 @@ def test_an_unknown_key_and_a_forged_token(front: ServerHarness) -> None:
 def test_temporary_credentials_survive_a_restart_and_expire(front: ServerHarness) -> None:
     role = "arn:aws:iam::000000000000:role/smlaunch-local"
     issued = front.client("sts").assume_role(RoleArn=role, RoleSessionName="me", DurationSeconds=900)
-    given = issued["Credentials"]
+    credentials = issued["Credentials"]
     keys = {
-        "aws_access_key_id": given["AccessKeyId"],
-        "aws_secret_access_key": given["SecretAccessKey"],
-        "aws_session_token": given["SessionToken"],
+        "aws_access_key_id": credentials["AccessKeyId"],
+        "aws_secret_access_key": credentials["SecretAccessKey"],
+        "aws_session_token": credentials["SessionToken"],
     }
     arn = "arn:aws:sts::000000000000:assumed-role/smlaunch-local/me"
     assert front.client("sts", **keys).get_caller_identity()["Arn"] == arn
     assert "Buckets" in front.client("s3", **keys).list_buckets()
     restarted = Keyring(CREDENTIALS)
     now = time.time()
-    found = restarted.find(given["AccessKeyId"], given["SessionToken"], now)
-    assert found is not None
-    assert found.secret_key == given["SecretAccessKey"]
-    assert restarted.find(given["AccessKeyId"], given["SessionToken"], now + 901) is None
-    assert restarted.find("ASIAOTHER", given["SessionToken"], now) is None
+    stored_credentials = restarted.find(credentials["AccessKeyId"], credentials["SessionToken"], now)
+    assert stored_credentials is not None
+    assert stored_credentials.secret_key == credentials["SecretAccessKey"]
+    assert restarted.find(credentials["AccessKeyId"], credentials["SessionToken"], now + 901) is None
+    assert restarted.find("ASIAOTHER", credentials["SessionToken"], now) is None
     other = Keyring(Credentials("AKIDEXAMPLE", "another"))
-    assert other.find(given["AccessKeyId"], given["SessionToken"], now) is None
+    assert other.find(credentials["AccessKeyId"], credentials["SessionToken"], now) is None
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
@@ -221,9 +221,11 @@ def test_presigned_urls(front: ServerHarness, bucket: str, version: str) -> None
 
 
 def send(method: str, url: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
-    """Names in the spelling of Python: ``x_amz_acl``, and ``__`` for an underscore."""
-    spelled = {name.replace("__", "?").replace("_", "-").replace("?", "_"): v for name, v in headers.items()}
-    request = urllib.request.Request(url, body or None, spelled, method=method)
+    """Send a request. Header names are Python names: ``x_amz_acl``, and ``__`` for an underscore."""
+    header_fields = {
+        name.replace("__", "?").replace("_", "-").replace("?", "_"): v for name, v in headers.items()
+    }
+    request = urllib.request.Request(url, body or None, header_fields, method=method)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.read().decode()
@@ -316,12 +318,12 @@ def test_unsigned_amz_headers_are_rejected(front: ServerHarness, bucket: str, se
 
 
 def test_the_hash_of_a_body_is_signed_with_or_without_its_header(front: ServerHarness, bucket: str) -> None:
-    """Not every client lists x-amz-content-sha256 among the headers: it is a line of what is signed."""
+    """Some clients do not sign the header x-amz-content-sha256; the signed text has the hash anyway."""
     session = botocore.session.Session()
     session.set_credentials(CREDENTIALS.access_key, CREDENTIALS.secret_key)
     request = AWSRequest("PUT", f"{front.url}/{bucket}/k", data=b"body")
     signer = S3SigV4Auth(session.get_credentials(), "s3", "us-east-1")
-    signer.headers_to_sign = lambda request: _without(signer, request)  # type: ignore[method-assign]
+    signer.headers_to_sign = lambda request: _headers_without_hash(signer, request)  # type: ignore[method-assign]
     signer.add_auth(request)
     assert "x-amz-content-sha256" not in request.headers["Authorization"]
     signed = {name.replace("-", "_"): value for name, value in request.headers.items()}
@@ -329,13 +331,13 @@ def test_the_hash_of_a_body_is_signed_with_or_without_its_header(front: ServerHa
     assert send("PUT", request.url, b"ydob", **signed)[0] in (400, 403)
 
 
-def _without(signer: SigV4Auth, request: AWSRequest) -> Any:
+def _headers_without_hash(signer: SigV4Auth, request: AWSRequest) -> Any:
     headers = SigV4Auth.headers_to_sign(signer, request)
     del headers["x-amz-content-sha256"]
     return headers
 
 
-def odd_requests() -> Iterator[Request]:
+def malformed_requests() -> Iterator[Request]:
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     scope = f"AKIDEXAMPLE/{now[:8]}/us-east-1/s3/aws4_request"
     dates = (now, "\u00b2" * 8 + "T000000Z", "99999999T999999Z", "00010101T000000Z", "")
@@ -360,8 +362,8 @@ def odd_requests() -> Iterator[Request]:
 def test_malformed_signatures_are_rejected_without_an_internal_failure(
     front: ServerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A fault would be a traceback in the log for whoever wants one."""
-    for request in odd_requests():
+    """An internal failure would let any client write tracebacks to the log."""
+    for request in malformed_requests():
         assert front.dispatch(request).status == 403, (request.target, request.headers)
     assert not caplog.records
 

@@ -1,4 +1,4 @@
-"""A body that is not what was uploaded: an error that names the file, or an edit by hand; never a half."""
+"""Files changed below the store: a torn body is an error that names the file, an edit by hand is accepted."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ BODY = b"the first half; the second half"
 HALF = BODY[: len(BODY) // 2]
 
 
-def shorter(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     os.truncate(path, len(HALF))
 
 
-def empty(path: Path) -> None:
+def empty_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def shorter_and_as_old_as_before(path: Path) -> None:
-    found = path.stat()
+def truncate_keeping_times(path: Path) -> None:
+    status = path.stat()
     os.truncate(path, len(HALF))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def other_bytes_and_older(path: Path) -> None:
+def replace_by_older_bytes(path: Path) -> None:
     path.write_bytes(b"x" * len(BODY))
     os.utime(path, ns=(1, 1))
 
 
-def a_directory(path: Path) -> None:
+def replace_by_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-TEARS = (shorter, empty, shorter_and_as_old_as_before, other_bytes_and_older, a_directory)
+TEARS = (truncate_file, empty_file, truncate_keeping_times, replace_by_older_bytes, replace_by_directory)
 
 
 @pytest.mark.parametrize("tear", TEARS)
@@ -66,9 +66,12 @@ def test_a_torn_body_is_an_error_that_names_the_file(
     for call in calls:
         with pytest.raises(ClientError) as torn:
             call()
-        said = torn.value.response
-        assert (said["Error"]["Code"], said["ResponseMetadata"]["HTTPStatusCode"]) == ("InternalError", 500)
-        assert str(path) in said["Error"]["Message"]
+        response = torn.value.response
+        assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == (
+            "InternalError",
+            500,
+        )
+        assert str(path) in response["Error"]["Message"]
     with pytest.raises(ClientError) as torn:
         s3.head_object(Bucket=bucket, Key="a")
     assert torn.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
@@ -82,7 +85,7 @@ def test_a_torn_body_is_reported_by_every_operation(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a", BODY)
-    shorter(store.body_path("bucket", "a"))
+    truncate_file(store.body_path("bucket", "a"))
     for read in (
         lambda: store.open("bucket", "a"),
         lambda: store.body_path("bucket", "a"),
@@ -97,7 +100,7 @@ def test_the_suggested_command_accepts_the_file(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
     store.put_bytes("bucket", "a b", BODY)
-    shorter(store.body_path("bucket", "a b"))
+    truncate_file(store.body_path("bucket", "a b"))
     with pytest.raises(TornObject) as torn:
         store.head("bucket", "a b")
     subprocess.run(["sh", "-c", str(torn.value).split("`")[1]], check=True)
@@ -106,37 +109,37 @@ def test_the_suggested_command_accepts_the_file(tmp_path: Path) -> None:
         assert (file.read(), info.etag) == (HALF, hashlib.md5(HALF).hexdigest())
 
 
-def appended(path: Path) -> bytes:
+def append(path: Path) -> bytes:
     with path.open("ab") as file:
         file.write(b" and more")
     return BODY + b" and more"
 
 
-def overwritten_in_place(path: Path) -> bytes:
+def overwrite(path: Path) -> bytes:
     body = BODY.upper()
-    found = path.stat()
+    status = path.stat()
     path.write_bytes(body)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
     return body
 
 
-def replaced_by_a_shorter_file(path: Path) -> bytes:
+def replace_by_shorter_file(path: Path) -> bytes:
     new = path.with_name("new")
     new.write_bytes(b"short")
     new.replace(path)
     return b"short"
 
 
-@pytest.mark.parametrize("edit", [appended, overwritten_in_place, replaced_by_a_shorter_file])
+@pytest.mark.parametrize("edit", [append, overwrite, replace_by_shorter_file])
 def test_a_file_edited_by_hand_becomes_the_object(
     edit: Callable[[Path], bytes], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY, ChecksumAlgorithm="CRC32", Metadata={"k": "v"})
     body = edit(front.objects.body_path(bucket, "a"))
-    found = s3.get_object(Bucket=bucket, Key="a", ChecksumMode="ENABLED")
-    assert found["Body"].read() == body
-    assert found["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
-    assert "ChecksumCRC32" not in found and found["Metadata"] == {"k": "v"}
+    answer = s3.get_object(Bucket=bucket, Key="a", ChecksumMode="ENABLED")
+    assert answer["Body"].read() == body
+    assert answer["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
+    assert "ChecksumCRC32" not in answer and answer["Metadata"] == {"k": "v"}
 
 
 def test_a_store_that_was_copied_has_the_same_objects(
@@ -161,16 +164,16 @@ def test_a_store_that_was_copied_has_the_same_objects(
     s3.put_object(Bucket=bucket, Key="cut", Body=BODY)
     copy = tmp_path / "copy"
     shutil.copytree(front.objects.root, copy, copy_function=shutil.copyfile)  # with new times too
-    shorter(copy / bucket / "cut")
-    again = ObjectStore(copy)
+    truncate_file(copy / bucket / "cut")
+    copied_store = ObjectStore(copy)
     for key in ("plain", "parts"):
-        assert again.head(bucket, key) == front.objects.head(bucket, key)
-    # A copy that did not come to its end, in a file that is new.
+        assert copied_store.head(bucket, key) == front.objects.head(bucket, key)
+    # An incomplete copy in a new file.
     with pytest.raises(TornObject):
-        again.head(bucket, "cut")
+        copied_store.head(bucket, "cut")
 
 
-@pytest.mark.parametrize("tear", [shorter, empty, lambda path: path.unlink()])
+@pytest.mark.parametrize("tear", [truncate_file, empty_file, lambda path: path.unlink()])
 def test_a_torn_part_is_not_joined(
     tear: Callable[[Path], None], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
@@ -178,13 +181,13 @@ def test_a_torn_part_is_not_joined(
     part = s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
     (path,) = (front.objects.root / "_store/incoming").glob(f"{upload}.1.*")
     tear(path)
-    chosen = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    upload_parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     with pytest.raises(ClientError) as torn:
-        s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=chosen)
+        s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=upload_parts)
     assert torn.value.response["Error"]["Code"] == "InternalError"
     assert str(path) in torn.value.response["Error"]["Message"]
     s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
-    s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=chosen)
+    s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=upload_parts)
     assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == BODY
 
 

@@ -1,4 +1,4 @@
-"""What somebody without a key can take from the endpoint: memory, descriptors, threads, time."""
+"""Limits for clients without a key: memory, descriptors, threads, time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.local.executors.conftest import eventually
 from tests.local.front.conftest import CREDENTIALS, ServerHarness
 
 HOST = b"Host: localhost\r\n"
-LIMITED = "import resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (int(sys.argv.pop(1)),) * 2); "
-FRONT = """
+LIMIT_DESCRIPTORS = "import resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (int(sys.argv.pop(1)),) * 2); "
+SERVER_SCRIPT = """
 import pathlib, sys
 from tests.local.front.conftest import ServerHarness
 front = ServerHarness(pathlib.Path(sys.argv[1]))
@@ -33,19 +33,19 @@ print(front.port, flush=True)
 sys.stdin.read()
 front.close()
 """
-FLOOD = """
+OPEN_CONNECTIONS_SCRIPT = """
 import socket, sys
-held = []
+connections = []
 for _ in range(int(sys.argv[2])):
-    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+    connections.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
 print("open", flush=True)
 sys.stdin.read()
 """
 
 
 @contextmanager
-def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Runs until its standard input ends."""
+def run_program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program; its standard input ends with the context."""
     process = subprocess.Popen(
         [sys.executable, "-c", text, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -62,13 +62,13 @@ def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def signature(kind: str, service: str) -> dict[str, str]:
-    """Headers that look signed: by nobody, with a key that is unknown, or with one that stands in a link."""
+def auth_headers(kind: str, service: str) -> dict[str, str]:
+    """Return headers: unsigned, with an unknown key, or with a known key and a wrong signature."""
     if kind == "unsigned":
         return {}
     key = CREDENTIALS.access_key if kind == "forged" else "AKIDNOBODY"
@@ -86,27 +86,27 @@ def test_unverified_bodies_have_a_memory_limit(
 
     def send(port: int) -> None:
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        headers = {"X-Amz-Target": "SageMaker.ListTrainingJobs", **signature(kind, "sagemaker")}
+        headers = {"X-Amz-Target": "SageMaker.ListTrainingJobs", **auth_headers(kind, "sagemaker")}
         client.request("POST", "/", body, headers)
         statuses.append(client.getresponse().status)
         client.close()
 
-    with program(FRONT, tmp_path) as process:
-        port = int(said(process))
-        before = memory(process.pid)
+    with run_program(SERVER_SCRIPT, tmp_path) as process:
+        port = int(read_line(process))
+        before = peak_memory(process.pid)
         clients = [threading.Thread(target=send, args=(port,)) for _ in range(12)]
         for client in clients:
             client.start()
         for client in clients:
             client.join()
-        taken = memory(process.pid) - before
-    record_property("megabytes_taken", taken >> 20)
+        memory_growth = peak_memory(process.pid) - before
+    record_property("megabytes_taken", memory_growth >> 20)
     assert statuses == [403] * 12
-    assert taken < (120 << 20 if kind == "forged" else 40 << 20), f"{taken >> 20} MB"
+    assert memory_growth < (120 << 20 if kind == "forged" else 40 << 20), f"{memory_growth >> 20} MB"
 
 
-def memory(pid: int) -> int:
-    """The most that a process ever had, in bytes."""
+def peak_memory(pid: int) -> int:
+    """Return the peak memory of a process in bytes."""
     (line,) = (
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")
     )
@@ -121,7 +121,7 @@ def test_a_rejection_is_sent_before_the_body_is_read(front: ServerHarness, kind:
         headers["Content-Length"] = str(65 << 20)
     elif kind == "beside":
         headers["X-Amz-Extra"] = "1"
-    headers |= signature("forged" if kind in ("beside", "too long") else kind, "sagemaker")
+    headers |= auth_headers("forged" if kind in ("beside", "too long") else kind, "sagemaker")
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
     with socket.create_connection(("127.0.0.1", front.port), timeout=5) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\n" + HOST + lines + expect + b"\r\n")
@@ -132,7 +132,7 @@ def test_a_rejection_is_sent_before_the_body_is_read(front: ServerHarness, kind:
 
 @pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
 def test_an_unverified_body_is_not_read_to_its_end(front: ServerHarness, bucket: str, expect: bytes) -> None:
-    """What the kernel holds between the two comes on top of the 32 MB that are dropped."""
+    """The kernel's buffers hold some bytes beyond the 32 MB that the server reads and drops."""
     sent, block = 0, bytes(1 << 20)
     with socket.create_connection(("127.0.0.1", front.port), timeout=1) as connection:
         head = f"PUT /{bucket}/k HTTP/1.1\r\nContent-Length: {500 << 30}\r\n".encode()
@@ -173,7 +173,7 @@ def test_a_head_has_a_limit(head: bytes, status: int) -> None:
         assert answer.status == status
 
 
-def ended(connection: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     with suppress(ConnectionError):
         return connection.recv(1) == b""
     return True
@@ -186,17 +186,17 @@ def test_slow_clients_are_disconnected_unless_verified() -> None:
         return Response(200, {}, request.stream.read())
 
     body = b"Content-Length: 2\r\n\r\na"
-    begun = {
+    requests = {
         "head": b"GET / HT",
         "stranger": b"PUT /stranger HTTP/1.1\r\n" + HOST + body,
         "friend": b"PUT /friend HTTP/1.1\r\n" + HOST + body,
     }
     with Server(handle, verify_timeout=0.3) as server:
-        open_ = {name: socket.create_connection(("127.0.0.1", server.port), timeout=10) for name in begun}
-        for name, text in begun.items():
+        open_ = {name: socket.create_connection(("127.0.0.1", server.port), timeout=10) for name in requests}
+        for name, text in requests.items():
             open_[name].sendall(text)
-        assert ended(open_["head"])
-        assert ended(open_["stranger"])
+        assert is_closed(open_["head"])
+        assert is_closed(open_["stranger"])
         open_["friend"].sendall(b"b")
         answer = http.client.HTTPResponse(open_["friend"])
         answer.begin()
@@ -206,7 +206,7 @@ def test_slow_clients_are_disconnected_unless_verified() -> None:
 
 
 @contextmanager
-def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
+def open_connections(port: int, count: int) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
@@ -214,30 +214,30 @@ def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
         ]
 
 
-def accepting(request: Request) -> Response:
+def handle_request(request: Request) -> Response:
     if "x-friend" in request.headers:
         request.on_verified()
     return Response(200, {}, b"served")
 
 
-def ask(client: http.client.HTTPConnection, **headers: str) -> bytes:
+def send_request(client: http.client.HTTPConnection, **headers: str) -> bytes:
     client.request("GET", "/", headers=headers)
     return client.getresponse().read()
 
 
 def test_the_oldest_idle_unverified_connection_makes_room() -> None:
-    with Server(accepting, max_connections=4) as server:
+    with Server(handle_request, max_connections=4) as server:
         friend = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        assert ask(friend, **{"X-Friend": "1"}) == b"served"
-        with strangers(server.port, 40) as opened:
+        assert send_request(friend, **{"X-Friend": "1"}) == b"served"
+        with open_connections(server.port, 40) as opened:
             for connection in opened[:-3]:
-                assert ended(connection)
+                assert is_closed(connection)
             assert friend.sock is not None
             line = friend.sock
-            assert ask(friend, **{"X-Friend": "1"}) == b"served"
+            assert send_request(friend, **{"X-Friend": "1"}) == b"served"
             assert friend.sock is line  # the same connection: it was not closed and opened again
             late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-            assert ask(late) == b"served"
+            assert send_request(late) == b"served"
             late.close()
         friend.close()
 
@@ -251,7 +251,7 @@ def test_a_new_client_waits_while_all_connections_have_requests() -> None:
             leave.wait(20)
         return Response(200, {}, request.path.encode())
 
-    with Server(handle, max_connections=2) as server, strangers(server.port, 2) as busy:
+    with Server(handle, max_connections=2) as server, open_connections(server.port, 2) as busy:
         for connection in busy:
             connection.sendall(b"GET /long HTTP/1.1\r\n" + HOST + b"\r\n")
         assert eventually(lambda: [peer.has_request for peer in server._connections.peers()] == [True, True])
@@ -268,16 +268,16 @@ def test_a_new_client_waits_while_all_connections_have_requests() -> None:
 
 def test_incomplete_unverified_requests_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_SLOW_REQUEST_SECONDS", 0.1)
-    with Server(accepting, max_connections=3) as server, strangers(server.port, 3) as slow:
+    with Server(handle_request, max_connections=3) as server, open_connections(server.port, 3) as slow:
         for connection in slow:
             connection.sendall(b"GET / HTTP/1.1\r\n")
         assert eventually(lambda: [peer.has_request for peer in server._connections.peers()] == [True] * 3)
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        assert ask(client) == b"served"
+        assert send_request(client) == b"served"
         client.close()
 
 
-NO_DESCRIPTORS = """
+MEASURE_CPU_SCRIPT = """
 import sys, time
 from smlaunch.local.http_messages import Response
 from smlaunch.local.server import Server
@@ -293,15 +293,15 @@ server.close()
 
 
 def test_out_of_descriptors_neither_spins_nor_stops_accepting() -> None:
-    with program(LIMITED + NO_DESCRIPTORS, 40) as process:
-        port = int(said(process))
-        with strangers(port, 100):
+    with run_program(LIMIT_DESCRIPTORS + MEASURE_CPU_SCRIPT, 40) as process:
+        port = int(read_line(process))
+        with open_connections(port, 100):
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-            assert float(said(process)) < 0.5
+            assert float(read_line(process)) < 0.5
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        assert ask(client) == b"served"
+        assert send_request(client) == b"served"
         client.close()
 
 
@@ -313,29 +313,35 @@ def test_idle_connections_cost_a_job_no_log_line(
     count: int, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     harness = EndpointHarness("plain")
-    limited = LIMITED + "import runpy; runpy.run_module('tests.local.endpoint_process', run_name='__main__')"
-    usual = harness.command
+    limited = (
+        LIMIT_DESCRIPTORS
+        + "import runpy; runpy.run_module('tests.local.endpoint_process', run_name='__main__')"
+    )
+    original_command = harness.command
 
     def command(*words: str) -> list[str]:
-        return usual(words[0], "-c", limited, "1024", *words[3:])
+        return original_command(words[0], "-c", limited, "1024", *words[3:])
 
     monkeypatch.setattr(harness, "command", command)
     try:
         client = EndpointClient(harness.start())
         port = int(client.info.url.rpartition(":")[2])
-        go = harness.home / "go"
-        client.create("talks", TALKS.replace("GO", str(go)))
+        go_file = harness.home / "go"
+        client.create("talks", PRINT_LINES_SCRIPT.replace("GO", str(go_file)))
         client.wait_for_line("talks", "ready")
-        with program(FLOOD, port, count // 2) as one, program(FLOOD, port, count - count // 2) as two:
-            assert [said(one), said(two)] == ["open", "open"]
-            go.touch()
+        with (
+            run_program(OPEN_CONNECTIONS_SCRIPT, port, count // 2) as one,
+            run_program(OPEN_CONNECTIONS_SCRIPT, port, count - count // 2) as two,
+        ):
+            assert [read_line(one), read_line(two)] == ["open", "open"]
+            go_file.touch()
             job = client.wait("talks")
             assert job["TrainingJobStatus"] == "Completed", job
-        found = every_line(client, "talks")
-        record_property("lines_that_arrived", sum(line.startswith("line ") for line in found))
+        lines = all_lines(client, "talks")
+        record_property("lines_that_arrived", sum(line.startswith("line ") for line in lines))
         record_property("lines_written", LINES)
-        assert [line for line in found if line.startswith("line ")] == [f"line {n}" for n in range(LINES)]
-        assert not [line for line in found if "lost" in line]
+        assert [line for line in lines if line.startswith("line ")] == [f"line {n}" for n in range(LINES)]
+        assert not [line for line in lines if "lost" in line]
         harness.close()
     finally:
         if harness._pid is not None:
@@ -343,7 +349,7 @@ def test_idle_connections_cost_a_job_no_log_line(
         harness.remove()
 
 
-TALKS = f"""
+PRINT_LINES_SCRIPT = f"""
 print("ready", flush=True)
 while not os.path.exists('GO'):
     time.sleep(0.02)
@@ -352,7 +358,7 @@ for n in range({LINES}):
 """
 
 
-def every_line(client: EndpointClient, name: str) -> list[str]:
+def all_lines(client: EndpointClient, name: str) -> list[str]:
     streams = client.logs.describe_log_streams(
         logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=f"{name}/"
     )
@@ -383,10 +389,10 @@ def every_line(client: EndpointClient, name: str) -> list[str]:
     ],
 )
 def test_a_malformed_header_line_is_rejected(line: bytes) -> None:
-    seen: list[Request] = []
+    requests: list[Request] = []
 
     def handle(request: Request) -> Response:
-        seen.append(request)
+        requests.append(request)
         return Response()
 
     with (
@@ -396,4 +402,4 @@ def test_a_malformed_header_line_is_rejected(line: bytes) -> None:
         connection.sendall(b"PUT /k HTTP/1.1\r\n" + HOST + line + b"\r\nContent-Length: 3\r\n\r\nabc")
         answer = http.client.HTTPResponse(connection)
         answer.begin()
-        assert (answer.status, answer.headers["Connection"], seen) == (400, "close", [])
+        assert (answer.status, answer.headers["Connection"], requests) == (400, "close", [])

@@ -96,7 +96,7 @@ def test_a_bucket_that_does_not_exist(objects: ObjectStore, hosts: list[JobHost]
         upload(objects, hosts, tmp_path, OutputDataConfig={"S3OutputPath": "s3://absent/x"})
 
 
-NONE = {"S3OutputPath": "s3://data/out/", "CompressionType": "NONE"}
+UNCOMPRESSED = {"S3OutputPath": "s3://data/out/", "CompressionType": "NONE"}
 
 
 def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
@@ -111,7 +111,7 @@ def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
     arguments = (hosts, objects, Settings(), tmp_path, lambda label, text: notes.append(f"{label}: {text}"))
     lost = "/opt/ml/model/odd-\\xff cannot be stored: its name is not UTF-8, and S3 has no other keys"
     with pytest.raises(UploadError) as raised:
-        artifacts.upload_output(spec(OutputDataConfig=NONE), *arguments)
+        artifacts.upload_output(spec(OutputDataConfig=UNCOMPRESSED), *arguments)
     assert str(raised.value) == f"Artifact upload failed:{lost} (algo-1)"
     assert keys(objects) == ["out/job/output/model/a", "out/job/output/model/b"]
     assert sorted(notes) == [
@@ -119,7 +119,7 @@ def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
         "algo-2: model/link is a symbolic link: it is not uploaded",
         "algo-2: model/pipe is a FIFO: it is not uploaded",
     ]
-    # An archive has names of any bytes.
+    # Names in an archive may have any bytes.
     artifacts.upload_output(spec(), *arguments)
     assert archive(objects, "out/job/output/model.tar.gz") == {"a": "x", "b": "x", "odd-\udcff": "x"}
 
@@ -148,7 +148,7 @@ def test_a_file_that_fails_in_the_middle_is_not_in_the_archive_and_all_others_ar
         write(hosts[0], f"model/{name}", name * 100_000)
     (hosts[0].tree / "model" / "l").symlink_to("a")
     merged = artifacts.merge_hosts(hosts, "model", lambda *_: None)
-    for name in ("b", "l"):  # they have been exchanged since
+    for name in ("b", "l"):  # the files have been replaced since
         (hosts[0].tree / "model" / name).unlink()
     os.mkfifo(hosts[0].tree / "model" / "b")
     write(hosts[0], "model/l", "x")

@@ -14,7 +14,7 @@ from smlaunch.local.settings import Settings, ShardingRule
 from tests.local.jobs.conftest import channel, spec, tree
 
 
-def fill(objects: ObjectStore, *keys: str) -> None:
+def put_objects(objects: ObjectStore, *keys: str) -> None:
     for key in keys:
         objects.put_bytes("data", key, f"<{key}>".encode())
 
@@ -27,11 +27,11 @@ def prepare(
     settings: Settings | None = None,
     **changes: Any,
 ) -> Mapping[str, list[DirectoryMount]]:
-    found = channels.prepare_channels(
+    channel_setup = channels.prepare_channels(
         spec(wanted, **changes), hosts, objects, settings or Settings(), views, lambda: None
     )
-    assert found.feeds == []
-    return found.mounts
+    assert channel_setup.feeds == []
+    return channel_setup.mounts
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def prepare(
 def test_where_the_objects_of_a_prefix_go(
     objects: ObjectStore, hosts: list[JobHost], prefix: str, expected: dict[str, str]
 ) -> None:
-    fill(objects, "train/a.csv", "train/deep/b.csv", "trainer/c.csv", "train/empty-folder/")
+    put_objects(objects, "train/a.csv", "train/deep/b.csv", "trainer/c.csv", "train/empty-folder/")
     prepare(objects, hosts, channel("train", f"s3://data/{prefix}"))
     for host in hosts:
         assert tree(host.tree / "input/data/train") == expected
@@ -55,10 +55,10 @@ def test_where_the_objects_of_a_prefix_go(
 def test_a_prefix_without_a_slash_is_a_prefix_and_nothing_more(
     objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
-    fill(objects, "train/a.csv", "trainer/c.csv")
+    put_objects(objects, "train/a.csv", "trainer/c.csv")
     prepare(objects, hosts, channel("train", "s3://data/train"))
-    found = tree(hosts[0].tree / "input/data/train")
-    assert found == {"a.csv": "<train/a.csv>", "trainer/c.csv": "<trainer/c.csv>"}
+    files = tree(hosts[0].tree / "input/data/train")
+    assert files == {"a.csv": "<train/a.csv>", "trainer/c.csv": "<trainer/c.csv>"}
 
 
 @pytest.mark.parametrize("rule", ["round-robin", "contiguous", "hash"])
@@ -66,7 +66,7 @@ def test_sharded_each_object_is_on_one_host(
     objects: ObjectStore, hosts: list[JobHost], rule: ShardingRule
 ) -> None:
     names = [f"part-{number:02}" for number in range(7)]
-    fill(objects, *(f"s/{name}" for name in names))
+    put_objects(objects, *(f"s/{name}" for name in names))
     sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
     prepare(objects, hosts, sharded, views=True, settings=Settings(sharding=rule))
     shares = [set(tree(host.tree / "input/data/s")) for host in hosts]
@@ -75,20 +75,20 @@ def test_sharded_each_object_is_on_one_host(
 
 
 def test_a_host_without_a_share_has_an_empty_directory(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "s/only")
+    put_objects(objects, "s/only")
     prepare(objects, hosts, channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key"))
     assert [tree(host.tree / "input/data/s") for host in hosts] == [{"only": "<s/only>"}, {}]
 
 
 def test_a_host_without_a_share_may_have_no_directory(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "s/only")
+    put_objects(objects, "s/only")
     sharded = channel("s", "s3://data/s/", S3DataDistributionType="ShardedByS3Key")
     prepare(objects, hosts, sharded, settings=Settings(empty_shard="absent"))
     assert [(host.tree / "input/data/s").exists() for host in hosts] == [True, False]
 
 
 def test_a_manifest_names_its_objects(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "m/a", "m/sub/b", "m/not-named")
+    put_objects(objects, "m/a", "m/sub/b", "m/not-named")
     manifest = [{"prefix": "s3://data/m/"}, "a", "sub/b"]
     objects.put_bytes("data", "the.manifest", json.dumps(manifest).encode())
     prepare(objects, hosts, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
@@ -96,7 +96,7 @@ def test_a_manifest_names_its_objects(objects: ObjectStore, hosts: list[JobHost]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "NoSuchKey: the manifest"),
         ("not json", "not valid"),
@@ -107,11 +107,11 @@ def test_a_manifest_names_its_objects(objects: ObjectStore, hosts: list[JobHost]
     ],
 )
 def test_a_manifest_that_cannot_be_followed(
-    objects: ObjectStore, hosts: list[JobHost], text: str | None, says: str
+    objects: ObjectStore, hosts: list[JobHost], text: str | None, message: str
 ) -> None:
     if text is not None:
         objects.put_bytes("data", "the.manifest", text.encode())
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         prepare(objects, hosts, channel("m", "s3://data/the.manifest", S3DataType="ManifestFile"))
 
 
@@ -127,16 +127,16 @@ def test_nothing_below_a_prefix_is_an_error_that_names_it(
 
 
 def test_keys_stay_below_their_channel(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "odd//double", "odd/./dot")
+    put_objects(objects, "odd//double", "odd/./dot")
     prepare(objects, hosts, channel("odd", "s3://data/odd/"))
     assert set(tree(hosts[0].tree / "input/data/odd")) == {"double", "dot"}
-    fill(objects, "bad/../../up")
+    put_objects(objects, "bad/../../up")
     with pytest.raises(DataError, match="cannot be a file below"):
         prepare(objects, hosts, channel("bad", "s3://data/bad/"))
 
 
 def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, *(f"big/{number}" for number in range(100)))
+    put_objects(objects, *(f"big/{number}" for number in range(100)))
     fast = channel("fast", "s3://data/big/", InputMode="FastFile")
     views = prepare(objects, hosts, channel("big", "s3://data/big/"), fast, views=True)
     source = objects.root / "data" / "big"
@@ -151,20 +151,20 @@ def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, hosts: li
 def test_where_a_view_cannot_be_written_to_only_fast_file_is_shown(
     objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
-    fill(objects, *(f"big/{number}" for number in range(100)))
+    put_objects(objects, *(f"big/{number}" for number in range(100)))
     fast = channel("fast", "s3://data/big/", InputMode="FastFile")
     wanted = spec([channel("big", "s3://data/big/"), fast])
-    found = channels.prepare_channels(
+    channel_setup = channels.prepare_channels(
         wanted, hosts, objects, Settings(), True, lambda: None, writable_mounts=False
     )
     for host in hosts:
         source = objects.root / "data" / "big"
-        assert found.mounts[host.label] == [DirectoryMount(source, "input/data/fast", read_only=True)]
+        assert channel_setup.mounts[host.label] == [DirectoryMount(source, "input/data/fast", read_only=True)]
         assert len(tree(host.tree / "input/data/big")) == 100
 
 
 def test_fast_file_shows_whole_folders_only(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "train/a.csv", "trainer/c.csv")
+    put_objects(objects, "train/a.csv", "trainer/c.csv")
     prepare(objects, hosts, channel("train", "s3://data/train", InputMode="FastFile"))
     assert tree(hosts[0].tree / "input/data/train") == {"a.csv": "<train/a.csv>"}
     with pytest.raises(DataError, match="No S3 objects found"):
@@ -172,7 +172,7 @@ def test_fast_file_shows_whole_folders_only(objects: ObjectStore, hosts: list[Jo
 
 
 def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "few/a", "few/deep/b")
+    put_objects(objects, "few/a", "few/deep/b")
     few = channel("few", "s3://data/few/", InputMode="FastFile")
     views = prepare(objects, hosts, few, views=True)
     for host in hosts:
@@ -185,7 +185,7 @@ def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, hosts
 def test_what_the_job_itself_writes_is_not_shown_as_its_input(
     objects: ObjectStore, hosts: list[JobHost], uri: str
 ) -> None:
-    fill(objects, *(f"out/job/{n}" for n in range(100)), *(f"ckpt/{n}" for n in range(100)))
+    put_objects(objects, *(f"out/job/{n}" for n in range(100)), *(f"ckpt/{n}" for n in range(100)))
     checkpoints = {"S3Uri": "s3://data/ckpt"}
     views = prepare(objects, hosts, channel("c", uri), views=True, CheckpointConfig=checkpoints)
     assert views == {"algo-1": [], "algo-2": []}
@@ -195,7 +195,7 @@ def test_what_the_job_itself_writes_is_not_shown_as_its_input(
 def test_a_file_that_is_no_object_keeps_a_directory_from_being_shown(
     objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
-    fill(objects, *(f"big/{number}" for number in range(100)))
+    put_objects(objects, *(f"big/{number}" for number in range(100)))
     (objects.root / "data" / "big" / "dropped-by-hand").write_text("x")
     views = prepare(objects, hosts, channel("big", "s3://data/big/"), views=True)
     assert views == {"algo-1": [], "algo-2": []}
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_object_keeps_a_directory_from_being_shown(
 
 
 def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "train/a.csv")
+    put_objects(objects, "train/a.csv")
     prepare(objects, hosts, channel("train", "s3://data/train/"))
     copy = hosts[0].tree / "input/data/train/a.csv"
     with copy.open("r+") as stream:
@@ -212,7 +212,7 @@ def test_writing_into_a_copy_leaves_the_store_as_it_is(objects: ObjectStore, hos
 
 
 def test_a_channel_of_one_instance_group_is_there_only(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    fill(objects, "x/a")
+    put_objects(objects, "x/a")
     groups = [
         {"InstanceGroupName": name, "InstanceType": "ml.m5.large", "InstanceCount": 1}
         for name in ("one", "two")

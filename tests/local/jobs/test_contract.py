@@ -10,13 +10,13 @@ from smlaunch.local.jobs import contract
 from tests.local.jobs.conftest import channel, spec
 
 
-def many(count: int) -> list[JobHost]:
+def make_places(count: int) -> list[JobHost]:
     labels = [f"algo-{number}" for number in range(1, count + 1)]
     return [JobHost(label, label, "127.64.0.1", Path("/nowhere"), "/opt/ml") for label in labels]
 
 
 def test_hosts_stand_in_lexicographic_order() -> None:
-    hosts = many(11)
+    hosts = make_places(11)
     config = contract.resource_config(spec(hosts=11), hosts, hosts[1])
     assert config["hosts"][:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
     assert (config["current_host"], config["current_group_name"]) == ("algo-2", "homogeneousCluster")
@@ -28,7 +28,7 @@ def test_instance_groups() -> None:
         {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
         {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
     ]
-    hosts = many(3)
+    hosts = make_places(3)
     config = contract.resource_config(spec(ResourceConfig={"InstanceGroups": groups}), hosts, hosts[2])
     assert (config["current_group_name"], config["current_instance_type"]) == ("gpu", "ml.g5.xlarge")
     assert config["instance_groups"] == [
@@ -70,8 +70,8 @@ def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_
         "AWS_ACCESS_KEY_ID": "k",
         "MINE": "1",
     }
-    behind = {**own, "https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
-    proxied = contract.environment(job, {}, inherited, {}, behind, runs_image=True)
+    variables = {**own, "https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
+    proxied = contract.environment(job, {}, inherited, {}, variables, runs_image=True)
     assert proxied["https_proxy"] == "http://proxy:3128"
     assert proxied["NO_PROXY"] == ".corp,algo-1,algo-2,127.0.0.1,localhost"
 
@@ -102,8 +102,8 @@ def test_under_network_isolation_there_are_no_credentials() -> None:
 
 def test_what_is_run() -> None:
     algorithm = {"TrainingImage": "i", "TrainingInputMode": "File"}
-    given = {"ContainerEntrypoint": ["a b", "c"], "ContainerArguments": ["--x", "y z"]}
-    assert spec(AlgorithmSpecification={**algorithm, **given}).command == ("a b", "c", "--x", "y z")
+    entrypoint = {"ContainerEntrypoint": ["a b", "c"], "ContainerArguments": ["--x", "y z"]}
+    assert spec(AlgorithmSpecification={**algorithm, **entrypoint}).command == ("a b", "c", "--x", "y z")
     only = {"ContainerArguments": ["serve"]}
     assert spec(AlgorithmSpecification={**algorithm, **only}).command == ("serve",)
     assert spec(AlgorithmSpecification=algorithm).command == ("train",)

@@ -11,7 +11,7 @@ from smlaunch.local.jobs.metrics import MetricReader, values_in_line
 from tests.local.jobs.conftest import spec
 
 
-class Remembered:
+class FakeMetricStore:
     def __init__(self) -> None:
         self.points: list[tuple[str, int, float]] = []
 
@@ -35,7 +35,7 @@ def definitions(*pairs: tuple[str, str]) -> dict[str, Any]:
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
 def test_every_number_printed_is_read_and_the_last_one_is_final(printed: list[float]) -> None:
-    store = Remembered()
+    store = FakeMetricStore()
     job = spec(**definitions(("loss", r"loss=([-+0-9.e]+)"), ("never", "x=([0-9]+)")))
     reader = MetricReader(job, store)
     reader.read_lines([(number, f"step {number} loss={value!r};") for number, value in enumerate(printed)])

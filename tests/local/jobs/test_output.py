@@ -29,7 +29,7 @@ def lines(logs: LogStore, label: str) -> list[str]:
     return [event.message for event in logs.read(TRAINING_LOG_GROUP, stream.name)]
 
 
-def pumped(logs: LogStore, data: bytes, chunk: int = 7) -> list[str]:
+def pump_lines(logs: LogStore, data: bytes, chunk: int = 7) -> list[str]:
     reader, writer = os.pipe()
     pump = OutputPump("job", ["algo-1"], logs)
     pump.write_note("algo-1", "before")
@@ -44,18 +44,18 @@ def pumped(logs: LogStore, data: bytes, chunk: int = 7) -> list[str]:
 
 def test_lines_arrive_whole_in_order_and_the_last_needs_no_newline(logs: LogStore) -> None:
     data = "eins\n\nzwei ünïcode 🚀\r\nno end".encode()
-    assert pumped(logs, data) == ["[smlaunch] before", "eins", "", "zwei ünïcode 🚀", "no end"]
+    assert pump_lines(logs, data) == ["[smlaunch] before", "eins", "", "zwei ünïcode 🚀", "no end"]
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_log(logs: LogStore) -> None:
-    assert pumped(logs, b"a\xffb\nc\n")[1:] == ["a�b", "c"]
+    assert pump_lines(logs, b"a\xffb\nc\n")[1:] == ["a�b", "c"]
 
 
 def test_a_very_long_line_becomes_several(logs: LogStore) -> None:
-    found = pumped(logs, b"x" * 600_000 + b"\nshort\n", chunk=60_000)[1:]
-    assert "".join(found[:-1]) == "x" * 600_000
-    assert max(map(len, found)) <= 260_000
-    assert found[-1] == "short"
+    messages = pump_lines(logs, b"x" * 600_000 + b"\nshort\n", chunk=60_000)[1:]
+    assert "".join(messages[:-1]) == "x" * 600_000
+    assert max(map(len, messages)) <= 260_000
+    assert messages[-1] == "short"
 
 
 def test_a_writer_that_stays_is_given_up(logs: LogStore) -> None:
@@ -69,8 +69,8 @@ def test_a_writer_that_stays_is_given_up(logs: LogStore) -> None:
     os.close(writer)
 
 
-class Full:
-    """A log on a disk that has room for ``room`` more bytes."""
+class FullLogStore:
+    """A log store on a disk that is full while ``room`` is 0."""
 
     def __init__(self, logs: LogStore) -> None:
         self.logs = logs
@@ -86,7 +86,7 @@ class Full:
 
 
 def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore) -> None:
-    full = Full(logs)
+    full = FullLogStore(logs)
     pump = OutputPump("job", ["algo-1"], full)
     pump.write_note("algo-1", "one")
     pump.write_note("algo-1", "two")
@@ -97,7 +97,7 @@ def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore
 
 
 def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
-    full = Full(logs)
+    full = FullLogStore(logs)
     pump = OutputPump("job", ["algo-1"], full)
     pump.write_note("algo-1", "one")
     pump.finish()
@@ -107,17 +107,17 @@ def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
 
 
 def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
-    full = Full(logs)
+    full = FullLogStore(logs)
     pump = OutputPump("job", ["algo-1"], full)
     for number in range(100):
         pump.write_note("algo-1", f"{number} " + "x" * 200_000)
     full.room = 1
     pump.write_note("algo-1", "after")
     pump.finish()
-    *before, told, after = lines(logs, "algo-1")
+    *before, loss_note, after = lines(logs, "algo-1")
     assert [int(line.split()[1]) for line in before] == list(range(len(before)))
-    why = "the log could not be written (No space left on device)"
-    assert told == f"[smlaunch] {100 - len(before)} lines were lost: {why}"
+    cause = "the log could not be written (No space left on device)"
+    assert loss_note == f"[smlaunch] {100 - len(before)} lines were lost: {cause}"
     assert after == "[smlaunch] after"
     assert 8_000_000 < sum(map(len, before)) < 9_000_000
 
@@ -125,7 +125,7 @@ def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
 def test_what_never_reached_the_log_is_told_by_the_endpoint(
     logs: LogStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pump = OutputPump("job", ["algo-1"], Full(logs))
+    pump = OutputPump("job", ["algo-1"], FullLogStore(logs))
     pump.write_note("algo-1", "one")
     pump.write_note("algo-1", "two")
     pump.finish()
@@ -136,7 +136,7 @@ def test_what_never_reached_the_log_is_told_by_the_endpoint(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a file's size limit ends in a signal elsewhere")
 def test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut(logs: LogStore) -> None:
-    """RLIMIT_FSIZE stands for the disk: the kernel writes what fits, then refuses."""
+    """RLIMIT_FSIZE simulates a full disk: the kernel writes the bytes that fit, then fails."""
     program = """
 import pathlib, resource, signal, sys
 from smlaunch.local.log_store import LogStore
@@ -152,23 +152,23 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 writer.append([(9, "last")])
 """
     subprocess.run([sys.executable, "-c", program, str(logs.root)], check=True)
-    found = [event.message for event in logs.read("g", "s")]
-    assert found == ["first", *(f"line {number} " + "x" * 60 for number in range(5)), "last"]
+    messages = [event.message for event in logs.read("g", "s")]
+    assert messages == ["first", *(f"line {number} " + "x" * 60 for number in range(5)), "last"]
 
 
 def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(logs: LogStore) -> None:
     writer = logs.open_writer("g", "s")
     writer.append([(1, "one")])
-    held = []
+    descriptors = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
     try:
         with suppress(OSError):
             while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
+                descriptors.append(os.open(os.devnull, os.O_RDONLY))
         writer.append([(2, "two")])
     finally:
-        for descriptor in held:
+        for descriptor in descriptors:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [event.message for event in logs.read("g", "s")] == ["one", "two"]
@@ -179,7 +179,7 @@ def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(l
 
 
 def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> None:
-    """Nobody would read the hosts' pipes any more, and they would wait for ever."""
+    """Otherwise the hosts' pipes would not be read any more, and the hosts would wait for ever."""
 
     def full(events: Sequence[tuple[int, str]]) -> None:
         raise sqlite3.OperationalError("database or disk is full")
@@ -199,11 +199,11 @@ def test_a_program_that_reads_its_own_output_holds_nobody_up(logs: LogStore) -> 
     reader, writer = os.pipe()
     pump = OutputPump("job", ["algo-1"], logs)
     pump.start({"algo-1": reader})
-    done = threading.Event()
+    stop = threading.Event()
     thief = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
 
     def steal() -> None:
-        while not done.is_set():
+        while not stop.is_set():
             if select.select([thief], [], [], 0.05)[0]:
                 with suppress(BlockingIOError):
                     os.read(thief, 100)
@@ -216,7 +216,7 @@ def test_a_program_that_reads_its_own_output_holds_nobody_up(logs: LogStore) -> 
     finished.start()
     finished.join(20)
     assert not finished.is_alive()
-    done.set()
+    stop.set()
     thread.join()
     for descriptor in (reader, writer, thief):
         os.close(descriptor)

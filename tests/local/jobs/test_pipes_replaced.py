@@ -1,4 +1,4 @@
-"""A program may put anything in the place of its FIFOs: data are written into those that were made, only."""
+"""A program may replace its FIFOs: data are written only into the FIFOs that the endpoint created."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Feed:
     def __init__(self, objects: ObjectStore, host: JobHost) -> None:
         objects.put_bytes("data", "train/part", b"data")
         wanted = spec([channel("train", "s3://data/train/", InputMode="Pipe")], hosts=1)
-        found = channels.prepare_channels(wanted, [host], objects, Settings(), False, lambda: None)
+        channel_setup = channels.prepare_channels(wanted, [host], objects, Settings(), False, lambda: None)
         self.errors: list[DataError] = []
         self.broken = threading.Event()
-        self.pipes = Pipes(found.feeds, objects, self._break)
+        self.pipes = Pipes(channel_setup.feeds, objects, self._break)
         self.pipes.start()
 
     def _break(self, error: DataError) -> None:
@@ -48,15 +48,15 @@ def feed(objects: ObjectStore, hosts: list[JobHost], folder: Path) -> Feed:
 def test_a_name_that_became_a_link_is_not_written_through(feed: Feed, folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("of this machine")
-    held = os.open(folder / "train_1", os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(folder / "train_1", os.O_RDONLY | os.O_NONBLOCK)
     (folder / "train_1").unlink()
     (folder / "train_1").symlink_to(victim)
     assert (folder / "train_0").read_bytes() == b"data"
-    written = select.poll()  # a read before its writer has come would be an empty one
-    written.register(held, select.POLLIN)
-    assert written.poll(30_000)
-    assert os.read(held, 100) == b"data", "the FIFO is the one that was made"
-    os.close(held)
+    poller = select.poll()  # a read before the writer opens would return no data
+    poller.register(descriptor, select.POLLIN)
+    assert poller.poll(30_000)
+    assert os.read(descriptor, 100) == b"data", "the FIFO is the one that was made"
+    os.close(descriptor)
     feed.pipes.finish()
     assert victim.read_text() == "of this machine"
 

@@ -1,4 +1,4 @@
-"""What a processing job finds and leaves, on hosts that are only directories."""
+"""Inputs and outputs of a processing job, on hosts that are only directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smlaunch.local.settings import Settings
 OUT = "/opt/ml/processing/out"
 
 
-def work(**changes: Any) -> ProcessingJobHandler:
+def make_work(**changes: Any) -> ProcessingJobHandler:
     s3 = {"S3Uri": "s3://data/kept/", "LocalPath": OUT, "S3UploadMode": "EndOfJob", **changes}
     request = {
         "ProcessingJobName": "job",
@@ -42,18 +42,18 @@ def work(**changes: Any) -> ProcessingJobHandler:
     return ProcessingJobHandler(record, lambda kind: 0.0)
 
 
-def tools(objects: ObjectStore, notes: list[str], **settings: Any) -> HandlerContext:
+def make_tools(objects: ObjectStore, notes: list[str], **settings: Any) -> HandlerContext:
     return HandlerContext(objects, Settings(**settings), lambda label, text: notes.append(f"{label}: {text}"))
 
 
-def kept(objects: ObjectStore) -> dict[str, str]:
+def stored_outputs(objects: ObjectStore) -> dict[str, str]:
     return {
         entry.key: objects.body_path("data", entry.key).read_text()
         for entry in objects.list_objects("data", "kept/")
     }
 
 
-def fill(hosts: list[JobHost]) -> None:
+def write_outputs(hosts: list[JobHost]) -> None:
     for number, host in enumerate(hosts):
         folder = host.tree / "processing/out"
         (folder / "deep").mkdir(parents=True)
@@ -64,32 +64,32 @@ def fill(hosts: list[JobHost]) -> None:
 def test_a_view_hides_no_output(objects: ObjectStore, hosts: list[JobHost]) -> None:
     for number in range(100):
         objects.put_bytes("data", f"big/{number}", b"x")
-    job = work(LocalPath="/opt/ml/processing/all/out")
+    job = make_work(LocalPath="/opt/ml/processing/all/out")
     job.write_host_files(hosts, hosts[0])
-    found = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
-    assert {view.target for views in found.mounts.values() for view in views} == {"processing/big"}
+    channel_setup = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
+    assert {view.target for views in channel_setup.mounts.values() for view in views} == {"processing/big"}
     assert len(os.listdir(hosts[0].tree / "processing/all")) == 101
-    # Nor is what the job writes to shown while it changes.
-    job = work(S3Uri="s3://data/big/")
-    found = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
-    assert not any(found.mounts.values())
+    # An input that is also an output is copied, since the job changes it.
+    job = make_work(S3Uri="s3://data/big/")
+    channel_setup = channels.prepare_channels(job.spec, hosts, objects, Settings(), True, lambda: None)
+    assert not any(channel_setup.mounts.values())
 
 
-@pytest.mark.parametrize(("of", "uploaded"), [("completed", "c"), ("stopped", "cs"), ("all", "csf")])
+@pytest.mark.parametrize(("setting", "uploaded"), [("completed", "c"), ("stopped", "cs"), ("all", "csf")])
 def test_of_which_jobs_outputs_are_uploaded(
-    objects: ObjectStore, hosts: list[JobHost], of: str, uploaded: str
+    objects: ObjectStore, hosts: list[JobHost], setting: str, uploaded: str
 ) -> None:
     for end in "csf":
-        fill(hosts)
+        write_outputs(hosts)
         reason = "AlgorithmError: , exit code: 1" if end == "f" else None
-        outcome = work().collect_results(
-            hosts, tools(objects, [], processing_outputs_of=of), reason, end == "s"
+        outcome = make_work().collect_results(
+            hosts, make_tools(objects, [], processing_outputs_of=setting), reason, end == "s"
         )
         assert outcome.reason == reason
-        assert bool(kept(objects)) == (end in uploaded), end
+        assert bool(stored_outputs(objects)) == (end in uploaded), end
         for host in hosts:
             shutil.rmtree(host.tree)
-        for key in kept(objects):
+        for key in stored_outputs(objects):
             objects.delete_object("data", key)
 
 
@@ -97,30 +97,30 @@ def test_of_which_jobs_outputs_are_uploaded(
 def test_what_is_deleted_on_a_host_while_it_runs(
     objects: ObjectStore, hosts: list[JobHost], deletes: bool
 ) -> None:
-    job = work(S3UploadMode="Continuous")
+    job = make_work(S3UploadMode="Continuous")
     settings = {"processing_continuous_deletes": deletes}
-    (sync,) = job.create_syncs(hosts, tools(objects, [], **settings), lambda: None)
-    fill(hosts)
+    (sync,) = job.create_syncs(hosts, make_tools(objects, [], **settings), lambda: None)
+    write_outputs(hosts)
     sync._sync(hosts_have_ended=False)
     sync._sync(hosts_have_ended=False)
     (hosts[0].tree / "processing/out/deep/0").unlink()
     sync._sync(hosts_have_ended=True)
-    assert ("kept/deep/0" in kept(objects)) is not deletes
-    assert kept(objects).keys() >= {"kept/same", "kept/deep/1"}
-    job.collect_results(hosts, tools(objects, []), None, False)
-    assert ("kept/deep/0" in kept(objects)) is not deletes
+    assert ("kept/deep/0" in stored_outputs(objects)) is not deletes
+    assert stored_outputs(objects).keys() >= {"kept/same", "kept/deep/1"}
+    job.collect_results(hosts, make_tools(objects, []), None, False)
+    assert ("kept/deep/0" in stored_outputs(objects)) is not deletes
 
 
 def test_names_that_clash_and_links_are_told(
     objects: ObjectStore, hosts: list[JobHost], tmp_path: Path
 ) -> None:
-    fill(hosts)
+    write_outputs(hosts)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("of this machine")
     (hosts[0].tree / "processing/out/away").symlink_to(tmp_path / "secret")
     notes: list[str] = []
-    work().collect_results(hosts, tools(objects, notes), None, False)
-    assert kept(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
+    make_work().collect_results(hosts, make_tools(objects, notes), None, False)
+    assert stored_outputs(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
     assert any("same exists on algo-1 too" in note for note in notes)
     assert any("away is a symbolic link" in note for note in notes)
 
@@ -138,11 +138,11 @@ def test_an_output_that_became_a_link_is_not_followed(
     (tmp_path / "out/key").write_text("of this machine")
     (hosts[1].tree / "processing").symlink_to(tmp_path)
     notes: list[str] = []
-    outcome = work().collect_results(hosts, tools(objects, notes), None, False)
+    outcome = make_work().collect_results(hosts, make_tools(objects, notes), None, False)
     assert (outcome.reason or "").startswith(
         "ClientError: Data upload failed:output out: /opt/ml/processing/out"
     )
-    assert kept(objects) == {}
+    assert stored_outputs(objects) == {}
     assert sum("lies behind a symbolic link" in note for note in notes) == 2
 
 
@@ -150,20 +150,20 @@ def test_an_output_that_became_a_link_is_not_followed(
 def test_an_output_that_cannot_be_stored_fails_the_job_and_keeps_no_other(
     objects: ObjectStore, hosts: list[JobHost], mode: str
 ) -> None:
-    fill(hosts)
+    write_outputs(hosts)
     (hosts[1].tree / "processing/out" / os.fsdecode(b"odd-\xff")).write_text("x")
     notes: list[str] = []
-    job = work(S3UploadMode=mode)
-    for sync in job.create_syncs(hosts, tools(objects, notes), lambda: None):
+    job = make_work(S3UploadMode=mode)
+    for sync in job.create_syncs(hosts, make_tools(objects, notes), lambda: None):
         sync.finish()
-    outcome = job.collect_results(hosts, tools(objects, notes), None, False)
+    outcome = job.collect_results(hosts, make_tools(objects, notes), None, False)
     assert (outcome.reason or "").startswith("ClientError: Data upload failed:output out: ")
     assert "odd-\\xff" in (outcome.reason or "")
     assert "its name is not UTF-8" in (outcome.reason or "")
-    assert kept(objects).keys() == {"kept/same", "kept/deep/0", "kept/deep/1"}
-    # What failed before it is the job's failure, and a job that was stopped has none.
+    assert stored_outputs(objects).keys() == {"kept/same", "kept/deep/0", "kept/deep/1"}
+    # An earlier failure stays the job's failure.
     assert job.collect_results(
-        hosts, tools(objects, notes), "AlgorithmError: , exit code: 1", False
+        hosts, make_tools(objects, notes), "AlgorithmError: , exit code: 1", False
     ).reason == ("AlgorithmError: , exit code: 1")
 
 
@@ -177,10 +177,10 @@ def test_a_message_behind_a_link_is_none(hosts: list[JobHost], tmp_path: Path) -
 def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(
     objects: ObjectStore, hosts: list[JobHost]
 ) -> None:
-    fill(hosts)
+    write_outputs(hosts)
     (hosts[0].tree / "output").mkdir()
     (hosts[0].tree / "output/message").write_text("done")
-    outcome = work(S3Uri="s3://absent/x").collect_results(hosts, tools(objects, []), None, False)
+    outcome = make_work(S3Uri="s3://absent/x").collect_results(hosts, make_tools(objects, []), None, False)
     assert (outcome.reason or "").startswith("ClientError: Data upload failed:s3://absent/x/")
     assert outcome.result == {"ExitMessage": "done"}
 
@@ -193,11 +193,11 @@ def test_messages_are_joined_and_cut_between_characters(
     files = [(folder, str(number)) for number in range(len(texts))]
     for (_, name), text in zip(files, texts, strict=True):
         (folder / name).write_bytes(text.encode())
-    found = read_exit_messages(files)
-    assert len(found.encode()) <= 1024
-    assert found == "".join(texts)[: len(found)] or len("".join(texts).encode()) > 1024
+    message = read_exit_messages(files)
+    assert len(message.encode()) <= 1024
+    assert message == "".join(texts)[: len(message)] or len("".join(texts).encode()) > 1024
     if len("".join(texts).encode()) <= 1024:
-        assert found == "".join(texts)
+        assert message == "".join(texts)
 
 
 def test_a_message_that_is_no_file_is_none(tmp_path: Path) -> None:

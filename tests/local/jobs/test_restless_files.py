@@ -1,4 +1,4 @@
-"""Checkpoints that never come to rest reach S3 while the job runs, and a killed job goes on from them."""
+"""Checkpoints that change all the time reach S3 while the job runs; a killed job resumes from them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from smlaunch.local.executors.base import JobHost
 from smlaunch.local.jobs.leases import is_closed
 from smlaunch.local.jobs.patience import UPLOAD_CLOSED_AFTER, UPLOAD_TORN_AFTER
 from smlaunch.local.object_store import ObjectStore
-from tests.local.jobs.test_checkpoints import Bench
+from tests.local.jobs.test_checkpoints import SyncHarness
 
 _MAY_BE_TORN = f"had changed, at each of {UPLOAD_TORN_AFTER} syncs: what S3 has of it may be torn"
 _TICK = 0.02
-"""Longer than a tick of a file system's clock: what was written before is older than what comes after."""
+"""Seconds; longer than a tick of a file system's clock, so that later writes have later times."""
 
-RENAMED = """
+SAVE_BY_RENAME = """
 def load():
     return int(open("last").read()) if os.path.exists("last") else 0
 def save(step):
@@ -32,7 +32,7 @@ def save(step):
     os.replace("last.tmp", "last")
 """
 
-NUMBERED = """
+SAVE_NUMBERED = """
 def load():
     return max((int(name) for name in os.listdir(".") if name.isdigit()), default=0)
 def save(step):
@@ -41,7 +41,7 @@ def save(step):
     if os.path.exists(str(step - 1)): os.remove(str(step - 1))
 """
 
-DATABASE = """
+SAVE_TO_DATABASE = """
 import sqlite3
 db = sqlite3.connect("study.db", isolation_level=None)
 db.execute("PRAGMA journal_mode=WAL")
@@ -52,7 +52,7 @@ def save(step):
     db.execute("INSERT INTO steps VALUES (?)", (step,))
 """
 
-MAPPED = """
+SAVE_TO_MAPPING = """
 import mmap
 new = not os.path.exists("weights")
 file = open("weights", "w+b" if new else "r+b")
@@ -74,8 +74,8 @@ while sys.argv[1] == "train":
 
 
 @contextmanager
-def training(save: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """A program that saves all the time; what it yields waits for one more step."""
+def run_training(save: str, folder: Path) -> Iterator[Callable[[], None]]:
+    """Run a program that saves all the time; yield a function that waits for its next step."""
     program = "import os, sys, time\n" + save + _LOOP
     process = subprocess.Popen(
         [sys.executable, "-c", program, "train"], cwd=folder, stdout=subprocess.PIPE, text=False, bufsize=0
@@ -98,157 +98,157 @@ def training(save: str, folder: Path) -> Iterator[Callable[[], None]]:
         output.close()
 
 
-def begins_at(save: str, folder: Path) -> int:
+def starting_step(save: str, folder: Path) -> int:
     program = "import os, sys, time\n" + save + _LOOP
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, "look"], cwd=folder, capture_output=True, text=True, check=True
     )
-    return int(done.stdout.removeprefix("begins at "))
+    return int(result.stdout.removeprefix("begins at "))
 
 
 @pytest.mark.parametrize(
-    ("save", "looks"),
+    ("save", "scans"),
     [
-        (RENAMED, 4 * UPLOAD_CLOSED_AFTER),
-        (NUMBERED, 4 * UPLOAD_CLOSED_AFTER),
-        (DATABASE, UPLOAD_TORN_AFTER + 1),
-        (MAPPED, UPLOAD_TORN_AFTER + 1),
+        (SAVE_BY_RENAME, 4 * UPLOAD_CLOSED_AFTER),
+        (SAVE_NUMBERED, 4 * UPLOAD_CLOSED_AFTER),
+        (SAVE_TO_DATABASE, UPLOAD_TORN_AFTER + 1),
+        (SAVE_TO_MAPPING, UPLOAD_TORN_AFTER + 1),
     ],
     ids=["renamed", "numbered", "database", "mapped"],
 )
 def test_what_never_rests_is_there_after_a_kill(
-    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, save: str, looks: int
+    objects: ObjectStore, hosts: list[JobHost], tmp_path: Path, save: str, scans: int
 ) -> None:
-    bench = Bench(objects, hosts[:1])
-    with training(save, bench.folders[0]) as step:
-        for _ in range(looks):
+    harness = SyncHarness(objects, hosts[:1])
+    with run_training(save, harness.folders[0]) as step:
+        for _ in range(scans):
             step()
-            bench.scan()
-    again = JobHost("algo-1", "algo-1", "127.64.0.1", tmp_path / "again" / "ml", "/opt/ml")
-    assert begins_at(save, Bench(objects, [again]).folders[0]) > 0
+            harness.scan()
+    next_place = JobHost("algo-1", "algo-1", "127.64.0.1", tmp_path / "again" / "ml", "/opt/ml")
+    assert starting_step(save, SyncHarness(objects, [next_place]).folders[0]) > 0
 
 
-def replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     new.replace(path)
     time.sleep(_TICK)
 
 
-def test_a_file_that_is_replaced_before_each_look_is_stored_whole(bench_of_one: Bench) -> None:
-    last = bench_of_one.folders[0] / "last"
+def test_a_file_that_is_replaced_before_each_look_is_stored_whole(harness: SyncHarness) -> None:
+    last = harness.folders[0] / "last"
     for number in range(UPLOAD_CLOSED_AFTER + 1):
-        assert bench_of_one.stored() == {}
-        replace(last, f"state {number}")
-        bench_of_one.scan()
+        assert harness.stored() == {}
+        replace_file(last, f"state {number}")
+        harness.scan()
     if sys.platform == "linux":
-        assert bench_of_one.stored() == {"ckpt/last": f"state {UPLOAD_CLOSED_AFTER}"}
-    assert bench_of_one.notes == []
+        assert harness.stored() == {"ckpt/last": f"state {UPLOAD_CLOSED_AFTER}"}
+    assert harness.notes == []
 
 
-def test_a_rewrite_that_sets_its_own_time_and_keeps_the_size_is_stored(bench_of_one: Bench) -> None:
-    path = bench_of_one.folders[0] / "fixed"
+def test_a_rewrite_that_sets_its_own_time_and_keeps_the_size_is_stored(harness: SyncHarness) -> None:
+    path = harness.folders[0] / "fixed"
     for text in ("00000020", "00000040", "00000060"):
         with path.open("r+" if path.exists() else "w") as file:
             file.write(text)
         os.utime(path, (1_000_000_000, 1_000_000_000))
         time.sleep(_TICK)
-        bench_of_one.scan(2)
-        assert bench_of_one.stored() == {"ckpt/fixed": text}
+        harness.scan(2)
+        assert harness.stored() == {"ckpt/fixed": text}
 
 
-def test_s3_always_has_one_of_a_program_that_keeps_one(bench_of_one: Bench) -> None:
-    """It deletes the last one when the next one is whole: a job killed then would find neither in S3."""
-    folder = bench_of_one.folders[0]
+def test_s3_always_has_one_of_a_program_that_keeps_one(harness: SyncHarness) -> None:
+    """It deletes each state after the next one; a job killed then must find one of them in S3."""
+    folder = harness.folders[0]
     (folder / "0").write_text("state")
-    bench_of_one.scan(2)
-    assert bench_of_one.stored() == {"ckpt/0": "state"}
+    harness.scan(2)
+    assert harness.stored() == {"ckpt/0": "state"}
     for number in range(1, 4 * UPLOAD_CLOSED_AFTER):
         (folder / str(number)).write_text("state")
         (folder / str(number - 1)).unlink()
         if number % 2:
             time.sleep(_TICK)
-        bench_of_one.scan()
-        assert bench_of_one.stored()
-    bench_of_one.scan(2)
-    assert bench_of_one.stored() == {f"ckpt/{number}": "state"}, "and no more than it keeps"
+        harness.scan()
+        assert harness.stored()
+    harness.scan(2)
+    assert harness.stored() == {f"ckpt/{number}": "state"}, "and no more than it keeps"
 
 
 def test_a_file_open_for_writing_is_stored_late_and_the_log_says_that_it_may_be_torn(
-    bench_of_one: Bench,
+    harness: SyncHarness,
 ) -> None:
-    with (bench_of_one.folders[0] / "log").open("w") as stream:
+    with (harness.folders[0] / "log").open("w") as stream:
         stream.write("one")
         stream.flush()
-        bench_of_one.scan(UPLOAD_TORN_AFTER)
+        harness.scan(UPLOAD_TORN_AFTER)
         if sys.platform == "linux":
-            assert bench_of_one.stored() == {}
-            bench_of_one.scan()
-            assert bench_of_one.stored() == {"ckpt/log": "one"}
+            assert harness.stored() == {}
+            harness.scan()
+            assert harness.stored() == {"ckpt/log": "one"}
             stream.write(" two")
             stream.flush()
-            bench_of_one.scan(2 * UPLOAD_TORN_AFTER)
-            assert bench_of_one.stored() == {"ckpt/log": "one two"}
-            (note,) = bench_of_one.notes
+            harness.scan(2 * UPLOAD_TORN_AFTER)
+            assert harness.stored() == {"ckpt/log": "one two"}
+            (note,) = harness.notes
             assert note.startswith("checkpoint log was open for writing")
             assert _MAY_BE_TORN in note
-    bench_of_one.scan(2)
-    assert bench_of_one.stored() == {"ckpt/log": (bench_of_one.folders[0] / "log").read_text()}
+    harness.scan(2)
+    assert harness.stored() == {"ckpt/log": (harness.folders[0] / "log").read_text()}
 
 
-def test_what_was_stored_while_it_was_written_is_stored_again_at_the_end(bench_of_one: Bench) -> None:
-    """A write through a mapping changes a page again without a new time of modification."""
-    path = bench_of_one.folders[0] / "weights"
+def test_what_was_stored_while_it_was_written_is_stored_again_at_the_end(harness: SyncHarness) -> None:
+    """A second write to a mapped page does not change the time of modification."""
+    path = harness.folders[0] / "weights"
     with path.open("wb") as stream:
         stream.write(b"old")
         stream.flush()
-        bench_of_one.scan(UPLOAD_TORN_AFTER + 1)
-        kept = path.stat()
+        harness.scan(UPLOAD_TORN_AFTER + 1)
+        status = path.stat()
         stream.seek(0)
         stream.write(b"new")
-    os.utime(path, ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    bench_of_one.sync.finish()
-    assert bench_of_one.stored() == {"ckpt/weights": "new"}
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    harness.sync.finish()
+    assert harness.stored() == {"ckpt/weights": "new"}
 
 
 def test_a_marker_is_not_stored_before_what_it_names(
-    bench_of_one: Bench, monkeypatch: pytest.MonkeyPatch
+    harness: SyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look may find a new name that was made after it had passed the file that the name stands for."""
-    folder = bench_of_one.folders[0]
+    """A scan may find a new marker after it has passed the file that the marker names."""
+    folder = harness.folders[0]
     (folder / "busy").write_text("x")
     for number in range(UPLOAD_CLOSED_AFTER):
-        replace(folder / "busy", str(number))
-        bench_of_one.scan()
-    patience = bench_of_one.sync._schedules["algo-1"]
+        replace_file(folder / "busy", str(number))
+        harness.scan()
+    patience = harness.sync._schedules["algo-1"]
     begin = patience.begin_scan
 
-    def made_meanwhile() -> None:
+    def begin_and_commit() -> None:
         begin()
         time.sleep(_TICK)
         (folder / "COMMIT").write_text("part-1")
 
-    monkeypatch.setattr(patience, "begin_scan", made_meanwhile)
-    bench_of_one.scan()
-    assert "ckpt/COMMIT" not in bench_of_one.stored()
+    monkeypatch.setattr(patience, "begin_scan", begin_and_commit)
+    harness.scan()
+    assert "ckpt/COMMIT" not in harness.stored()
 
 
 def test_a_file_that_is_replaced_between_look_and_copy_waits(
-    bench_of_one: Bench, monkeypatch: pytest.MonkeyPatch
+    harness: SyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = bench_of_one.folders[0] / "last"
+    last = harness.folders[0] / "last"
     last.write_text("first")
-    bench_of_one.scan()
-    ready = bench_of_one.sync._sort_changes
+    harness.scan()
+    ordered = harness.sync._sort_changes
 
-    def replacing(changes: Iterator[object]) -> object:
-        found = ready(changes)  # type: ignore[arg-type]
-        replace(last, "other")
-        return found
+    def order_and_replace(changes: Iterator[object]) -> object:
+        result = ordered(changes)  # type: ignore[arg-type]
+        replace_file(last, "other")
+        return result
 
-    monkeypatch.setattr(bench_of_one.sync, "_sort_changes", replacing)
-    bench_of_one.scan()
-    assert bench_of_one.stored() == {}
+    monkeypatch.setattr(harness.sync, "_sort_changes", order_and_replace)
+    harness.scan()
+    assert harness.stored() == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux'")
@@ -261,5 +261,5 @@ def test_whether_a_file_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bench_of_one(objects: ObjectStore, hosts: list[JobHost]) -> Bench:
-    return Bench(objects, hosts[:1])
+def harness(objects: ObjectStore, hosts: list[JobHost]) -> SyncHarness:
+    return SyncHarness(objects, hosts[:1])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from smlaunch.local.jobs import states
 from smlaunch.local.jobs.states import IllegalTransition, JobState
 
-ALL = sorted(states.STATUS_MESSAGES)
-ENDED = {"Completed", "Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"}
+ALL_STATUSES = sorted(states.STATUS_MESSAGES)
+FINAL_STATUSES = {"Completed", "Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"}
 
 
-def walk(*steps: str, start: float = 100.0) -> JobState:
+def state_after(*steps: str, start: float = 100.0) -> JobState:
     state = states.initial_state(start)
     for number, step in enumerate(steps, 1):
         state = states.move_to(state, step, start + number)
@@ -25,7 +25,7 @@ def walk(*steps: str, start: float = 100.0) -> JobState:
 
 
 def test_a_job_that_succeeds() -> None:
-    state = states.complete_or_stop(walk("Downloading", "Training", "Uploading"), 110.5)
+    state = states.complete_or_stop(state_after("Downloading", "Training", "Uploading"), 110.5)
     assert (state.status, state.secondary) == ("Completed", "Completed")
     assert [step.status for step in state.transitions] == [
         *("Starting", "Downloading", "Training", "Uploading", "Completed")
@@ -39,7 +39,7 @@ def test_a_job_that_succeeds() -> None:
     [("user", "Stopped"), ("max_runtime", "MaxRuntimeExceeded"), ("max_wait", "MaxWaitTimeExceeded")],
 )
 def test_the_cause_of_a_stop_decides_how_it_ends(cause: states.StopCause, secondary: str) -> None:
-    stopping = states.request_stop(walk("Downloading", "Training"), cause, 120.0)
+    stopping = states.request_stop(state_after("Downloading", "Training"), cause, 120.0)
     assert (stopping.status, stopping.secondary) == ("Stopping", "Stopping")
     assert states.request_stop(stopping, "user", 121.0) is stopping
     ended = states.complete_or_stop(stopping, 130.0)
@@ -52,48 +52,50 @@ def test_a_job_stopped_before_it_ran_has_no_training_time() -> None:
 
 
 def test_the_time_between_two_attempts_is_no_training_time() -> None:
-    state = walk("Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading")
+    state = state_after(
+        "Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading"
+    )
     ended = states.complete_or_stop(state, 110.0)  # 101 to 103, and 105 to 110
     assert (ended.training_seconds, ended.billable_seconds) == (7, 7)
     assert replace(ended, billable_share=0.3).billable_seconds == 3
 
 
 def test_a_stop_belongs_to_what_was_stopped() -> None:
-    running = states.request_stop(walk("Downloading", "Training"), "user", 110.0)
+    running = states.request_stop(state_after("Downloading", "Training"), "user", 110.0)
     assert states.complete_or_stop(running, 120.0).training_seconds == 19
-    waiting = states.request_stop(walk("Downloading", "Training", "Interrupted"), "max_wait", 110.0)
+    waiting = states.request_stop(state_after("Downloading", "Training", "Interrupted"), "max_wait", 110.0)
     ended = states.complete_or_stop(waiting, 120.0)
     assert (ended.secondary, ended.training_seconds) == ("MaxWaitTimeExceeded", 2)
 
 
 def test_a_message_can_change_while_the_status_stays() -> None:
-    told = states.with_message(states.initial_state(1.0), states.NO_CAPACITY_MESSAGE, 2.0)
-    assert [(step.status, step.message) for step in told.transitions] == [
+    state = states.with_message(states.initial_state(1.0), states.NO_CAPACITY_MESSAGE, 2.0)
+    assert [(step.status, step.message) for step in state.transitions] == [
         ("Starting", states.NO_CAPACITY_MESSAGE)
     ]
-    assert told.modified == 2.0
+    assert state.modified == 2.0
 
 
-@pytest.mark.parametrize("ended", sorted(ENDED))
+@pytest.mark.parametrize("ended", sorted(FINAL_STATUSES))
 def test_nothing_follows_an_end(ended: str) -> None:
     before = {"Completed": "Uploading", "Failed": "Training"}.get(ended)
-    state = walk("Downloading", "Training", *(["Uploading"] if before == "Uploading" else []))
+    state = state_after("Downloading", "Training", *(["Uploading"] if before == "Uploading" else []))
     if before is None:
         state = states.request_stop(state, "user", 150.0)
     state = states.move_to(state, ended, 160.0)
     assert state.has_ended
-    for following in ALL:
+    for following in ALL_STATUSES:
         with pytest.raises(IllegalTransition):
             states.move_to(state, following, 170.0)
 
 
-moves = st.lists(st.tuples(st.sampled_from(ALL), st.floats(-1e6, 1e6)), max_size=25)
+moves = st.lists(st.tuples(st.sampled_from(ALL_STATUSES), st.floats(-1e6, 1e6)), max_size=25)
 
 
 @given(moves)
-def test_whatever_is_asked_the_record_stays_consistent(asked: list[tuple[str, float]]) -> None:
+def test_whatever_is_asked_the_record_stays_consistent(requested_moves: list[tuple[str, float]]) -> None:
     state = states.initial_state(0.0)
-    for secondary, now in asked:
+    for secondary, now in requested_moves:
         try:
             state = states.move_to(state, secondary, now)
         except IllegalTransition:
@@ -104,8 +106,8 @@ def test_whatever_is_asked_the_record_stays_consistent(asked: list[tuple[str, fl
     for earlier, later in pairwise(steps):
         assert earlier.end == later.start
         assert earlier.start <= later.start
-        assert earlier.status not in ENDED
-    assert (steps[-1].end is not None) == state.has_ended == (state.secondary in ENDED)
+        assert earlier.status not in FINAL_STATUSES
+    assert (steps[-1].end is not None) == state.has_ended == (state.secondary in FINAL_STATUSES)
     assert (state.training_ended is not None) == (state.has_ended and state.training_started is not None)
     if state.training_seconds is not None:
         assert 0 <= state.training_seconds <= steps[-1].start + 1
@@ -119,4 +121,4 @@ def test_a_failure_reason_fits_and_keeps_its_exit_code(text: str, code: int) -> 
     assert len(reason) <= 1024
     assert reason.startswith("AlgorithmError: ")
     assert reason.endswith(f", exit code: {code}")
-    assert states.fail(walk("Downloading"), reason, 1.0).failure_reason == reason
+    assert states.fail(state_after("Downloading"), reason, 1.0).failure_reason == reason

@@ -1,4 +1,4 @@
-"""From trees into the store, where single files and the store itself go wrong."""
+"""Uploads of directory trees with errors of single files and of the store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def refusing(objects: ObjectStore, condition: str = "1") -> Iterator[None]:
-    """The index refuses to take rows, as on a disk that is full or breaks."""
+def refuse_inserts(objects: ObjectStore, condition: str = "1") -> Iterator[None]:
+    """Make inserts into the store's index fail, as on a full or broken disk."""
     with closing(sqlite3.connect(objects.root / "_store" / "index.sqlite")) as index:
         index.execute(
             f"CREATE TRIGGER refusal BEFORE INSERT ON objects WHEN {condition} "
@@ -42,7 +42,7 @@ def refusing(objects: ObjectStore, condition: str = "1") -> Iterator[None]:
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -51,15 +51,15 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def put(objects: ObjectStore, folder: Path, ended: bool = True) -> Mapping[str, str]:
-    """Everything in the folder, under its own name; returns what failed."""
+def upload_folder(objects: ObjectStore, folder: Path, ended: bool = True) -> Mapping[str, str]:
+    """Upload each file of the folder under its name; return the errors by key."""
     files = {name: HostFile(folder, name) for name in sorted(os.listdir(folder))}
     failed = uploads.upload_files(objects, "data", files, folder.parent, hosts_have_ended=ended)
     assert os.listdir(folder.parent) == [folder.name], "nothing stays in between"
     return {key: str(error) for key, error in failed.items()}
 
 
-def stored(objects: ObjectStore) -> dict[str, str]:
+def stored_objects(objects: ObjectStore) -> dict[str, str]:
     return {
         entry.key: objects.body_path("data", entry.key).read_text() for entry in objects.list_objects("data")
     }
@@ -67,50 +67,50 @@ def stored(objects: ObjectStore) -> dict[str, str]:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_store_that_breaks_takes_no_file_with_it(objects: ObjectStore, folder: Path, ended: bool) -> None:
-    with refusing(objects):
-        assert put(objects, folder, ended) == dict.fromkeys("abc", "the disk broke")
+    with refuse_inserts(objects):
+        assert upload_folder(objects, folder, ended) == dict.fromkeys("abc", "the disk broke")
     assert tree(folder) == {name: f"of {name}" for name in "abc"}
-    assert put(objects, folder, ended) == {}
-    assert stored(objects) == {name: f"of {name}" for name in "abc"}
+    assert upload_folder(objects, folder, ended) == {}
+    assert stored_objects(objects) == {name: f"of {name}" for name in "abc"}
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_one_that_the_store_refuses_does_not_keep_the_others(
     objects: ObjectStore, folder: Path, ended: bool
 ) -> None:
-    with refusing(objects, "NEW.key = X'62'"):
-        assert put(objects, folder, ended) == {"b": "the disk broke"}
-    assert stored(objects) == {"a": "of a", "c": "of c"}
+    with refuse_inserts(objects, "NEW.key = X'62'"):
+        assert upload_folder(objects, folder, ended) == {"b": "the disk broke"}
+    assert stored_objects(objects) == {"a": "of a", "c": "of c"}
     assert tree(folder) == {name: f"of {name}" for name in "abc"}
 
 
 def test_one_that_cannot_be_written_does_not_keep_the_others(objects: ObjectStore, folder: Path) -> None:
     (folder / "b").write_bytes(bytes(8 << 20))
-    with files_of_at_most(4 << 20):
-        (failed,) = put(objects, folder, ended=False).items()
+    with limit_file_size(4 << 20):
+        (failed,) = upload_folder(objects, folder, ended=False).items()
     assert failed[0] == "b"
     assert "File too large" in failed[1]
-    assert stored(objects) == {"a": "of a", "c": "of c"}
+    assert stored_objects(objects) == {"a": "of a", "c": "of c"}
 
 
 def test_what_is_no_file_does_not_keep_the_others(objects: ObjectStore, folder: Path) -> None:
     (folder / "b").unlink()
     (folder / "b").symlink_to("/etc/passwd")
     os.mkfifo(folder / "d")
-    assert put(objects, folder) == {
+    assert upload_folder(objects, folder) == {
         "b": "[Errno 22] it is a symbolic link",
         "d": "[Errno 22] it is a FIFO",
     }
-    assert set(stored(objects)) == {"a", "c"}
+    assert set(stored_objects(objects)) == {"a", "c"}
 
 
 def test_a_body_is_never_a_file_that_somebody_may_still_write_to(objects: ObjectStore, folder: Path) -> None:
     (folder.parent.parent / "elsewhere").hardlink_to(folder / "a")
     with (folder / "b").open("a") as writer:
-        assert put(objects, folder) == {}
+        assert upload_folder(objects, folder) == {}
         writer.write(" and more")
     (folder.parent.parent / "elsewhere").write_text("changed")
-    assert stored(objects) == {name: f"of {name}" for name in "abc"}
+    assert stored_objects(objects) == {name: f"of {name}" for name in "abc"}
     inodes = {name: (folder / name).stat().st_ino for name in "abc"}
     moved = {name for name in "abc" if objects.body_path("data", name).stat().st_ino == inodes[name]}
     assert moved == {"c"}, "nobody else has it: its bytes need not be copied"
@@ -119,14 +119,14 @@ def test_a_body_is_never_a_file_that_somebody_may_still_write_to(objects: Object
 def test_a_body_has_a_mode_of_the_stores_own(objects: ObjectStore, folder: Path) -> None:
     (folder / "a").chmod(0)
     (folder / "b").chmod(0o4755)
-    assert put(objects, folder) == {}
-    assert stored(objects) == {name: f"of {name}" for name in "abc"}
+    assert upload_folder(objects, folder) == {}
+    assert stored_objects(objects) == {name: f"of {name}" for name in "abc"}
     for name in "ab":
         assert objects.body_path("data", name).stat().st_mode & 0o7777 == 0o644
 
 
 def test_no_more_is_read_than_there_was(tmp_path: Path) -> None:
-    """A file that grows as fast as it is read would have no end."""
+    """A file that grows as fast as it is read would never end."""
     for size in (10, 1 << 16, 3 << 20):
         (tmp_path / "long").write_bytes(b"x" * (size + 5))
         reader = os.open(tmp_path / "long", os.O_RDONLY)

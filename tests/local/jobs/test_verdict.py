@@ -6,9 +6,9 @@ from smlaunch.local.jobs.failure_reasons import HostReport, failure_reason
 
 
 def report(
-    label: str, code: int, ended: float, told: bool = False, failure: str = "", at: float | None = None
+    label: str, code: int, ended: float, was_stopped: bool = False, failure: str = "", at: float | None = None
 ) -> HostReport:
-    return HostReport(label, HostExit(code), ended, told, failure, at)
+    return HostReport(label, HostExit(code), ended, was_stopped, failure, at)
 
 
 def test_no_failure() -> None:
@@ -18,13 +18,13 @@ def test_no_failure() -> None:
 def test_the_first_failure_file_counts_even_when_its_host_exits_last() -> None:
     reports = [
         report("algo-2", 1, ended=10.0, failure="rank 2 lost its peer", at=9.9),
-        report("algo-1", 3, ended=25.0, told=True, failure="rank 0: boom", at=9.5),
+        report("algo-1", 3, ended=25.0, was_stopped=True, failure="rank 0: boom", at=9.5),
     ]
     assert failure_reason(reports) == "AlgorithmError: rank 0: boom, exit code: 3"
 
 
 def test_a_host_that_only_followed_is_no_cause() -> None:
-    reports = [report("algo-1", 143, 4.0, told=True), report("algo-2", 7, 4.0)]
+    reports = [report("algo-1", 143, 4.0, was_stopped=True), report("algo-2", 7, 4.0)]
     assert failure_reason(reports) == "AlgorithmError: , exit code: 7"
 
 
@@ -51,6 +51,6 @@ def test_a_first_process_that_was_killed_has_a_host_and_a_cause() -> None:
     assert reason.startswith("AlgorithmError: algo-2 was killed by SIGKILL: its first process")
     failure = parse_failure(reason)
     assert (failure.host, failure.rank, failure.exit_code) == ("algo-2", None, 137)
-    # An exit that says nothing stays in AWS's words.
+    # An exit without a message has AWS's text.
     silent = HostReport("algo-2", HostExit(1), 1.0, False)
     assert failure_reason([silent]) == "AlgorithmError: , exit code: 1"

@@ -17,7 +17,7 @@ RESOURCES = {"InstanceType": "a", "InstanceCount": 2, "VolumeSizeInGB": 1, "Keep
 REQUEST: dict[str, Any] = {"RoleArn": "role", "ResourceConfig": RESOURCES}
 
 
-def ended(name: str, at: float, request: dict[str, Any] = REQUEST, pool: bool = True) -> JobRecord:
+def finished_job(name: str, at: float, request: dict[str, Any] = REQUEST, pool: bool = True) -> JobRecord:
     state = states.fail(states.initial_state(at - 1), "AlgorithmError", at)
     result = {"WarmPoolStatus": {"Status": "Available"}} if pool else {}
     return JobRecord("training-job", "r", name, f"arn:{name}", "me", request, state, result)
@@ -48,21 +48,21 @@ def test_what_may_differ() -> None:
 
 @given(st.floats(0, 200))
 def test_a_pool_ends_after_its_time(age: float) -> None:
-    found = warm_pool.status(ended("job", 100.0), 100.0 + age)
-    assert found is not None
-    assert found["Status"] == ("Available" if 100.0 + age - 100.0 < 60 else "Terminated")
-    assert age - 1e-6 <= found["ResourceRetainedBillableTimeInSeconds"] <= age + 1 or age >= 60
-    assert found["ResourceRetainedBillableTimeInSeconds"] <= 60
+    status = warm_pool.status(finished_job("job", 100.0), 100.0 + age)
+    assert status is not None
+    assert status["Status"] == ("Available" if 100.0 + age - 100.0 < 60 else "Terminated")
+    assert age - 1e-6 <= status["ResourceRetainedBillableTimeInSeconds"] <= age + 1 or age >= 60
+    assert status["ResourceRetainedBillableTimeInSeconds"] <= 60
 
 
 def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
-    store.create(ended("first", 100.0))
-    store.create(ended("other", 100.0, {**REQUEST, "RoleArn": "x"}))
-    newcomer = ended("next", 120.0, pool=False)
-    taken = warm_pool.take_matching_pool(store, newcomer, 110.0)
-    assert taken is not None
-    assert taken.result["WarmPoolStatus"] == {
+    store.create(finished_job("first", 100.0))
+    store.create(finished_job("other", 100.0, {**REQUEST, "RoleArn": "x"}))
+    newcomer = finished_job("next", 120.0, pool=False)
+    reused_job = warm_pool.take_matching_pool(store, newcomer, 110.0)
+    assert reused_job is not None
+    assert reused_job.result["WarmPoolStatus"] == {
         "Status": "Reused",
         "ReusedByJob": "next",
         "ResourceRetainedBillableTimeInSeconds": 10,
@@ -73,9 +73,9 @@ def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
 
 def test_what_leaves_no_pool(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
-    running = replace(ended("job", 100.0, pool=False), state=states.initial_state(1.0))
+    running = replace(finished_job("job", 100.0, pool=False), state=states.initial_state(1.0))
     store.create(running)
-    store.create(ended("kept", 100.0))
+    store.create(finished_job("kept", 100.0))
     at_end = {"Status": "Available"}, {"Status": "Terminated"}
     available, terminated = ({"WarmPoolStatus": status} for status in at_end)
 
@@ -88,18 +88,18 @@ def test_what_leaves_no_pool(tmp_path: Path) -> None:
 
 
 def test_another_retention() -> None:
-    record = ended("job", 100.0)
-    longer = warm_pool.change_keep_alive(record, 600, 130.0)
-    assert longer is not None
-    assert warm_pool.status(longer, 500.0) == {
+    record = finished_job("job", 100.0)
+    extended = warm_pool.change_keep_alive(record, 600, 130.0)
+    assert extended is not None
+    assert warm_pool.status(extended, 500.0) == {
         "Status": "Available",
         "ResourceRetainedBillableTimeInSeconds": 400,
     }
-    gone = warm_pool.change_keep_alive(record, 0, 130.0)
-    assert gone is not None
-    assert warm_pool.status(gone, 130.0) == {
+    released = warm_pool.change_keep_alive(record, 0, 130.0)
+    assert released is not None
+    assert warm_pool.status(released, 130.0) == {
         "Status": "Terminated",
         "ResourceRetainedBillableTimeInSeconds": 30,
     }
     assert warm_pool.change_keep_alive(record, 600, 200.0) is None
-    assert warm_pool.change_keep_alive(ended("cold", 100.0, pool=False), 600, 110.0) is None
+    assert warm_pool.change_keep_alive(finished_job("cold", 100.0, pool=False), 600, 110.0) is None
