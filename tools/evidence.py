@@ -281,6 +281,8 @@ def _run(options: argparse.Namespace) -> int:
     }
     tests = run_tests(points, options.real, options.seed, options.workers, per_point)
     record["seconds"] = round(time.monotonic() - started, 1)
+    if describe_commit()["trees"] != record["trees"]:
+        raise DeclarationError("another commit was checked out while the tests ran: nothing is recorded")
     record["points"] = [
         summarize(
             point,
