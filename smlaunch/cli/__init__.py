@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. The one room that knows both launching and the local endpoint."""
+"""The command line: parse, call, print. The only package that knows both launching and the local endpoint."""

@@ -16,4 +16,4 @@ class Processing(Custom):
     more_ranks_hint = "let the script start its own"
 
     def advice(self, context: LaunchContext) -> list[str]:
-        return []  # whether hosts do the same work depends on the inputs: planning.processing
+        return []  # whether hosts do the same work depends on the inputs: planner.processing_advice

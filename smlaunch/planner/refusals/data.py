@@ -87,7 +87,7 @@ def too_many_channels(context: PlanContext) -> Problems:
     *("inputs.*", "compute.hosts", "segments"),
 )
 def more_hosts_than_objects(context: PlanContext) -> Problems:
-    """planning.sharding checks the same for ``split: bytes``."""
+    """planner.sharding checks the same for ``split: bytes``."""
     for name, channel in context.job.inputs.items():
         facts = context.facts.inputs.get(name)
         if facts is None or facts.is_truncated or channel.split != "key":
