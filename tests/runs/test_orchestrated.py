@@ -217,7 +217,7 @@ def test_a_sharded_run_ends_with_its_parent_execution() -> None:
     for watch in run.follow(wait):
         for _ in watch.event_batches(wait):
             pass
-    assert len(run.jobs) == 3 and summarize_run(run.describe()) == "completed in all 3 parts"
+    assert len(run.jobs) == 3 and summarize_run(run.describe()) == "completed in all 3 shards"
     executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3, "InProgress")]
     second_run = Run.attach("nightly", target)
