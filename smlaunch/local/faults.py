@@ -104,7 +104,7 @@ class CapacityFaults:
 
 @dataclass(frozen=True)
 class AttemptFaults:
-    """Faults of one attempt of one job. ``lost_hosts``: patterns of host labels, and seconds until the
+    """Faults of one attempt of one job. ``lost_hosts``: patterns of host names, and seconds until the
     loss."""
 
     capacity: CapacityFaults = CapacityFaults()

@@ -105,13 +105,13 @@ class ObjectStore:
             sync_folder(folder)
         mark_as_topdir(self._store_dir / "incoming")
         self._is_case_insensitive = is_disk_case_insensitive(self._store_dir)
-        self.index = ObjectIndex(self.root, self._store_dir)
+        self.index_db = ObjectIndex(self.root, self._store_dir)
         self._synced_folders: set[str] = set()
         """Folders whose entries in all parent folders, up to the root, are synced."""
         self._remove_abandoned_files()
 
     def close(self) -> None:
-        self.index.close()
+        self.index_db.close()
 
     # Buckets
 
@@ -119,27 +119,28 @@ class ObjectStore:
         """Create a bucket. Returns False when it exists already."""
         if not _BUCKET_NAME.fullmatch(name):
             raise ApiError("InvalidBucketName", "The specified bucket is not valid.", BucketName=name)
-        with self.index.reading() as db:
+        with self.index_db.reading() as db:
             if db.execute("SELECT 1 FROM buckets WHERE name = ?", (name,)).fetchone():
                 return False  # without the cost of a write transaction
-        with self.index.writing() as db:
+        with self.index_db.writing() as db:
             statement = "INSERT OR IGNORE INTO buckets VALUES (?, ?, ?)"
             is_new = db.execute(statement, (name, time.time(), region)).rowcount == 1
             (self.root / name).mkdir(exist_ok=True)
             sync_folder(self.root)
         return is_new
 
-    def bucket(self, name: str) -> BucketInfo:
-        with self.index.reading() as db:
+    def require_bucket(self, name: str) -> BucketInfo:
+        """Return a bucket. Raises NoSuchBucket."""
+        with self.index_db.reading() as db:
             return find_bucket(db, name)
 
     def buckets(self) -> tuple[BucketInfo, ...]:
-        with self.index.reading() as db:
+        with self.index_db.reading() as db:
             return tuple(BucketInfo(*row) for row in db.execute("SELECT * FROM buckets ORDER BY name"))
 
     def delete_bucket(self, name: str) -> None:
         """Delete an empty bucket and its incomplete multipart uploads."""
-        with self.index.writing() as db:
+        with self.index_db.writing() as db:
             find_bucket(db, name)
             if db.execute("SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (name,)).fetchone():
                 message = "The bucket you tried to delete is not empty"
@@ -172,7 +173,7 @@ class ObjectStore:
         prefix_bytes = prefix.encode()
         first_key: bytes | None = prefix_bytes
         while first_key is not None:
-            with self.index.reading() as db:
+            with self.index_db.reading() as db:
                 find_bucket(db, bucket)
                 with closing(object_rows(db, bucket, prefix_bytes, first_key)) as rows:
                     page_rows = list(islice(rows, _ROWS_PER_QUERY + 1))
@@ -188,7 +189,7 @@ class ObjectStore:
         prefix_bytes = prefix.encode()
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
-        with self.index.reading() as db:
+        with self.index_db.reading() as db:
             find_bucket(db, bucket)
             next_key: bytes | None = max(prefix_bytes, first_key)
             while next_key is not None:
@@ -214,7 +215,7 @@ class ObjectStore:
     def body_path(self, bucket: str, key: str) -> Path:
         """Return the path of the body, to read, copy or mount, never to write: bodies are replaced, not
         changed. Raises TornObject."""
-        with self.index.reading() as db:
+        with self.index_db.reading() as db:
             row = find_object_row(db, bucket, key)
         if row is None or not (self.root / row.file).exists():
             raise NoSuchKey(bucket, key)
@@ -234,7 +235,7 @@ class ObjectStore:
     def open(self, bucket: str, key: str) -> tuple[ObjectInfo, BinaryIO]:
         """Open a body for reading, and return it with the metadata it was written with. Raises TornObject."""
         for _ in range(_MAX_OPEN_ATTEMPTS):
-            with self.index.reading() as db:
+            with self.index_db.reading() as db:
                 row = find_object_row(db, bucket, key)
             if row is None:
                 raise NoSuchKey(bucket, key)
@@ -279,7 +280,7 @@ class ObjectStore:
                 db, folders, bucket, key, str(body_file), etag, attributes, condition
             )
 
-        info, replaced_file = self.index.change(publish)
+        info, replaced_file = self.index_db.change(publish)
         self._remove_replaced_file(bucket, key, replaced_file)
         published: ObjectInfo = info
         return published
@@ -314,7 +315,7 @@ class ObjectStore:
         """Remove an object's previous body, unless the object uses that file again."""
         if file is None:
             return
-        with self.index.writing() as db:
+        with self.index_db.writing() as db:
             row = find_object_row(db, bucket, key)
             if row is None or row.file != file:
                 self._remove_file(bucket, file)
@@ -369,7 +370,7 @@ class ObjectStore:
             replaced_files: list[tuple[str, str | None]] = []
             folders: set[str] = set()
             try:
-                with self.index.writing() as db:
+                with self.index_db.writing() as db:
                     for key, body, etag in bodies:
                         try:
                             _, old_file = self._publish_in_transaction(
@@ -392,7 +393,7 @@ class ObjectStore:
     def _restore_sources(self, bucket: str, bodies: Sequence[tuple[str, str, str]]) -> None:
         """Move bodies back to their sources after a failed transaction (a full disk). A body that replaced
         the body of an existing row stays: ``_refresh_row`` makes it that object's body."""
-        with suppress(OSError, sqlite3.Error), self.index.reading() as db:
+        with suppress(OSError, sqlite3.Error), self.index_db.reading() as db:
             for key, body, _ in bodies:
                 is_path = is_valid_path(key, self._root_length, self._is_case_insensitive)
                 file = f"{bucket}/{key}" if is_path else hashed_path(bucket, key)
@@ -405,7 +406,7 @@ class ObjectStore:
         self, bucket: str, key: str, change: Callable[[Attributes], Attributes]
     ) -> ObjectInfo:
         """Replace an object's attributes with what ``change`` returns; the body stays."""
-        with self.index.writing() as db:
+        with self.index_db.writing() as db:
             row = find_object_row(db, bucket, key)
             if row is None:
                 raise NoSuchKey(bucket, key)
@@ -428,11 +429,11 @@ class ObjectStore:
             self._remove_file(bucket, row.file)
             return True
 
-        deleted: bool = self.index.change(delete)
+        deleted: bool = self.index_db.change(delete)
         return deleted
 
     def _remove_abandoned_files(self) -> None:
-        with self.index.reading() as db:
+        with self.index_db.reading() as db:
             part_files = {file for (file,) in db.execute("SELECT file FROM parts")}
         remove_abandoned(self._store_dir / "incoming", self.root, part_files)
 
@@ -486,7 +487,7 @@ class ObjectStore:
 
     def _refresh_row(self, bucket: str, key: str) -> None:
         """Update a row whose body has changed, or delete the row if the body is gone. Raises TornObject."""
-        with self.index.writing() as db:
+        with self.index_db.writing() as db:
             row = find_object_row(db, bucket, key)
             if row is None:
                 return

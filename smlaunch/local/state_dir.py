@@ -169,12 +169,12 @@ class JobOwner:
         self._state = state
         # Locked under a temporary name first: an unlocked lock file means a dead endpoint.
         temporary_lock = state.owners_dir / f".{self.id}.new"
-        self._lock = liveness_fds.close_after_fork(_create_locked(temporary_lock))
-        self._mailbox = state.owners_dir / f"{self.id}.mail"
-        os.mkfifo(self._mailbox, 0o600)
+        self._lock_fd = liveness_fds.close_after_fork(_create_locked(temporary_lock))
+        self._mailbox_path = _mailbox_path(state, self.id)
+        os.mkfifo(self._mailbox_path, 0o600)
         # Opened for reading and writing: otherwise the last writer's exit would be an end of file.
         self.inbox_fd = liveness_fds.close_after_fork(
-            os.open(self._mailbox, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.open(self._mailbox_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         )
         temporary_lock.replace(state.owners_dir / f"{self.id}.lock")
 
@@ -186,9 +186,9 @@ class JobOwner:
         with suppress(OSError):
             self.hosts_dir.rmdir()  # empty by now, or never created
         (self._state.owners_dir / f"{self.id}.lock").unlink(missing_ok=True)
-        self._mailbox.unlink(missing_ok=True)
+        self._mailbox_path.unlink(missing_ok=True)
         liveness_fds.close(self.inbox_fd)
-        liveness_fds.close(self._lock)
+        liveness_fds.close(self._lock_fd)
 
 
 def _create_locked(path: Path) -> int:
@@ -202,10 +202,15 @@ def _create_locked(path: Path) -> int:
         os.close(descriptor)
 
 
-def send_to_owner(state: StateDir, owner: str, message: str) -> bool:
+def _mailbox_path(state: StateDir, endpoint_id: str) -> Path:
+    """Return the named pipe from which an endpoint reads what others tell it about its jobs."""
+    return state.owners_dir / f"{endpoint_id}.mail"
+
+
+def send_to_endpoint(state: StateDir, endpoint_id: str, message: str) -> bool:
     """Write one line to another endpoint's mailbox. Returns False when that endpoint is gone."""
     try:
-        descriptor = os.open(state.owners_dir / f"{owner}.mail", os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(_mailbox_path(state, endpoint_id), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return False  # no mailbox, or no reader
     try:
@@ -215,38 +220,39 @@ def send_to_owner(state: StateDir, owner: str, message: str) -> bool:
     return True
 
 
-def dead_owners(state: StateDir) -> Iterator[str]:
+def dead_endpoint_ids(state: StateDir) -> Iterator[str]:
     """Yield the ids of endpoints that died without closing. Each id goes to one caller only, across
-    processes, and its files are removed when the caller asks for the next."""
+    processes. The dead endpoint's lock file and mailbox are removed when the caller asks for the next id."""
     # An endpoint that died before it was ready left .ID.new and had no jobs yet.
-    for path in sorted((*state.owners_dir.glob("*.lock"), *state.owners_dir.glob(".*.new"))):
+    for lock_path in sorted((*state.owners_dir.glob("*.lock"), *state.owners_dir.glob(".*.new"))):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            lock_fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                continue
-            if not path.exists():
+                continue  # its endpoint lives
+            if not lock_path.exists():
                 continue  # another endpoint has removed it
-            owner = path.stem.removeprefix(".")
-            yield owner
-            (state.owners_dir / f"{owner}.mail").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            endpoint_id = lock_path.stem.removeprefix(".")
+            yield endpoint_id
+            _mailbox_path(state, endpoint_id).unlink(missing_ok=True)
+            lock_path.unlink(missing_ok=True)
         finally:
-            os.close(descriptor)
+            os.close(lock_fd)
 
 
-def abandoned_hosts(state: StateDir) -> Iterator[Path]:
-    """Yield folders of hosts whose endpoint is gone."""
+def abandoned_host_folders(state: StateDir) -> Iterator[Path]:
+    """Yield the folders that hold the files of hosts whose endpoint is gone, and the folders of abandoned
+    probes."""
     # Folders before locks: an endpoint locks before it creates a folder, and unlocks after it removed it.
     folders = [folder for folder in state.hosts_dir.iterdir() if not folder.name.startswith(PROBE_PREFIX)]
-    living_owners = {
+    living_endpoint_ids = {
         path.stem.removeprefix(".") for path in state.owners_dir.iterdir() if path.suffix != ".mail"
     }
-    yield from (folder for folder in folders if folder.name not in living_owners)
+    yield from (folder for folder in folders if folder.name not in living_endpoint_ids)
     for folder in state.hosts_dir.glob(f"{PROBE_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smlaunch.runtime.host_outcome import FinishedProcess
     from smlaunch.runtime.independent_ranks import IndependentRanks
 
-_MAX_OUTCOME_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
 class PreviousOutcome(NamedTuple):
@@ -266,8 +266,8 @@ def _outcome_stamp(segment: Segment) -> Optional[Tuple[int, int]]:
 
 
 def _read_small_file(path: str) -> Optional[bytes]:
-    """The content of a regular file; None for anything else. The script may have put a FIFO, a link or a
-    file without an end there."""
+    """Return the content of a regular file of at most _MAX_FILE_BYTES; None for anything else. The script may
+    have put a FIFO, a link or a file without an end there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -275,10 +275,10 @@ def _read_small_file(path: str) -> Optional[bytes]:
     with open(descriptor, "rb") as file:
         try:
             is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            content = file.read(_MAX_OUTCOME_BYTES + 1) if is_regular else b""
+            content = file.read(_MAX_FILE_BYTES + 1) if is_regular else b""
         except OSError:
             return None
-    return content if is_regular and len(content) <= _MAX_OUTCOME_BYTES else None
+    return content if is_regular and len(content) <= _MAX_FILE_BYTES else None
 
 
 def _write_atomically(path: str, content: bytes) -> None:

@@ -15,22 +15,22 @@ class ProcessInfo(NamedTuple):
 
 
 def list_processes() -> Dict[int, ProcessInfo]:
-    """All processes by pid, without zombies."""
+    """Return all processes of this machine, without zombies, by their pids."""
     processes: Dict[int, ProcessInfo] = {}
     if not sys.platform.startswith("linux"):
         return processes
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue  # not the directory of a process
         try:
-            with open("/proc/{}/stat".format(name), "rb") as file:
-                # The name in parentheses may itself hold spaces and parentheses.
+            with open("/proc/{}/stat".format(entry), "rb") as file:
+                # The program's name, in parentheses, may itself hold spaces and parentheses.
                 fields = file.read().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if fields[0] not in (b"Z", b"X"):
             # proc(5): state, parent, ... and, as fields 14 to 17, utime, stime, cutime, cstime
-            processes[int(name)] = ProcessInfo(int(fields[1]), sum(map(int, fields[11:15])))
+            processes[int(entry)] = ProcessInfo(int(fields[1]), sum(map(int, fields[11:15])))
     return processes
 
 

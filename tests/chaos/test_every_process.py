@@ -85,7 +85,7 @@ class Round:
             role = {"first": "runtime", "below": "rank"}.get(process.role, process.role)
             if role == "rank" and _is_daemon(process.pid):
                 role = "daemon"
-            name = f"{role} on {process.label}"
+            name = f"{role} on {process.host_name}"
             counts[name] += 1
             pids[f"{name}, {counts[name]}"] = process.pid
         return pids

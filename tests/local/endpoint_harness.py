@@ -33,11 +33,11 @@ SHORT_GRACE = {"close_grace_seconds": 0.3, "stop_grace_seconds": 0.5, "failed_pe
 @dataclass(frozen=True)
 class JobProcess:
     """A process of a job. ``role`` is supervisor, first (pid 1 of its host) or below (a rank, a daemon);
-    ``label`` is its host's."""
+    ``host_name`` is the name of its host."""
 
     pid: int
     role: str
-    label: str
+    host_name: str
     variables: Mapping[str, str]
 
 
@@ -166,7 +166,9 @@ def processes_of(owners: Iterable[str]) -> list[JobProcess]:
         for pid in sorted(process_cleanup.processes_of_owner(owner + "/"))
     }
     variables_by_pid = {pid: variables for pid, variables in variables_by_pid.items() if variables}
-    labels = {pid: variables[OWNER_VARIABLE].split("/")[2] for pid, variables in variables_by_pid.items()}
+    host_name_by_pid = {
+        pid: variables[OWNER_VARIABLE].split("/")[2] for pid, variables in variables_by_pid.items()
+    }
     parents = {pid: _parent(pid) for pid in variables_by_pid}
     supervisors: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -175,10 +177,11 @@ def processes_of(owners: Iterable[str]) -> list[JobProcess]:
     # Level plain gives a supervisor its host's orphans too: the first process is the oldest.
     first = {min(children) for children in supervisors.values()}
     supervisor_processes = [
-        JobProcess(pid, "supervisor", labels[min(children)], {}) for pid, children in supervisors.items()
+        JobProcess(pid, "supervisor", host_name_by_pid[min(children)], {})
+        for pid, children in supervisors.items()
     ]
     return supervisor_processes + [
-        JobProcess(pid, "first" if pid in first else "below", labels[pid], variables)
+        JobProcess(pid, "first" if pid in first else "below", host_name_by_pid[pid], variables)
         for pid, variables in variables_by_pid.items()
     ]
 

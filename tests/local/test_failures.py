@@ -147,7 +147,7 @@ def test_a_host_whose_runtime_or_supervisor_dies(harness: FailureHarness, role: 
     run = f"dead-{role}"
     start_job(harness, run)
     victim = next(
-        process for process in harness.processes() if process.role == role and process.label == "algo-2"
+        process for process in harness.processes() if process.role == role and process.host_name == "algo-2"
     )
     began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)

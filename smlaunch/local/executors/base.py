@@ -26,10 +26,10 @@ class ImageProblem(Exception):
 class JobHost:
     """One host of a job."""
 
-    label: str
-    """algo-1, algo-2, ..."""
     name: str
-    """Host name where the host runs; the same as the label unless the executor cannot give names."""
+    """algo-1, algo-2, ..."""
+    network_name: str
+    """Host name where the host runs; the same as ``name`` unless the executor cannot give names."""
     address: str
     tree: Path
     """Directory in which this process finds the contract's directories (model, input, ...)."""
@@ -147,14 +147,14 @@ class Executor(Protocol):
     def allocate(
         self,
         job: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         isolated_network: bool,
         image: str = "",
         raise_if_stopping: Callable[[], None] = lambda: None,
     ) -> Allocation:
-        """Provide hosts for one job, in the order of ``labels``. ``raise_if_stopping`` is called while this
-        takes long; what it raises ends the allocation. Raises CannotAllocate and, for an image that must be
-        run, ImageProblem."""
+        """Provide hosts for one job, in the order of ``host_names``. ``raise_if_stopping`` is called while
+        this takes long; what it raises ends the allocation. Raises CannotAllocate and, for an image that must
+        be run, ImageProblem."""
 
     def remove_leftovers(self, owner: str) -> int:
         """Kill the processes or containers that the dead endpoint ``owner`` left behind, and return their

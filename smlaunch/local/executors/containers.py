@@ -68,13 +68,13 @@ class Containers:
     def allocate(
         self,
         job: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         isolated_network: bool,
         image: str = "",
         raise_if_stopping: Callable[[], None] = lambda: None,
     ) -> Allocation:
         digest = ensure_image(self.engine, image, raise_if_stopping)
-        return ContainerAllocation(self, job, labels, isolated_network, image, digest)
+        return ContainerAllocation(self, job, host_names, isolated_network, image, digest)
 
     def remove_leftovers(self, owner: str) -> int:
         return _remove_all_of_owner(self.engine, owner)
@@ -152,7 +152,7 @@ class ContainerAllocation:
         self,
         executor: Containers,
         job: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         isolated_network: bool,
         image: str,
         digest: str,
@@ -166,7 +166,7 @@ class ContainerAllocation:
         self._has_relay = not isolated_network and executor.enters_networks
         engine = executor.engine
         addresses = containers_network.create_network(
-            engine, self._network, executor.owner, len(labels), isolated_network
+            engine, self._network, executor.owner, len(host_names), isolated_network
         )
         self.info = AllocationInfo(
             {},
@@ -175,8 +175,15 @@ class ContainerAllocation:
             reaches_endpoint=self._has_relay,
         )
         self.hosts = tuple(
-            JobHost(label, label, address, self._folder / label / "ml", _CONTRACT_ROOT, interface="eth0")
-            for label, address in zip(labels, addresses, strict=True)
+            JobHost(
+                host_name,
+                host_name,
+                address,
+                self._folder / host_name / "ml",
+                _CONTRACT_ROOT,
+                interface="eth0",
+            )
+            for host_name, address in zip(host_names, addresses, strict=True)
         )
         try:
             for host in self.hosts:
@@ -222,7 +229,7 @@ class ContainerAllocation:
             )
 
     def _container_name(self, host: JobHost) -> str:
-        return self._executor.resource_name(self._job, host.label)
+        return self._executor.resource_name(self._job, host.name)
 
     def _create_order(self, host: JobHost, program: Program) -> dict[str, Any]:
         """Return what the supervisor reads (ContainerSupervisor). Raises ImageProblem for a path that cannot
@@ -235,7 +242,7 @@ class ContainerAllocation:
             image=self._image,
             network=self._network,
             address=host.address,
-            hostname=host.name,
+            hostname=host.network_name,
             addresses_by_name={other.name: other.address for other in self.hosts},
             entrypoint=program.entrypoint,
             arguments=program.arguments,

@@ -54,7 +54,7 @@ class Processes:
     def allocate(
         self,
         job: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         isolated_network: bool,
         image: str = "",
         raise_if_stopping: Callable[[], None] = lambda: None,
@@ -62,7 +62,7 @@ class Processes:
         return ProcessAllocation(
             self._folder / job,
             f"{self._owner}/{job}",
-            labels,
+            host_names,
             self.isolation,
             isolated_network,
             self._can_mount,
@@ -86,7 +86,7 @@ class ProcessAllocation:
         self,
         folder: Path,
         owner: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         level: str,
         isolated_network: bool,
         mounts: bool,
@@ -95,7 +95,7 @@ class ProcessAllocation:
         self._owner = owner
         self._level = level
         self._isolated_network = isolated_network and level != "plain"
-        self._network = loopback.reserve(len(labels))
+        self._network = loopback.reserve(len(host_names))
         self._processes: list[SupervisedHost] = []
         self._links: list[Path] = []
         is_plain = level == "plain"
@@ -103,20 +103,20 @@ class ProcessAllocation:
         self.info = AllocationInfo(environment, tuple(notes_about_level(level, isolated_network)), mounts)
         self.hosts = tuple(
             JobHost(
-                label=label,
-                name=address if is_plain else label,
+                name=host_name,
+                network_name=address if is_plain else host_name,
                 address=address,
-                tree=folder / label / "ml",
-                root=str(folder / label / "ml") if is_plain else _CONTRACT_ROOT,
+                tree=folder / host_name / "ml",
+                root=str(folder / host_name / "ml") if is_plain else _CONTRACT_ROOT,
             )
-            for label, address in zip(labels, self._network.addresses, strict=True)
+            for host_name, address in zip(host_names, self._network.addresses, strict=True)
         )
         try:
             for host in self.hosts:
                 for subfolder in ("ml", "tmp", "stage"):
-                    (folder / host.label / subfolder).mkdir(parents=True)
-                (folder / host.label / "tmp").chmod(0o1777)
-                process_owner = f"{self._owner}/{host.label}/"
+                    (folder / host.name / subfolder).mkdir(parents=True)
+                (folder / host.name / "tmp").chmod(0o1777)
+                process_owner = f"{self._owner}/{host.name}/"
                 self._processes.append(
                     SupervisedHost(host, partial(process_cleanup.kill_processes_of_owner, process_owner))
                 )
@@ -126,7 +126,9 @@ class ProcessAllocation:
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
         hosts_lines = "".join(
-            f"{host.address}\t{host.name}\n" for host in self.hosts if host.name != host.address
+            f"{host.address}\t{host.network_name}\n"
+            for host in self.hosts
+            if host.network_name != host.address
         )
         visible_folders = _visible_below_tmp(programs[0].environment)
         network = ""
@@ -171,7 +173,7 @@ class ProcessAllocation:
             work.mkdir()
             mode = "read-only" if mount.read_only else "shared" if mount.shared else "own"
             mounts.append(MountPlan(str(mount.source), mount.target, mode, str(upper), str(work)))
-        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{host.label}/"}
+        environment = {**program.environment, OWNER_VARIABLE: f"{self._owner}/{host.name}/"}
         argv = list(program.argv)
         if self._level == "plain":
             environment[ROOT_VARIABLE] = host.root
@@ -182,7 +184,7 @@ class ProcessAllocation:
             argv=argv,
             environment=environment,
             directory=f"{host.root}/{program.directory}",
-            hostname=host.name,
+            hostname=host.network_name,
             tree=str(host.tree),
             root=host.root,
             stage=str(folder / "stage"),

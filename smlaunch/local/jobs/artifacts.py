@@ -45,8 +45,8 @@ class OutputEntry(NamedTuple):
     """A file, directory or symbolic link in a host's output."""
 
     file: HostFile
-    label: str
-    """The host."""
+    host_name: str
+    """Name of the host: algo-1, algo-2, ..."""
     status: os.stat_result
 
 
@@ -122,7 +122,7 @@ def merge_hosts(hosts: Sequence[JobHost], folder: str, write_note: WriteNote) ->
             if error is not None or status is None:
                 _add_problem(
                     merged.problems,
-                    host.label,
+                    host.name,
                     f"{folder}/{relative}" if relative else folder,
                     error,
                     write_note,
@@ -132,18 +132,18 @@ def merge_hosts(hosts: Sequence[JobHost], folder: str, write_note: WriteNote) ->
                 stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
             ):
                 write_note(
-                    host.label,
+                    host.name,
                     f"{folder}/{printable_name(relative)} is {file_type_name(status)}: it is not uploaded",
                 )
                 continue
             first_entry = merged.entries.get(relative)
             if first_entry is None:
                 file = HostFile(host.tree, f"{folder}/{relative}")
-                merged.entries[relative] = OutputEntry(file, host.label, status)
+                merged.entries[relative] = OutputEntry(file, host.name, status)
             elif not stat.S_ISDIR(status.st_mode):
                 write_note(
-                    host.label,
-                    f"{folder}/{printable_name(relative)} exists on {first_entry.label} too: that one is "
+                    host.name,
+                    f"{folder}/{printable_name(relative)} exists on {first_entry.host_name} too: that one is "
                     f"uploaded, this one "
                     "is not (give names a rank or a host)",
                 )
@@ -151,7 +151,7 @@ def merge_hosts(hosts: Sequence[JobHost], folder: str, write_note: WriteNote) ->
 
 
 def _add_problem(
-    problems: list[str], label: str, path: str, error: Exception | None, write_note: WriteNote
+    problems: list[str], host_name: str, path: str, error: Exception | None, write_note: WriteNote
 ) -> None:
     """Record that a file cannot be uploaded, and write a note to the host's log."""
     full_path = f"{CONTRACT_ROOT}/{printable_name(path)}"
@@ -159,8 +159,8 @@ def _add_problem(
         problem_text = f"{full_path} lies behind a symbolic link, which is not followed"
     else:
         problem_text = f"{full_path} cannot be stored: {error_text(error) if error else 'it cannot be read'}"
-    write_note(label, problem_text)
-    problems.append(f"{problem_text} ({label})")
+    write_note(host_name, problem_text)
+    problems.append(f"{problem_text} ({host_name})")
 
 
 def regular_files(
@@ -172,7 +172,7 @@ def regular_files(
             yield relative, entry
         elif stat.S_ISLNK(entry.status.st_mode):
             write_note(
-                entry.label, f"{folder}/{printable_name(relative)} is a symbolic link: it is not uploaded"
+                entry.host_name, f"{folder}/{printable_name(relative)} is a symbolic link: it is not uploaded"
             )
 
 
@@ -194,7 +194,7 @@ def upload_as_objects(
             key = os.fsencode(raw_key).decode()
         except UnicodeDecodeError:
             name_error = OSError(0, "its name is not UTF-8, and S3 has no other keys")
-            _add_problem(problems, entry.label, f"{folder}/{relative}", name_error, write_note)
+            _add_problem(problems, entry.host_name, f"{folder}/{relative}", name_error, write_note)
             continue
         host_files[key] = entry.file
         paths_by_key[key] = relative
@@ -205,7 +205,7 @@ def upload_as_objects(
             raise upload_error
         _add_problem(
             problems,
-            files[paths_by_key[key]][1].label,
+            files[paths_by_key[key]][1].host_name,
             f"{folder}/{paths_by_key[key]}",
             upload_error,
             write_note,
@@ -238,7 +238,7 @@ def _upload_archive(
                     # The archive contains its header already: write the archive again without it.
                     _add_problem(
                         problems,
-                        remaining_entries.pop(unreadable.relative).label,
+                        remaining_entries.pop(unreadable.relative).host_name,
                         f"{folder}/{unreadable.relative}",
                         unreadable.error,
                         write_note,

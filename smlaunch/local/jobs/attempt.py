@@ -73,10 +73,10 @@ class Attempt:
         self._metric_reader = metric_reader
         self._allocation: Allocation | None = None
         self._unsaved_files: list[Path] = []
-        labels = [host.label for host in spec.hosts]
+        host_names = [host.name for host in spec.hosts]
         self._output = OutputPump(
             spec.name,
-            labels,
+            host_names,
             services.logs,
             metric_reader.read_lines if spec.metric_definitions else None,
             handler.log_group,
@@ -120,23 +120,23 @@ class Attempt:
         # Names are unique per region only, and two regions' jobs may run at once.
         self._allocation = allocation = self._services.executor.allocate(
             f"{spec.name}.{spec.region}",
-            [host.label for host in spec.hosts],
+            [host.name for host in spec.hosts],
             spec.isolated_network,
             spec.image,
             self._control.raise_if_stopping,
         )
-        reports, is_interrupted, lost_hosts = self._run_programs(allocation)
+        reports, is_spot_interrupted, lost_host_names = self._run_programs(allocation)
         is_stopping = self._control.is_stopping
-        if is_interrupted and not is_stopping:
+        if is_spot_interrupted and not is_stopping:
             for host in allocation.hosts:
                 self._output.write_note(
-                    host.label, "spot interruption, as the fault plan says: this host is taken away"
+                    host.name, "spot interruption, as the fault plan says: this host is taken away"
                 )
-            return AttemptOutcome(is_interrupted=True)
+            return AttemptOutcome(is_spot_interrupted=True)
         reason = None if is_stopping else failure_reason(reports)
         if reason is None:
             self._control.begin_upload()
-        hosts = [host for host in allocation.hosts if host.label not in lost_hosts]
+        hosts = [host for host in allocation.hosts if host.name not in lost_host_names]
         return (
             self._handler.collect_results(hosts, self._context, reason, is_stopping)
             if hosts
@@ -145,34 +145,36 @@ class Attempt:
 
     def _run_programs(self, allocation: Allocation) -> tuple[list[HostReport], bool, Collection[str]]:
         """Provide the data and run the programs until the last host has ended and its checkpoints are
-        uploaded. Return the hosts' reports, whether a spot interruption took the hosts away, and the labels
+        uploaded. Return the hosts' reports, whether a spot interruption took the hosts away, and the names
         of the hosts that the fault plan removed."""
         self._control.move_to("Downloading")
         hosts = allocation.hosts
         for line in (*self._job_notes(), *self._create_buckets(), *allocation.info.notes):
-            self._output.write_note(hosts[0].label, line)
+            self._output.write_note(hosts[0].name, line)
         programs, syncs, pipes = self._prepare(allocation)
         self._control.move_to("Training")
         try:
             pipes.start()
-            reports, is_interrupted, lost_hosts = self._monitor_hosts(allocation.start(programs), syncs)
+            reports, is_spot_interrupted, lost_host_names = self._monitor_hosts(
+                allocation.start(programs), syncs
+            )
         finally:
             pipes.finish()
         if self._control.abort_error is not None and not self._control.is_stopping:
             raise self._control.abort_error
-        return reports, is_interrupted, lost_hosts
+        return reports, is_spot_interrupted, lost_host_names
 
     def _monitor_hosts(
         self, processes: Sequence[HostProcess], syncs: Sequence[CheckpointSync]
     ) -> tuple[list[HostReport], bool, Collection[str]]:
         """Monitor running hosts until the last one has ended; the result is that of ``_run_programs``."""
-        self._output.start({process.host.label: process.output for process in processes})
+        self._output.start({process.host.name: process.output for process in processes})
         for sync in syncs:
             sync.start()
 
-        def mark_lost(label: str) -> None:
+        def mark_lost(host_name: str) -> None:
             for sync in syncs:
-                sync.mark_host_lost(label)
+                sync.mark_host_lost(host_name)
 
         monitor = HostMonitor(
             processes,
@@ -192,7 +194,7 @@ class Attempt:
                 sync.finish()
                 sync.save_unsaved_files()
                 self._unsaved_files += sync.unsaved_files.values()
-        return reports, monitor.is_interrupted, monitor.lost_hosts
+        return reports, monitor.is_spot_interrupted, monitor.lost_host_names
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:
         """Lay out the hosts' trees. Return one program per host, the syncs, and the FIFOs of Pipe mode."""
@@ -212,7 +214,7 @@ class Attempt:
         pipes = Pipes(prepared.feeds, self._services.objects, self._control.abort)
         syncs = self._handler.create_syncs(hosts, self._context, self._control.raise_if_stopping)
         for host in hosts:
-            prepared.mounts[host.label].extend(mount for sync in syncs for mount in sync.mounts(host))
+            prepared.mounts[host.name].extend(mount for sync in syncs for mount in sync.mounts(host))
         environment = contract.environment(
             spec,
             info.environment,
@@ -225,7 +227,7 @@ class Attempt:
             Program(
                 spec.command,
                 environment,
-                tuple(prepared.mounts[host.label]),
+                tuple(prepared.mounts[host.name]),
                 self._handler.working_directory,
                 spec.entrypoint,
                 spec.arguments,

@@ -41,7 +41,7 @@ class PreparedChannels:
     """The channels of a job, ready for its hosts."""
 
     mounts: Mapping[str, list[DirectoryMount]]
-    """What is to be mounted on each host, by label."""
+    """What is to be mounted on each host, by the host's name."""
     feeds: Sequence[Feed]
     """The channels in Pipe mode."""
 
@@ -60,12 +60,12 @@ def prepare_channels(
 
     ``raise_if_stopping`` is called between files. Raises DataError.
     """
-    mounts_by_host: dict[str, list[DirectoryMount]] = {host.label: [] for host in hosts}
+    mounts_by_host: dict[str, list[DirectoryMount]] = {host.name: [] for host in hosts}
     feeds: list[Feed] = []
     used_targets = [*spec.required_folders, *(channel.target for channel in spec.channels)]
     for channel in spec.channels:
-        receiver_labels = spec.hosts_of(channel)
-        receivers = [host for host in hosts if host.label in receiver_labels]
+        receiver_names = spec.hosts_of(channel)
+        receivers = [host for host in hosts if host.name in receiver_names]
         order = ShardOrder(
             hosts=len(receivers),
             sharded=channel.is_sharded,
@@ -90,7 +90,7 @@ def prepare_channels(
             folder = host.tree / target
             if source is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                mounts_by_host[host.label].append(DirectoryMount(source, target, read_only=read_only))
+                mounts_by_host[host.name].append(DirectoryMount(source, target, read_only=read_only))
                 continue
             channel_objects = order.shard_for_host(
                 listing.items, lambda channel_object: channel_object.key, host_number
@@ -102,7 +102,7 @@ def prepare_channels(
                 _make_read_only(folder)
                 if mounts:
                     # File modes do not stop root: mount the directory over itself, read-only.
-                    mounts_by_host[host.label].append(DirectoryMount(folder, target, read_only=True))
+                    mounts_by_host[host.name].append(DirectoryMount(folder, target, read_only=True))
     return PreparedChannels(mounts_by_host, feeds)
 
 

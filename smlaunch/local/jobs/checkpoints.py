@@ -54,7 +54,7 @@ class _Change(NamedTuple):
     """A changed file that can be uploaded."""
 
     modified_ns: int
-    label: str
+    host_name: str
     name: str
     completeness: Completeness
 
@@ -93,9 +93,9 @@ class CheckpointSync:
         description: str = "checkpoint",
         deletes_in_s3: bool = True,
     ) -> None:
-        """``local_path`` is the directory's path on the hosts. ``write_note(label, text)`` writes to a host's
-        log. ``description`` is what notes call a file. ``deletes_in_s3``: whether a file that was deleted on
-        a host is deleted in S3."""
+        """``local_path`` is the directory's path on the hosts. ``write_note(host_name, text)`` writes to a
+        host's log. ``description`` is what notes call a file. ``deletes_in_s3``: whether a file that was
+        deleted on a host is deleted in S3."""
         self._description = description
         self._deletes_in_s3 = deletes_in_s3
         self._location = location
@@ -104,10 +104,10 @@ class CheckpointSync:
         self._settings = settings
         self._write_note = write_note
         self._scratch = hosts[0].tree.parent
-        self._folders: Mapping[str, HostFile] = {host.label: _host_folder(host, local_path) for host in hosts}
-        self._synced: dict[str, dict[str, Stamp]] = {label: {} for label in self._folders}
+        self._folders: Mapping[str, HostFile] = {host.name: _host_folder(host, local_path) for host in hosts}
+        self._synced: dict[str, dict[str, Stamp]] = {host_name: {} for host_name in self._folders}
         """Stamps of the files in S3, by host and name."""
-        self._schedules = {label: UploadSchedule() for label in self._folders}
+        self._schedules = {host_name: UploadSchedule() for host_name in self._folders}
         self._change_counts: Counter[tuple[str, str]] = Counter()
         """Changes of a file so far, by host and name; for the fault setting checkpoint_sync_loss."""
         self._noted_texts: dict[tuple[str, str], set[str]] = {}
@@ -125,7 +125,7 @@ class CheckpointSync:
     def mounts(self, host: JobHost) -> Iterator[DirectoryMount]:
         """Yield the mount that the host needs if the directory is outside /opt/ml."""
         if _path_below_contract(self._local_path) is None:
-            folder = self._folders[host.label]
+            folder = self._folders[host.name]
             yield DirectoryMount(folder.root / folder.name, os.path.normpath(self._local_path), shared=True)
 
     def make_folders(self) -> None:
@@ -147,7 +147,7 @@ class CheckpointSync:
                 f"the bucket of CheckpointConfig.S3Uri, {self._location.bucket}, does not exist"
             ) from None
         self.make_folders()
-        for label, folder in self._folders.items():
+        for host_name, folder in self._folders.items():
             created_folders: set[Path] = set()
             for key, modified_ns in stored_objects:
                 raise_if_stopping()
@@ -159,18 +159,22 @@ class CheckpointSync:
                         f"{self._description} {printable_name(relative)} of S3 is not here: its key "
                         f"cannot be a file's path"
                     )
-                    self._note_once(label, relative, text)
+                    self._note_once(host_name, relative, text)
                     continue
                 target = folder.root / folder.name / relative
-                self._synced[label][relative] = self._download_file(key, target, modified_ns, created_folders)
+                self._synced[host_name][relative] = self._download_file(
+                    key, target, modified_ns, created_folders
+                )
 
     def _store_unsaved(self) -> None:
         """Store the files that an earlier job could not store. The first host's log names those that still
         cannot be stored."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         for folder in unsaved.store_saved_files(self._objects, self._location, self._scratch):
-            label = next(iter(self._folders))
-            self._write_note(label, f"files of an earlier job still cannot be stored, and stay in {folder}")
+            host_name = next(iter(self._folders))
+            self._write_note(
+                host_name, f"files of an earlier job still cannot be stored, and stay in {folder}"
+            )
 
     def _download_file(self, key: str, target: Path, modified_ns: int, created_folders: set[Path]) -> Stamp:
         """Download one file. No program of the job has run yet, so that only the endpoint can change the
@@ -195,9 +199,9 @@ class CheckpointSync:
         """Start syncing in a thread."""
         self._thread.start()
 
-    def mark_host_lost(self, label: str) -> None:
+    def mark_host_lost(self, host_name: str) -> None:
         """Record that a host was lost with its disk: nothing more is uploaded from it."""
-        self._lost.add(label)
+        self._lost.add(host_name)
 
     def finish(self) -> None:
         """Stop the thread and do the last sync, which uploads all files. The hosts have ended."""
@@ -210,14 +214,14 @@ class CheckpointSync:
             self._sync_or_log(hosts_have_ended=True)
             if not self.problems:
                 return
-        for label, scan in self._scans.items():
-            self._note_missing_files(label, scan)
+        for host_name, scan in self._scans.items():
+            self._note_missing_files(host_name, scan)
 
-    def _note_missing_files(self, label: str, scan: _Scan) -> None:
+    def _note_missing_files(self, host_name: str, scan: _Scan) -> None:
         """Write to a host's log how many of its files are not in S3, and whether they are lost."""
         # The problems are also about files that are not on the host and could not be deleted in S3.
         existing_names = {*scan.files, *scan.hidden} - {""}
-        missing_names = {name for host, name in self.problems if host == label} & existing_names
+        missing_names = {name for host, name in self.problems if host == host_name} & existing_names
         if not missing_names:
             return
         count_text = (
@@ -226,29 +230,29 @@ class CheckpointSync:
             else f"{len(missing_names)}"
         )
         text = f"after the last sync {count_text} of the files in {self._local_path} did not reach S3"
-        unsaved_count = sum((label, name) in self._unsaved for name in missing_names)
+        unsaved_count = sum((host_name, name) in self._unsaved for name in missing_names)
         if unsaved_count < len(missing_names):
             lost_files_text = f"all of them but {unsaved_count} are" if unsaved_count else "they are"
             text += f" and {lost_files_text} lost with this host"
-        self._write_note(label, f"{text}; this log names each, or its directory")
+        self._write_note(host_name, f"{text}; this log names each, or its directory")
 
     def save_unsaved_files(self) -> None:
         """Save files that could not be stored, for the next job. Call it after ``finish``, before the hosts'
         trees are removed."""
-        for label, folder in self._hosts():
-            names = {name for host, name in self._unsaved if host == label}
+        for host_name, folder in self._hosts():
+            names = {name for host, name in self._unsaved if host == host_name}
             if not names:
                 continue
             try:
-                saved_path = unsaved.save_files(self._objects, self._location, folder, label, names)
+                saved_path = unsaved.save_files(self._objects, self._location, folder, host_name, names)
             except OSError as error:
                 self._write_note(
-                    label, f"what did not reach S3 cannot be kept and is lost: {error_text(error)}"
+                    host_name, f"what did not reach S3 cannot be kept and is lost: {error_text(error)}"
                 )
                 continue
-            self.unsaved_files[label] = saved_path
+            self.unsaved_files[host_name] = saved_path
             self._write_note(
-                label,
+                host_name,
                 f"{len(names)} files that could not be stored are kept in {saved_path}; the next job with "
                 f"s3://{self._location.bucket}/{self._location.key_below('')} stores them when it starts",
             )
@@ -264,68 +268,72 @@ class CheckpointSync:
             self._sync(hosts_have_ended)
         except Exception as error:
             text = f"{self._local_path}: a sync failed, and the next one tries again: {error_text(error)}"
-            for label in self._folders:
-                self.problems[label, ""] = error_text(error)
-                if self._note_once(label, "", text, host=label):
+            for host_name in self._folders:
+                self.problems[host_name, ""] = error_text(error)
+                if self._note_once(host_name, "", text, host=host_name):
                     log.exception(text)
 
     def _sync(self, hosts_have_ended: bool) -> None:
         """Scan all hosts, upload changed files and delete removed ones in S3."""
         self.problems, self._unsaved = {}, set()
         self._scans = scans = {
-            label: self._scan_host(label, folder, hosts_have_ended) for label, folder in self._hosts()
+            host_name: self._scan_host(host_name, folder, hosts_have_ended)
+            for host_name, folder in self._hosts()
         }
-        files_by_host = {label: scan.files for label, scan in scans.items()}
+        files_by_host = {host_name: scan.files for host_name, scan in scans.items()}
         uploaded_names = set()
         for batch in self._split_into_batches(
             self._sort_changes(self._ready_changes(scans, hosts_have_ended)), files_by_host
         ):
-            for _, label, name, completeness in self._upload(batch, files_by_host, hosts_have_ended):
-                self._mark_stored(label, name, files_by_host[label][name], completeness)
+            for _, host_name, name, completeness in self._upload(batch, files_by_host, hosts_have_ended):
+                self._mark_stored(host_name, name, files_by_host[host_name][name], completeness)
                 uploaded_names.add(name)
-        for label in scans:
-            synced = self._synced[label]
-            deleted_names = synced.keys() - files_by_host[label].keys()
+        for host_name in scans:
+            synced = self._synced[host_name]
+            deleted_names = synced.keys() - files_by_host[host_name].keys()
             for name in deleted_names:
                 # A file that cannot be read was not deleted.
-                if scans[label].may_hide(name) or not (
-                    hosts_have_ended or self._schedules[label].may_delete(name, synced.keys() - deleted_names)
+                if scans[host_name].may_hide(name) or not (
+                    hosts_have_ended
+                    or self._schedules[host_name].may_delete(name, synced.keys() - deleted_names)
                 ):
                     continue
-                if self._delete(label, name, name in uploaded_names):
+                if self._delete(host_name, name, name in uploaded_names):
                     del synced[name]
-            self._schedules[label].end_scan(files_by_host[label])
+            self._schedules[host_name].end_scan(files_by_host[host_name])
 
     def _hosts(self) -> list[tuple[str, HostFile]]:
-        """Return the label and folder of each host that is not lost."""
-        return [(label, folder) for label, folder in self._folders.items() if label not in self._lost]
+        """Return the name and folder of each host that is not lost."""
+        return [
+            (host_name, folder) for host_name, folder in self._folders.items() if host_name not in self._lost
+        ]
 
-    def _mark_stored(self, label: str, name: str, stamp: Stamp, completeness: Completeness) -> None:
+    def _mark_stored(self, host_name: str, name: str, stamp: Stamp, completeness: Completeness) -> None:
         """Record that a file was uploaded."""
-        self._schedules[label].mark_stored(name, stamp, completeness)
-        self._noted_texts.pop((label, name), None)
-        self._synced[label][name] = _TORN_STAMP if completeness == "torn" else stamp
+        self._schedules[host_name].mark_stored(name, stamp, completeness)
+        self._noted_texts.pop((host_name, name), None)
+        self._synced[host_name][name] = _TORN_STAMP if completeness == "torn" else stamp
         if completeness == "torn":
             text = (
                 f"{self._description} {printable_name(name)} was open for writing, or had changed, "
                 f"at each of {UPLOAD_TORN_AFTER} syncs"
             )
             self._note_once(
-                label,
+                host_name,
                 name,
                 f"{text}: what S3 has of it may be torn; it is stored again when its host has ended",
             )
 
-    def _delete(self, label: str, name: str, is_overwritten: bool) -> bool:
+    def _delete(self, host_name: str, name: str, is_overwritten: bool) -> bool:
         """Delete an object whose file a host has deleted. Return False if that must be tried again.
         ``is_overwritten``: another host has uploaded the name in this sync, so that the object must stay."""
-        if not self._deletes_in_s3 or is_overwritten or self._loses_change(label, name):
+        if not self._deletes_in_s3 or is_overwritten or self._loses_change(host_name, name):
             return True
         try:
             self._objects.delete_object(self._location.bucket, self._location.key_below(_key(name)))
         except Exception as error:
             self._record_problem(
-                label, name, f"could not be deleted in S3: {error_text(error)}", _RETRY_SUFFIX
+                host_name, name, f"could not be deleted in S3: {error_text(error)}", _RETRY_SUFFIX
             )
             return False
         return True
@@ -335,14 +343,14 @@ class CheckpointSync:
         written last."""
         latest: dict[str, _Change] = {}
         with FileOpener() as opener:
-            for label, scan in scans.items():
-                synced, schedule = self._synced[label], self._schedules[label]
+            for host_name, scan in scans.items():
+                synced, schedule = self._synced[host_name], self._schedules[host_name]
                 for name, stamp in scan.files.items():
                     synced_stamp = synced.get(name)
                     if synced_stamp is not None and synced_stamp in (stamp, stamp._replace(changed_ns=0)):
                         synced[name] = stamp
                         continue
-                    is_file_closed = partial(self._is_closed, opener, label, name)
+                    is_file_closed = partial(self._is_closed, opener, host_name, name)
                     completeness = (
                         "whole"
                         if hosts_have_ended
@@ -350,20 +358,20 @@ class CheckpointSync:
                     )
                     if completeness is None:
                         continue
-                    change = _Change(stamp.modified_ns, label, name, completeness)
+                    change = _Change(stamp.modified_ns, host_name, name, completeness)
                     other_change = latest.get(name)
                     if other_change is not None:
                         loser = min(change, other_change)
-                        stamp = scans[loser.label].files[name]
-                        self._synced[loser.label][name] = stamp
-                        self._schedules[loser.label].mark_stored(name, stamp, "whole")
+                        stamp = scans[loser.host_name].files[name]
+                        self._synced[loser.host_name][name] = stamp
+                        self._schedules[loser.host_name].mark_stored(name, stamp, "whole")
                     latest[name] = change if other_change is None else max(change, other_change)
         yield from latest.values()
 
-    def _is_closed(self, opener: FileOpener, label: str, name: str) -> bool | None:
+    def _is_closed(self, opener: FileOpener, host_name: str, name: str) -> bool | None:
         """Return whether nobody has the file open for writing; None if that is unknown."""
         try:
-            descriptor = opener.open(*self._file(label, name)[:2])
+            descriptor = opener.open(*self._file(host_name, name)[:2])
         except FileNotFoundError:
             return False
         except OSError:
@@ -373,25 +381,27 @@ class CheckpointSync:
         finally:
             os.close(descriptor)
 
-    def _file(self, label: str, name: str) -> HostFile:
-        folder = self._folders[label]
+    def _file(self, host_name: str, name: str) -> HostFile:
+        folder = self._folders[host_name]
         return HostFile(folder.root, f"{folder.name}/{name}")
 
     def _sort_changes(self, changes: Iterator[_Change]) -> list[_Change]:
         """Return the changes in the order of the setting checkpoint_sync_order."""
         order = self._settings.checkpoint_sync_order
         if order == "shuffled":
-            return sorted(changes, key=lambda change: self._random_number("order", change.label, change.name))
+            return sorted(
+                changes, key=lambda change: self._random_number("order", change.host_name, change.name)
+            )
         # Oldest first: a COMMIT file, which is written last, is uploaded last.
         return sorted(changes, reverse=order == "newest-first")
 
-    def _loses_change(self, label: str, name: str) -> bool:
+    def _loses_change(self, host_name: str, name: str) -> bool:
         """Return whether the fault setting checkpoint_sync_loss drops this change."""
         loss = self._settings.checkpoint_sync_loss
         if not loss:
             return False
-        self._change_counts[label, name] += 1
-        return self._random_number("loss", label, name, str(self._change_counts[label, name])) < loss
+        self._change_counts[host_name, name] += 1
+        return self._random_number("loss", host_name, name, str(self._change_counts[host_name, name])) < loss
 
     def _random_number(self, *words: str) -> float:
         """Return a number from 0 to 1 that depends on the seed and on ``words`` only, not on the order of
@@ -412,7 +422,7 @@ class CheckpointSync:
                 yield batch
                 batch, size = [], 0
             batch.append(change)
-            size += files_by_host[change.label][change.name].size
+            size += files_by_host[change.host_name][change.name].size
         if batch:
             yield batch
 
@@ -426,15 +436,17 @@ class CheckpointSync:
         files = {
             self._location.key_below(_key(change.name)): change
             for change in changes
-            if not self._loses_change(change.label, change.name)
+            if not self._loses_change(change.host_name, change.name)
         }
         errors: Mapping[str, Exception]
         try:
             sources = {
-                key: self._file(label, name)._replace(
-                    stamp=None if hosts_have_ended or completeness == "torn" else files_by_host[label][name]
+                key: self._file(host_name, name)._replace(
+                    stamp=None
+                    if hosts_have_ended or completeness == "torn"
+                    else files_by_host[host_name][name]
                 )
-                for key, (_, label, name, completeness) in files.items()
+                for key, (_, host_name, name, completeness) in files.items()
             }
             errors = uploads.upload_files(
                 self._objects,
@@ -449,16 +461,19 @@ class CheckpointSync:
             # The next scan handles a file that was deleted meanwhile or is still changing.
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
                 change = files[key]
-                self._unsaved.add((change.label, change.name))
+                self._unsaved.add((change.host_name, change.name))
                 self._record_problem(
-                    change.label, change.name, f"could not be uploaded: {error_text(reason)}", _RETRY_SUFFIX
+                    change.host_name,
+                    change.name,
+                    f"could not be uploaded: {error_text(reason)}",
+                    _RETRY_SUFFIX,
                 )
         yield from (change for change in changes if self._location.key_below(_key(change.name)) not in errors)
 
-    def _scan_host(self, label: str, folder: HostFile, hosts_have_ended: bool) -> _Scan:
+    def _scan_host(self, host_name: str, folder: HostFile, hosts_have_ended: bool) -> _Scan:
         """Scan a host's directory."""
         scan = _Scan({}, [], set(), set())
-        schedule = self._schedules[label]
+        schedule = self._schedules[host_name]
         schedule.begin_scan()
         for name, status, error in walk(
             folder.root, folder.name, self._key_problem, fix_permissions=hosts_have_ended
@@ -469,14 +484,14 @@ class CheckpointSync:
                 # The directory itself was replaced, by a link for example. On SageMaker a volume is mounted
                 # there. Links are not followed, and what was uploaded stays in S3.
                 scan.hidden.append(name)
-                self.problems[label, name] = text = f"{self._local_path} has become {error.file_type}"
-                self._note_once(label, name, f"{text}: nothing of it is uploaded")
+                self.problems[host_name, name] = text = f"{self._local_path} has become {error.file_type}"
+                self._note_once(host_name, name, f"{text}: nothing of it is uploaded")
             elif error is not None:
                 scan.hidden.append(name)
                 if status is None or stat.S_ISDIR(status.st_mode):
                     scan.unread_folders.add(name)
                 cannot = "cannot be read" if status is None else "cannot be uploaded"
-                self._record_problem(label, name, f"{cannot}: {error_text(error)}")
+                self._record_problem(host_name, name, f"{cannot}: {error_text(error)}")
             elif status is None or stat.S_ISDIR(status.st_mode):
                 continue
             elif stat.S_ISREG(status.st_mode):
@@ -487,7 +502,7 @@ class CheckpointSync:
                 if stat.S_ISLNK(status.st_mode):
                     scan.hidden.append(name)
                 file_text = f"{self._description} {printable_name(name)} is {file_type_text(status)}"
-                self._note_once(label, name, f"{file_text}: it is not uploaded")
+                self._note_once(host_name, name, f"{file_text}: it is not uploaded")
         return scan
 
     def _key_problem(self, name: str) -> OSError | None:
@@ -500,20 +515,20 @@ class CheckpointSync:
             return OSError(errno.ENAMETOOLONG, f"its key would have more than {_KEY_LIMIT} bytes")
         return None
 
-    def _record_problem(self, label: str, name: str, text: str, suffix: str = "") -> None:
+    def _record_problem(self, host_name: str, name: str, text: str, suffix: str = "") -> None:
         """Record that a file is not in S3, or not deleted there, and write a note."""
         subject = f"{self._description} {printable_name(name)}" if name else self._local_path
-        self.problems[label, name] = f"{subject} {text}"
-        self._note_once(label, name, f"{subject} {text}{suffix}", host=label)
+        self.problems[host_name, name] = f"{subject} {text}"
+        self._note_once(host_name, name, f"{subject} {text}{suffix}", host=host_name)
 
-    def _note_once(self, label: str, name: str, text: str, host: str = "") -> bool:
+    def _note_once(self, host_name: str, name: str, text: str, host: str = "") -> bool:
         """Write a note about a file to a host's log, unless it was written before. Return whether it was
         written. The note is about the files of all hosts, unless ``host`` is given."""
         noted_texts = self._noted_texts.setdefault((host, name), set())
         if text in noted_texts:
             return False
         noted_texts.add(text)
-        self._write_note(label, text)
+        self._write_note(host_name, text)
         return True
 
 

@@ -19,32 +19,32 @@ from smlaunch.local.jobs.spec import DEFAULT_GROUP, JobSpec, TrainingSpec
 
 def resource_config(spec: TrainingSpec, hosts: Sequence[JobHost], current: JobHost) -> dict[str, Any]:
     """Return the content of resourceconfig.json for the host ``current``."""
-    names = {host.label: host.name for host in hosts}
-    current_spec = next(host_spec for host_spec in spec.hosts if host_spec.label == current.label)
+    network_name_by_host = {host.name: host.network_name for host in hosts}
+    current_spec = next(host_spec for host_spec in spec.hosts if host_spec.name == current.name)
     groups: dict[str, dict[str, Any]] = {}
     for host_spec in spec.hosts:
         group = groups.setdefault(
             host_spec.group,
             {"instance_group_name": host_spec.group, "instance_type": host_spec.instance_type, "hosts": []},
         )
-        group["hosts"].append(names[host_spec.label])
+        group["hosts"].append(network_name_by_host[host_spec.name])
     for group in groups.values():
         group["hosts"].sort()
     return {
-        "current_host": current.name,
+        "current_host": current.network_name,
         "current_instance_type": current_spec.instance_type,
         "current_group_name": current_spec.group if spec.has_instance_groups else DEFAULT_GROUP,
-        "hosts": sorted(names.values()),  # lexicographic, as documented: algo-10 before algo-2
+        "hosts": sorted(network_name_by_host.values()),  # lexicographic, as documented: algo-10 before algo-2
         "instance_groups": list(groups.values()),
         "network_interface_name": current.interface,
     }
 
 
-def input_data_config(spec: TrainingSpec, label: str) -> dict[str, dict[str, str]]:
+def input_data_config(spec: TrainingSpec, host_name: str) -> dict[str, dict[str, str]]:
     """Return the content of inputdataconfig.json for a host: its channels, without S3 addresses."""
     channels = {}
     for channel in spec.channels:
-        if label not in spec.hosts_of(channel):
+        if host_name not in spec.hosts_of(channel):
             continue
         entry = {
             "TrainingInputMode": channel.mode,
@@ -66,7 +66,7 @@ def write_host_files(spec: TrainingSpec, hosts: Sequence[JobHost], current: JobH
         Path(folder).mkdir(parents=True, exist_ok=True)
     documents: Mapping[str, Any] = {
         paths.hyperparameters: dict(spec.hyperparameters),
-        paths.input_data_config: input_data_config(spec, current.label),
+        paths.input_data_config: input_data_config(spec, current.name),
         paths.resource_config: resource_config(spec, hosts, current),
     }
     for path, document in documents.items():
@@ -99,7 +99,7 @@ def environment(
         variables |= credentials
     if runs_image and not any(name.lower().endswith("_proxy") for name in variables):
         return {**variables, **executor_variables, **spec.environment}
-    direct_hosts = [host_spec.label for host_spec in spec.hosts] if runs_image else ["127.0.0.0/8"]
+    direct_hosts = [host_spec.name for host_spec in spec.hosts] if runs_image else ["127.0.0.0/8"]
     for name in {"no_proxy", "NO_PROXY"} & variables.keys() or {"no_proxy"}:
         # The endpoint and the other hosts are on this machine, where no proxy reaches them.
         variables[name] = ",".join(

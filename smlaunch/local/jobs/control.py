@@ -30,16 +30,16 @@ class JobStopping(Exception):
 class JobControl:
     """The state of a job, behind a lock, since ``stop`` may be called in any thread at any time."""
 
-    def __init__(self, state: JobState, save: SaveState, grace: float, wait_end: float | None) -> None:
+    def __init__(self, state: JobState, save: SaveState, grace: float, max_wait_end: float | None) -> None:
         """``save`` writes a state to the job store. ``grace`` is the number of seconds between SIGTERM and
-        SIGKILL. ``wait_end`` is the time on the monotonic clock at which MaxWaitTimeInSeconds is over."""
+        SIGKILL. ``max_wait_end`` is the time on the monotonic clock at which MaxWaitTimeInSeconds is over."""
         self._state = state
         self._save_state = save
         self._lock = threading.Lock()
         # Readable when the state has changed in another thread.
         self.wakeup_reader, self._wakeup_writer = os.pipe()
         self.grace = grace
-        self.wait_end = wait_end
+        self.max_wait_end = max_wait_end
         self.abort_error: Exception | None = None
         """The first error given to ``abort``."""
 
@@ -69,7 +69,7 @@ class JobControl:
 
     def raise_if_stopping(self) -> None:
         """Raise JobStopping if the job was asked to stop, or if its maximum wait time is over."""
-        if self.wait_end is not None and time.monotonic() >= self.wait_end:
+        if self.max_wait_end is not None and time.monotonic() >= self.max_wait_end:
             self.stop("max_wait")
         if self.is_stopping:
             raise JobStopping
@@ -106,7 +106,7 @@ class JobControl:
                     return
                 self.stop(stop_cause)
                 continue
-            deadlines = [candidate for candidate in (deadline, self.wait_end) if candidate is not None]
+            deadlines = [candidate for candidate in (deadline, self.max_wait_end) if candidate is not None]
             if poll.poll(1000 * min(min(deadlines) - now, MAX_POLL_SECONDS) + 1 if deadlines else None):
                 self.clear_wakeup()
 

@@ -38,8 +38,8 @@ def with_disk_full_message(reason: str | None, state_directory: Path) -> str | N
 class HostReport:
     """How one host ended."""
 
-    label: str
-    """Its name."""
+    name: str
+    """Name of the host: algo-1, algo-2, ..."""
 
     exit: HostExit
     """How it ended."""
@@ -72,18 +72,18 @@ def failure_reason(reports: Sequence[HostReport]) -> str | None:
     if not failures:
         return None
     causes = [report for report in failures if not report.was_stopped or report.failure_time is not None]
-    first_failure = min(causes or failures, key=lambda report: (report.failed_at, report.label))
+    first_failure = min(causes or failures, key=lambda report: (report.failed_at, report.name))
     if first_failure.exit.how == "lost":
-        return INTERNAL + format_failure(first_failure.label, None, None, first_failure.exit.message)
+        return INTERNAL + format_failure(first_failure.name, None, None, first_failure.exit.message)
     if first_failure.exit.how == "not_started":
         if first_failure.exit.code not in (126, 127):
-            return INTERNAL + format_failure(first_failure.label, None, None, first_failure.exit.message)
-        text = format_failure(first_failure.label, None, first_failure.exit.code, first_failure.exit.message)
+            return INTERNAL + format_failure(first_failure.name, None, None, first_failure.exit.message)
+        text = format_failure(first_failure.name, None, first_failure.exit.code, first_failure.exit.message)
         return algorithm_error(text, first_failure.exit.code)
     text = first_failure.failure
     if not text and first_failure.exit.message:
-        text = format_failure(first_failure.label, None, first_failure.exit.code, first_failure.exit.message)
+        text = format_failure(first_failure.name, None, first_failure.exit.code, first_failure.exit.message)
     if not text and first_failure.exit.signal:
         # The program could not write a failure file. A plain exit without one gets AWS's text only.
-        text = format_failure(first_failure.label, None, None, _NO_MESSAGE, signal=first_failure.exit.signal)
+        text = format_failure(first_failure.name, None, None, _NO_MESSAGE, signal=first_failure.exit.signal)
     return algorithm_error(text[:REASON_LIMIT], first_failure.exit.code)

@@ -15,7 +15,7 @@ from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.settings import Settings
 
 WriteNote = Callable[[str, str], None]
-"""Writes a line of the endpoint's own, given as (host label, text), to a host's log."""
+"""Writes a line of the endpoint's own, given as (host name, text), to a host's log."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AttemptOutcome:
 
     reason: str | None = None
     """FailureReason, if the attempt failed."""
-    is_interrupted: bool = False
+    is_spot_interrupted: bool = False
     """Whether the hosts were taken away by a spot interruption."""
     result: Mapping[str, Any] = field(default_factory=dict)
     """Members for the response of Describe."""

@@ -76,7 +76,7 @@ class JobManager:
     def send_command(self, owner: str, command: str) -> bool:
         """Write a line such as ``stop ARN`` into another endpoint's mailbox. Return False if that endpoint
         is dead."""
-        return state_dir.send_to_owner(self._state, owner, command)
+        return state_dir.send_to_endpoint(self._state, owner, command)
 
     def wait_for_cleanup(self, arn: str) -> None:
         """Wait until the hosts of a job that has ended are removed: its final status is visible earlier."""
@@ -87,10 +87,10 @@ class JobManager:
 
     def clean_up_dead_endpoints(self) -> None:
         """Close the jobs of endpoints that died, and remove their processes and files."""
-        for owner in state_dir.dead_owners(self._state):
-            self._services.executor.remove_leftovers(owner)
-            self._services.remove_other_leftovers(owner)
-            for record in self._services.job_store.unfinished_jobs(owner):
+        for endpoint_id in state_dir.dead_endpoint_ids(self._state):
+            self._services.executor.remove_leftovers(endpoint_id)
+            self._services.remove_other_leftovers(endpoint_id)
+            for record in self._services.job_store.unfinished_jobs(endpoint_id):
                 reason = (
                     "InternalServerError: the endpoint that ran this job ended without closing it (found at "
                     f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}); run it again"
@@ -99,8 +99,8 @@ class JobManager:
                     record.arn, states.fail(record.state, reason, time.time())
                 )
             if self._event_listener is not None:
-                self._event_listener.on_owner_lost(owner)
-        leftovers = list(state_dir.abandoned_hosts(self._state))
+                self._event_listener.on_owner_lost(endpoint_id)
+        leftovers = list(state_dir.abandoned_host_folders(self._state))
         if leftovers:
             threading.Thread(target=_remove_folders, args=(leftovers,), name="leftovers").start()
 

@@ -30,7 +30,7 @@ class OutputPump:
     def __init__(
         self,
         job: str,
-        labels: Sequence[str],
+        host_names: Sequence[str],
         logs: Logs,
         on_lines: Callable[[Sequence[tuple[int, str]]], None] | None = None,
         group: str = TRAINING_LOG_GROUP,
@@ -38,18 +38,20 @@ class OutputPump:
         """``on_lines`` gets the hosts' lines, given as (milliseconds since the epoch, line), without the
         endpoint's own. ``group`` is the log group."""
         start_ms = int(time.time() * 1000)
-        self._writers = {label: logs.open_writer(group, f"{job}/{label}-{start_ms}") for label in labels}
+        self._writers = {
+            host_name: logs.open_writer(group, f"{job}/{host_name}-{start_ms}") for host_name in host_names
+        }
         self._on_lines = on_lines
         self._thread: threading.Thread | None = None
         self._abandon_reader, self._abandon_writer = os.pipe()
         self._logged_problems: set[str] = set()
 
-    def write_note(self, label: str, text: str) -> None:
+    def write_note(self, host_name: str, text: str) -> None:
         """Write a line of the endpoint's own to a host's log."""
-        self._append(label, [f"[smlaunch] {text}"], from_script=False)
+        self._append(host_name, [f"[smlaunch] {text}"], from_script=False)
 
     def start(self, outputs: Mapping[str, int]) -> None:
-        """Start copying. ``outputs`` maps labels to the read ends of the hosts' output pipes."""
+        """Start copying. ``outputs`` maps the hosts' names to the read ends of the hosts' output pipes."""
         self._thread = threading.Thread(
             target=self._copy_output, args=(dict(outputs),), name="output", daemon=True
         )
@@ -74,26 +76,26 @@ class OutputPump:
             writer.flush(timeout)
 
     def _copy_output(self, outputs: dict[str, int]) -> None:
-        decoders = {label: getincrementaldecoder("utf-8")("replace") for label in outputs}
+        decoders = {host_name: getincrementaldecoder("utf-8")("replace") for host_name in outputs}
         unfinished_lines = dict.fromkeys(outputs, "")
         with selectors.DefaultSelector() as selector:
-            for label, descriptor in outputs.items():
+            for host_name, descriptor in outputs.items():
                 # A program may open its own output for reading, and read what the selector has announced.
                 os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ, label)
+                selector.register(descriptor, selectors.EVENT_READ, host_name)
             selector.register(self._abandon_reader, selectors.EVENT_READ)
             while len(selector.get_map()) > 1:
                 for key, _ in selector.select():
-                    label = key.data
-                    if label is None:
-                        for label, unfinished_line in unfinished_lines.items():
-                            self._append(label, [unfinished_line] if unfinished_line else [])
+                    host_name = key.data
+                    if host_name is None:
+                        for host_name, unfinished_line in unfinished_lines.items():
+                            self._append(host_name, [unfinished_line] if unfinished_line else [])
                         return
                     try:
                         block = os.read(key.fd, _READ_BYTES)
                     except BlockingIOError:
                         continue
-                    text = unfinished_lines[label] + decoders[label].decode(block, final=not block)
+                    text = unfinished_lines[host_name] + decoders[host_name].decode(block, final=not block)
                     *lines, unfinished_line = text.split("\n")
                     if not block:
                         selector.unregister(key.fd)
@@ -102,10 +104,10 @@ class OutputPump:
                     elif len(unfinished_line) > _LINE_LIMIT:
                         lines.append(unfinished_line)
                         unfinished_line = ""
-                    unfinished_lines[label] = unfinished_line
-                    self._append(label, lines)
+                    unfinished_lines[host_name] = unfinished_line
+                    self._append(host_name, lines)
 
-    def _append(self, label: str, lines: Sequence[str], from_script: bool = True) -> None:
+    def _append(self, host_name: str, lines: Sequence[str], from_script: bool = True) -> None:
         now = int(time.time() * 1000)
         events = [
             (now, text_piece)
@@ -119,7 +121,7 @@ class OutputPump:
                 self._on_lines(events)
             except Exception as error:
                 self._log_problem_once(f"metrics could not be stored: {error}")
-        self._writers[label].append(events)
+        self._writers[host_name].append(events)
 
     def _log_problem_once(self, text: str) -> None:
         """Log a problem in the endpoint's log, each text once. Nothing is raised: the hosts' output must be

@@ -35,7 +35,7 @@ from smlaunch.local.jobs.spec import ChannelSpec
 from smlaunch.local.jobs.stores import Objects
 from smlaunch.local.object_files import TornObject
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _MAX_MEMORY_BYTES = 64 << 20
 """Size up to which a decompressed record is held in memory when its length must be known first; longer ones
 use a temporary file."""
@@ -44,8 +44,9 @@ RecordsOfEpoch = Callable[[int], Sequence[Record]]
 """Returns what a host gets in an epoch; epochs count from 0."""
 
 
-class _JobEnded(Exception):
-    """The job has ended: nobody will read any more."""
+class _JobHasEnded(Exception):
+    """The job has ended, so that nobody will read any more. Also raised after an error has been reported: by
+    then the job has ended."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,20 @@ class _FeedWriter:
     def __init__(
         self, feed: Feed, objects: Objects, end_reader: int, on_error: Callable[[DataError], None]
     ) -> None:
-        self._feed = feed
-        self._objects = objects
+        self._channel_feed = feed
+        self._s3_objects = objects
         self._end_reader = end_reader
         self._on_error = on_error
-        self._fifos: list[_Fifo] = []
-        """The FIFOs of this epoch and of the next one."""
+        self._current_and_next_fifo: list[_Fifo] = []
+        """The FIFO of this epoch and the one of the next epoch."""
         self._lock = threading.Lock()
         name = f"pipe {feed.channel.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._folder = open_folder(self._feed.folder)
+        self._folder = open_folder(self._channel_feed.folder)
         for epoch in (0, 1):
-            self._fifos.append(self._create_fifo(epoch))
+            self._current_and_next_fifo.append(self._create_fifo(epoch))
         self._thread.start()
 
     def join(self) -> None:
@@ -126,25 +127,26 @@ class _FeedWriter:
         if self._thread.ident is None:
             return
         with self._lock:
-            readers = [fifo.open(os.O_RDONLY | os.O_NONBLOCK) for fifo in self._fifos]
+            readers = [fifo.open(os.O_RDONLY | os.O_NONBLOCK) for fifo in self._current_and_next_fifo]
         self._thread.join()
         for reader in readers:
             os.close(reader)
-        for fifo in self._fifos:
+        for fifo in self._current_and_next_fifo:
             fifo.close()
         os.close(self._folder)
 
     def _run(self) -> None:
+        """Write epoch after epoch until the job ends. A next FIFO always exists while one is written."""
         epoch = 0
         try:
             while True:
-                self._stream(self._fifos[0], epoch)
-                epoch += 1
+                self._write_epoch(self._current_and_next_fifo[0], epoch)
+                epoch += 1  # its FIFO exists already: the one to be created is of the epoch after it
                 next_fifo = self._create_fifo(epoch + 1)
                 with self._lock:
-                    self._fifos.pop(0).close()
-                    self._fifos.append(next_fifo)
-        except _JobEnded:
+                    self._current_and_next_fifo.pop(0).close()
+                    self._current_and_next_fifo.append(next_fifo)
+        except _JobHasEnded:
             return
         except OSError as error:
             self._report_error(error)
@@ -153,39 +155,42 @@ class _FeedWriter:
         """Report an error and wait for the end of the job."""
         if isinstance(error, OSError):
             problem = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
-            error = DataError(f"Data download failed:channel {self._feed.channel.name}: {problem}")
+            error = DataError(f"Data download failed:channel {self._channel_feed.channel.name}: {problem}")
         self._on_error(error)
         poll = select.poll()
         poll.register(self._end_reader, select.POLLIN)
         poll.poll()  # nothing is ever written: it becomes readable when the write end is closed
 
     def _create_fifo(self, epoch: int) -> _Fifo:
-        return _Fifo(self._folder, f"{self._feed.channel.name}_{epoch}")
+        return _Fifo(self._folder, f"{self._channel_feed.channel.name}_{epoch}")
 
-    def _stream(self, fifo: _Fifo, epoch: int) -> None:
-        """Write one epoch to its FIFO. Raises _JobEnded."""
+    def _write_epoch(self, fifo: _Fifo, epoch: int) -> None:
+        """Write this host's data of one epoch (they count from 0) to its FIFO. Raises _JobHasEnded, also
+        after an error in the data, which is reported first."""
         writer = fifo.open(os.O_WRONLY)  # waits for a reader
         try:
             if self._job_has_ended():
-                raise _JobEnded
+                raise _JobHasEnded
             _enlarge_pipe(writer)
             os.set_blocking(writer, False)
             with contextlib.suppress(BrokenPipeError):  # the reader has closed the FIFO early
-                for record in self._feed.records_of_epoch(epoch):
-                    for part in record.parts:
-                        for block in encode_part(part, self._feed.channel, self._objects):
+                for record in self._channel_feed.records_of_epoch(epoch):
+                    for record_part in record.parts:
+                        for block in encode_record_part(
+                            record_part, self._channel_feed.channel, self._s3_objects
+                        ):
                             self._write(writer, block)
             # Before the reader gets the end of file: a second open must not find the FIFO.
             fifo.remove()
         except (DataError, OSError) as error:
             # While the write end is open: the reader must not take an error for the end of the data.
             self._report_error(error)
-            raise _JobEnded from None
+            raise _JobHasEnded from None
         finally:
             os.close(writer)
 
     def _write(self, writer: int, block: bytes | memoryview) -> None:
-        """Write a block. Raises _JobEnded."""
+        """Write a block to the FIFO that the descriptor ``writer`` has open. Raises _JobHasEnded."""
         remaining = memoryview(block)
         while remaining:
             try:
@@ -195,7 +200,7 @@ class _FeedWriter:
                 poll.register(writer, select.POLLOUT)
                 poll.register(self._end_reader, select.POLLIN)
                 if any(descriptor == self._end_reader for descriptor, _ in poll.poll()):
-                    raise _JobEnded from None
+                    raise _JobHasEnded from None
 
     def _job_has_ended(self) -> bool:
         poll = select.poll()
@@ -248,16 +253,18 @@ class _Fifo:
 def _enlarge_pipe(pipe: int) -> None:
     """Enlarge a pipe's buffer where the system allows it, for fewer switches between writer and reader."""
     with contextlib.suppress(AttributeError, OSError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _BLOCK)
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
 
-def encode_part(part: RecordPart, channel: ChannelSpec, objects: Objects) -> Iterator[bytes | memoryview]:
+def encode_record_part(
+    part: RecordPart, channel: ChannelSpec, objects: Objects
+) -> Iterator[bytes | memoryview]:
     """Yield a part's bytes in the channel's encoding: decompressed, or as a RecordIO record. Raises
     DataError."""
     name = f"s3://{part.bucket}/{part.key}" if isinstance(part, ObjectRef) else "an attribute's value"
     message_start = f"Data download failed:{name} of channel {channel.name} "
     try:
-        with _open_part(part, objects) as body:
+        with _open_record_part(part, objects) as body:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=body)) if channel.is_gzipped else body
             if not channel.is_recordio_wrapped:
                 yield from _blocks(stream)
@@ -266,7 +273,7 @@ def encode_part(part: RecordPart, channel: ChannelSpec, objects: Objects) -> Ite
                 seekable_stream = stream
                 if channel.is_gzipped:
                     # The length comes first, and is known only after decompression.
-                    shutil.copyfileobj(stream, temporary_file, _BLOCK)
+                    shutil.copyfileobj(stream, temporary_file, _BLOCK_BYTES)
                     seekable_stream = cast(BinaryIO, temporary_file)
                 size = seekable_stream.seek(0, os.SEEK_END)
                 seekable_stream.seek(0)
@@ -283,12 +290,12 @@ def encode_part(part: RecordPart, channel: ChannelSpec, objects: Objects) -> Ite
         raise DataError(f"{message_start}cannot be wrapped: {error}") from None
 
 
-def _open_part(part: RecordPart, objects: Objects) -> BinaryIO:
+def _open_record_part(part: RecordPart, objects: Objects) -> BinaryIO:
     if isinstance(part, bytes):
         return BytesIO(part)
     return cast(BinaryIO, objects.body_path(part.bucket, part.key).open("rb", buffering=0))
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    while block := stream.read(_BLOCK):
+    while block := stream.read(_BLOCK_BYTES):
         yield block

@@ -107,8 +107,8 @@ class ProcessingJobHandler:
             (current.tree / target).mkdir(parents=True, exist_ok=True)
         documents = {
             paths.resource_config: {
-                "current_host": current.name,
-                "hosts": sorted(host.name for host in hosts),
+                "current_host": current.network_name,
+                "hosts": sorted(host.network_name for host in hosts),
             },
             paths.job_config: {"ProcessingJobArn": self.spec.arn, **self._request},
         }
@@ -150,7 +150,7 @@ class ProcessingJobHandler:
             if not is_stopped:
                 # A failure of the job itself came earlier and has priority.
                 return AttemptOutcome(reason or f"ClientError: {text}")
-            context.write_note(hosts[0].label, text)
+            context.write_note(hosts[0].name, text)
         if _is_uploaded(context.settings.processing_outputs_of, reason, is_stopped):
             try:
                 for output in self.spec.outputs:
@@ -159,9 +159,9 @@ class ProcessingJobHandler:
             except UploadError as error:
                 return AttemptOutcome(f"ClientError: {error}", result=result)
         problems = [
-            f"{text} ({label})"
+            f"{text} ({host_name})"
             for sync in self._syncs
-            for (label, _), text in sync.problems.items()
+            for (host_name, _), text in sync.problems.items()
             if reason is None and not is_stopped
         ]
         if problems:

@@ -46,7 +46,7 @@ class JobRunner:
         self._faults = services.settings.faults or FaultPlan()
         self._metric_reader = MetricReader(self._create_handler(AttemptFaults()).spec, services.metrics)
         self._control = JobControl(
-            record.state, self._save, services.settings.stop_grace_seconds, _wait_end(record, time.time())
+            record.state, self._save, services.settings.stop_grace_seconds, _max_wait_end(record, time.time())
         )
         self._thread = threading.Thread(target=self._run, name=f"job {record.name}", daemon=True)
 
@@ -92,7 +92,7 @@ class JobRunner:
         for number in itertools.count(1):
             faults = self._faults.faults_of_attempt(self._record.name, number)
             outcome = self._run_attempt(self._create_handler(faults), faults)
-            if outcome.is_interrupted:
+            if outcome.is_spot_interrupted:
                 self._release_hosts()
                 self._control.move_to("Interrupted")
                 self._control.wait(faults.retry_delay_seconds)
@@ -164,7 +164,7 @@ class JobRunner:
         self._services.job_store.save_state(self.arn, state, result)
 
 
-def _wait_end(record: JobRecord, now: float) -> float | None:
+def _max_wait_end(record: JobRecord, now: float) -> float | None:
     """Return the time on the monotonic clock at which MaxWaitTimeInSeconds, counted from the job's creation,
     is over; None without a limit."""
     seconds = (record.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")

@@ -78,7 +78,7 @@ class ChannelSpec:
 class HostSpec:
     """One host of a job, as the request asks for it."""
 
-    label: str
+    name: str
     """algo-1, algo-2, ..."""
     group: str
     """Instance group."""
@@ -138,8 +138,8 @@ class JobSpec:
         return ()
 
     def hosts_of(self, channel: ChannelSpec) -> tuple[str, ...]:
-        """Return the labels of the hosts that get a channel."""
-        return tuple(host.label for host in self.hosts if not channel.groups or host.group in channel.groups)
+        """Return the names of the hosts that get a channel."""
+        return tuple(host.name for host in self.hosts if not channel.groups or host.group in channel.groups)
 
 
 @dataclass(frozen=True, kw_only=True)

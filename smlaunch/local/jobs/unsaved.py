@@ -28,14 +28,14 @@ def _folder_of_prefix(objects: Objects, location: S3Location) -> Path:
 
 
 def save_files(
-    objects: Objects, location: S3Location, folder: HostFile, label: str, names: Collection[str]
+    objects: Objects, location: S3Location, folder: HostFile, host_name: str, names: Collection[str]
 ) -> Path:
     """Move a host's directory out of its tree, which is removed, and delete all files but ``names``. No
     program of the job runs any more. Returns the new path. Raises OSError."""
     prefix_folder = _folder_of_prefix(objects, location)
     prefix_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in itertools.count(1):
-        saved_path = prefix_folder / f"{label}-{number}"
+        saved_path = prefix_folder / f"{host_name}-{number}"
         try:
             # Renamed, not copied: there may be no space for a copy.
             (folder.root / folder.name).rename(saved_path)

@@ -51,8 +51,9 @@ def matches(pool: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
     return compared_values(pool) == compared_values(job)
 
 
-def status(record: JobRecord, now: float) -> dict[str, Any] | None:
-    """Return WarmPoolStatus for Describe and List; None for a job that asks for no pool."""
+def pool_status_at(record: JobRecord, now: float) -> dict[str, Any] | None:
+    """Return WarmPoolStatus of a job for Describe and List, at the time ``now`` (seconds since the epoch);
+    None for a job that asks for no pool."""
     stored = record.result.get(_STATUS_MEMBER)
     if stored is None:
         return (
@@ -60,10 +61,11 @@ def status(record: JobRecord, now: float) -> dict[str, Any] | None:
         )
     if stored["Status"] != "Available":
         return dict(stored)
-    idle_seconds, limit = max(0.0, now - record.state.modified), keep_alive_seconds(record.request)
-    if idle_seconds < limit:
-        return {"Status": "Available", **_retained_time(idle_seconds)}
-    return {"Status": "Terminated", **_retained_time(limit)}
+    job_end = record.state.modified  # the state of a job that has ended does not change any more
+    idle_seconds, max_idle_seconds = max(0.0, now - job_end), keep_alive_seconds(record.request)
+    if idle_seconds < max_idle_seconds:
+        return {"Status": "Available", **_retained_time_member(idle_seconds)}
+    return {"Status": "Terminated", **_retained_time_member(max_idle_seconds)}
 
 
 def status_at_job_end(
@@ -86,7 +88,7 @@ def take_matching_pool(store: JobStore, job: JobRecord, now: float) -> JobRecord
     matches."""
 
     def mark_reused(record: JobRecord) -> JobRecord | None:
-        pool_status = status(record, now)
+        pool_status = pool_status_at(record, now)
         if pool_status is None or pool_status["Status"] != "Available":
             return None  # another job was faster, or its retention time is over
         reused = {**pool_status, "Status": "Reused", "ReusedByJob": job.name}
@@ -103,12 +105,12 @@ def take_matching_pool(store: JobStore, job: JobRecord, now: float) -> JobRecord
 def change_keep_alive(record: JobRecord, seconds: int, now: float) -> JobRecord | None:
     """Return the record with another retention time; 0 ends the pool. None if the job has no pool to
     change."""
-    pool_status = status(record, now)
+    pool_status = pool_status_at(record, now)
     if pool_status is None or pool_status["Status"] not in ("InUse", "Available"):
         return None
     resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": seconds}
     changed_record = replace(record, request={**record.request, "ResourceConfig": resources})
-    if pool_status["Status"] == "Available" and status(changed_record, now) != pool_status:
+    if pool_status["Status"] == "Available" and pool_status_at(changed_record, now) != pool_status:
         terminated = {**pool_status, "Status": "Terminated"}
         if seconds <= pool_status["ResourceRetainedBillableTimeInSeconds"]:
             return replace(changed_record, result={**record.result, _STATUS_MEMBER: terminated})
@@ -131,9 +133,10 @@ def _available_pools(store: JobStore, region: str, now: float) -> list[JobRecord
     return [
         record
         for record in store.query("training-job", region, query)
-        if (status(record, now) or {}).get("Status") == "Available"
+        if (pool_status_at(record, now) or {}).get("Status") == "Available"
     ]
 
 
-def _retained_time(seconds: float) -> dict[str, int]:
+def _retained_time_member(seconds: float) -> dict[str, int]:
+    """Return the member of WarmPoolStatus that says how long the hosts were kept."""
     return {"ResourceRetainedBillableTimeInSeconds": math.ceil(seconds)}

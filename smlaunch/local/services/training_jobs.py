@@ -96,7 +96,7 @@ class TrainingJobOperations:
         record = self._store.get(KIND, current_context().region, name)
         if record is None:
             raise ApiError("ResourceNotFound", _NOT_FOUND)
-        pool = warm_pool.status(record, time.time())
+        pool = warm_pool.pool_status_at(record, time.time())
         if not record.state.has_ended:
             raise ApiError(
                 "ResourceInUse",
@@ -121,7 +121,7 @@ class TrainingJobOperations:
         )
 
         def matches(record: JobRecord) -> bool:
-            warm_pool_status = warm_pool.status(record, now) if wanted_pool_status else None
+            warm_pool_status = warm_pool.pool_status_at(record, now) if wanted_pool_status else None
             if wanted_pool_status and (
                 warm_pool_status is None or warm_pool_status["Status"] != wanted_pool_status
             ):

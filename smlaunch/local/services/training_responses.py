@@ -61,7 +61,7 @@ def describe_job(record: JobRecord, now: float) -> dict[str, Any]:
     response["OutputDataConfig"] = {"CompressionType": "GZIP", "KmsKeyId": "", **request["OutputDataConfig"]}
     # The result has the selected instance type; the request has the current KeepAlivePeriodInSeconds.
     response["ResourceConfig"] = {**record.result.get("ResourceConfig", {}), **request["ResourceConfig"]}
-    pool = warm_pool.status(record, now)
+    pool = warm_pool.pool_status_at(record, now)
     if pool is not None:
         response["WarmPoolStatus"] = pool
     if state.training_started is not None:
@@ -87,7 +87,7 @@ def job_list_entry(record: JobRecord, now: float) -> dict[str, Any]:
     }
     if record.state.training_ended is not None:
         entry["TrainingEndTime"] = record.state.training_ended
-    pool = warm_pool.status(record, now)
+    pool = warm_pool.pool_status_at(record, now)
     if pool is not None:
         entry["WarmPoolStatus"] = pool
     plan_arn = training_plan_arn(record.request)

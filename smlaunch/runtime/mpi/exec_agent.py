@@ -155,31 +155,33 @@ class ExecAgent:
         peer.send(EXIT_STATUS, str(status).encode())
 
 
-def _forward_output(peer: PeerConnection, frame_kinds: Dict[int, bytes], pid: int) -> None:
-    """Forward the output until the process has exited and its output is read. Raises PeerError when the other
-    side is gone.
+def _forward_output(peer: PeerConnection, frame_kind_by_fd: Dict[int, bytes], pid: int) -> None:
+    """Forward the output of the process ``pid`` until it has exited and its output is read. Raises PeerError
+    when the other side is gone.
+
+    ``frame_kind_by_fd``: for each pipe of the output, the kind of the frames that carry what is read from it.
 
     Descendants may hold the pipes open for ever; only the exit of the process itself counts.
     """
-    exit_fd, exit_write_fd = os.pipe()
+    exit_fd, exit_write_fd = os.pipe()  # exit_fd becomes readable when the process exits
     waiter = threading.Thread(target=_wait_without_reaping, args=(pid, exit_write_fd), daemon=True)
     waiter.start()
     poll = select.poll()
-    for descriptor in (*frame_kinds, exit_fd):
+    for descriptor in (*frame_kind_by_fd, exit_fd):
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLIN)
     poll.register(peer, select.POLLIN)
-    open_fds = set(frame_kinds)
+    open_fds = set(frame_kind_by_fd)
     try:
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
-            for descriptor in sorted(open_fds & ready if exit_fd not in ready else open_fds):
-                if not _forward_available(peer, frame_kinds[descriptor], descriptor):
+            ready_fds = {descriptor for descriptor, _ in poll.poll()}
+            for descriptor in sorted(open_fds & ready_fds if exit_fd not in ready_fds else open_fds):
+                if not _send_available_output(peer, frame_kind_by_fd[descriptor], descriptor):
                     open_fds.discard(descriptor)
                     poll.unregister(descriptor)
-            if exit_fd in ready:
+            if exit_fd in ready_fds:  # all that the process has written was sent above
                 return
-            if peer.fileno() in ready and peer.receive() is None:
+            if peer.fileno() in ready_fds and peer.receive() is None:
                 raise PeerError("the other side is gone")
     except PeerError:
         _kill_group(pid)
@@ -189,8 +191,9 @@ def _forward_output(peer: PeerConnection, frame_kinds: Dict[int, bytes], pid: in
         os.close(exit_fd)
 
 
-def _forward_available(peer: PeerConnection, kind: bytes, descriptor: int) -> bool:
-    """Forward what can be read now. False at the end of the pipe."""
+def _send_available_output(peer: PeerConnection, kind: bytes, descriptor: int) -> bool:
+    """Send what can be read from a pipe now, in frames of the kind ``kind``. Returns whether more may come:
+    False at the end of the pipe."""
     while True:
         try:
             block = os.read(descriptor, _READ_BYTES)

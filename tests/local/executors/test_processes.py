@@ -55,7 +55,7 @@ def test_plain_hosts_are_told_where_their_tree_is(hosts: Hosts) -> None:
     assert exit_.code == 0
     assert text.splitlines()[:2] == [str(host.tree), str(host.tree / "code")]
     assert int(text.splitlines()[2]) <= 50
-    assert host.name == host.address
+    assert host.network_name == host.address
     assert host.root == str(host.tree)
     assert (host.tree.parent / "tmp" / "mine").exists()
     assert any("hard-codes /opt/ml" in note for note in hosts.allocations[0].info.notes)

@@ -315,7 +315,7 @@ def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
         inside.set()
         assert proceed.wait(30)
 
-    first = threading.Thread(target=store.index.change, args=(wait,))
+    first = threading.Thread(target=store.index_db.change, args=(wait,))
     first.start()
     assert inside.wait(30)
     threads = [threading.Thread(target=put, args=(f"key/{number}",)) for number in range(100)]
@@ -325,7 +325,7 @@ def test_concurrent_changes_fail_independently(store: ObjectStore) -> None:
     ]
     for thread in threads:
         thread.start()
-    while len(store.index._changes) < len(threads):
+    while len(store.index_db._changes) < len(threads):
         assert all(thread.is_alive() for thread in threads)
         time.sleep(0.005)
     proceed.set()

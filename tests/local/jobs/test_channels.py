@@ -141,7 +141,7 @@ def test_a_large_channel_is_shown_and_not_copied(objects: ObjectStore, hosts: li
     views = prepare(objects, hosts, channel("big", "s3://data/big/"), fast, views=True)
     source = objects.root / "data" / "big"
     for host in hosts:
-        assert views[host.label] == [
+        assert views[host.name] == [
             DirectoryMount(source, "input/data/big"),
             DirectoryMount(source, "input/data/fast", read_only=True),
         ]
@@ -159,7 +159,7 @@ def test_where_a_view_cannot_be_written_to_only_fast_file_is_shown(
     )
     for host in hosts:
         source = objects.root / "data" / "big"
-        assert channel_setup.mounts[host.label] == [DirectoryMount(source, "input/data/fast", read_only=True)]
+        assert channel_setup.mounts[host.name] == [DirectoryMount(source, "input/data/fast", read_only=True)]
         assert len(tree(host.tree / "input/data/big")) == 100
 
 
@@ -177,7 +177,7 @@ def test_a_copied_fast_file_channel_is_read_only_too(objects: ObjectStore, hosts
     views = prepare(objects, hosts, few, views=True)
     for host in hosts:
         folder = host.tree / "input/data/few"
-        assert views[host.label] == [DirectoryMount(folder, "input/data/few", read_only=True)]
+        assert views[host.name] == [DirectoryMount(folder, "input/data/few", read_only=True)]
         assert {path.stat().st_mode & 0o222 for path in [folder, *folder.rglob("*")]} == {0}
 
 

@@ -48,7 +48,7 @@ def test_what_may_differ() -> None:
 
 @given(st.floats(0, 200))
 def test_a_pool_ends_after_its_time(age: float) -> None:
-    status = warm_pool.status(finished_job("job", 100.0), 100.0 + age)
+    status = warm_pool.pool_status_at(finished_job("job", 100.0), 100.0 + age)
     assert status is not None
     assert status["Status"] == ("Available" if 100.0 + age - 100.0 < 60 else "Terminated")
     assert age - 1e-6 <= status["ResourceRetainedBillableTimeInSeconds"] <= age + 1 or age >= 60
@@ -91,13 +91,13 @@ def test_another_retention() -> None:
     record = finished_job("job", 100.0)
     extended = warm_pool.change_keep_alive(record, 600, 130.0)
     assert extended is not None
-    assert warm_pool.status(extended, 500.0) == {
+    assert warm_pool.pool_status_at(extended, 500.0) == {
         "Status": "Available",
         "ResourceRetainedBillableTimeInSeconds": 400,
     }
     released = warm_pool.change_keep_alive(record, 0, 130.0)
     assert released is not None
-    assert warm_pool.status(released, 130.0) == {
+    assert warm_pool.pool_status_at(released, 130.0) == {
         "Status": "Terminated",
         "ResourceRetainedBillableTimeInSeconds": 30,
     }

@@ -32,9 +32,12 @@ class S3Buckets:
         return xml_response("ListAllMyBucketsResult", {"Owner": _OWNER, "Buckets": {"Bucket": entries}})
 
     def create(self, payload: Payload, bucket: str) -> Response:
-        root = read_xml(payload) if payload_has_body(payload) else None
-        region = text_of(root, "LocationConstraint") if root is not None else None
-        if region is None and current_context().region != "us-east-1":
+        """Create a bucket (CreateBucket), in the region that the request's document names. Raises ApiError
+        if it names none outside us-east-1, or if the bucket exists."""
+        configuration = read_xml(payload) if payload_has_body(payload) else None
+        region = text_of(configuration, "LocationConstraint") if configuration is not None else None
+        request_region = current_context().region
+        if region is None and request_region != "us-east-1":
             message = (
                 "The unspecified location constraint is incompatible for the region specific endpoint this"
                 " request was sent to."
@@ -42,20 +45,20 @@ class S3Buckets:
             raise ApiError("IllegalLocationConstraintException", message)
         region = region or "us-east-1"
         is_new = self._store.create_bucket(bucket, region)
-        if not is_new and current_context().region != "us-east-1":  # in us-east-1, S3 responds with 200
+        if not is_new and request_region != "us-east-1":  # in us-east-1, S3 responds with 200
             message = "Your previous request to create the named bucket succeeded and you already own it."
             raise ApiError("BucketAlreadyOwnedByYou", message, 409, BucketName=bucket)
         return Response(200, {"Location": f"/{bucket}"})
 
     def head(self, bucket: str) -> Response:
-        return Response(200, {"x-amz-bucket-region": self._store.bucket(bucket).region})
+        return Response(200, {"x-amz-bucket-region": self._store.require_bucket(bucket).region})
 
     def delete(self, bucket: str) -> Response:
         self._store.delete_bucket(bucket)
         return Response(204)
 
     def location(self, bucket: str) -> Response:
-        region = self._store.bucket(bucket).region
+        region = self._store.require_bucket(bucket).region
         return xml_response("LocationConstraint", "" if region == "us-east-1" else region)
 
     def list_v2(self, request: Request, bucket: str) -> Response:

@@ -60,7 +60,10 @@ class S3MultipartUploads:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def create(self, request: Request, bucket: str, key: str) -> Response:
+    def create_upload(self, request: Request, bucket: str, key: str) -> Response:
+        """Begin a multipart upload of the object ``key`` (CreateMultipartUpload): store its attributes under
+        a new upload id. Raises ApiError for a checksum that S3 does not know, or if there is no such
+        bucket."""
         algorithm = request.headers.get("x-amz-checksum-algorithm", "").upper()
         default_type = "FULL_OBJECT" if algorithm == "CRC64NVME" else "COMPOSITE"
         checksum_type = request.headers.get("x-amz-checksum-type", default_type if algorithm else "").upper()
@@ -73,12 +76,12 @@ class S3MultipartUploads:
                 f"The {checksum_type} checksum type cannot be used with the {algorithm.lower()} checksum"
             )
             raise ApiError("InvalidRequest", f"{message} algorithm.")
-        self._store.bucket(bucket)
+        self._store.require_bucket(bucket)  # raises NoSuchBucket
         upload_id = secrets.token_hex(24)
         upload_json = json.dumps(
             {"object": attributes_from_headers(request), "algorithm": algorithm, "type": checksum_type}
         )
-        with self._store.index.writing() as db:
+        with self._store.index_db.writing() as db:
             row = (upload_id, bucket, key.encode(), time.time(), upload_json)
             db.execute("INSERT INTO uploads VALUES (?, ?, ?, ?, ?)", row)
         headers = {}
@@ -88,6 +91,7 @@ class S3MultipartUploads:
         return xml_response("InitiateMultipartUploadResult", result, headers=headers)
 
     def put_part(self, request: Request, payload: Payload, bucket: str, key: str) -> Response:
+        """Store the request's body as a part of an upload (UploadPart)."""
         upload, number = self._upload(request, bucket, key), _part_number(request)
         with self._store.incoming_file() as body:
             received = receive_body(request, payload, body, extra_algorithm=upload.algorithm)
@@ -96,6 +100,7 @@ class S3MultipartUploads:
         return Response(200, {"ETag": f'"{received.etag}"', **checksum_headers})
 
     def copy_part(self, request: Request, bucket: str, key: str) -> Response:
+        """Store a range of another object's bytes as a part of an upload (UploadPartCopy)."""
         upload, number = self._upload(request, bucket, key), _part_number(request)
         info, file = self._store.open(*copy_source(request))
         with file, self._store.incoming_file() as body:
@@ -117,6 +122,8 @@ class S3MultipartUploads:
         )
 
     def complete(self, request: Request, payload: Payload, bucket: str, key: str) -> Response:
+        """Join the parts that the request's document lists to the object ``key``
+        (CompleteMultipartUpload)."""
         upload = self._upload(request, bucket, key)
         parts = self._parts_to_join(upload, read_xml(payload))
         stated_size, size = request.headers.get("x-amz-mp-object-size"), sum(part.size for part in parts)
@@ -186,10 +193,12 @@ class S3MultipartUploads:
         return xml_response("ListPartsResult", document)
 
     def list_uploads(self, request: Request, bucket: str) -> Response:
+        """Return a page of the uploads in progress (ListMultipartUploads), sorted by key and time. The page
+        begins after the upload that the request's markers name."""
         prefix = request.query.get("prefix", "")
         key_marker, id_marker = request.query.get("key-marker", ""), request.query.get("upload-id-marker", "")
-        self._store.bucket(bucket)
-        with self._store.index.reading() as db:
+        self._store.require_bucket(bucket)  # raises NoSuchBucket
+        with self._store.index_db.reading() as db:
             statement = "SELECT key, id, created FROM uploads WHERE bucket = ? ORDER BY key, created, id"
             rows = [(key.decode(), id_, created) for key, id_, created in db.execute(statement, (bucket,))]
         rows = [row for row in rows if row[0].startswith(prefix)]
@@ -221,17 +230,17 @@ class S3MultipartUploads:
 
     def _upload(self, request: Request, bucket: str, key: str) -> _Upload:
         upload_id = request.query.get("uploadId", "")
-        with self._store.index.reading() as db:
+        with self._store.index_db.reading() as db:
             statement = "SELECT attributes FROM uploads WHERE id = ? AND bucket = ? AND key = ?"
             row = db.execute(statement, (upload_id, bucket, key.encode())).fetchone()
         if row is None:
-            self._store.bucket(bucket)
+            self._store.require_bucket(bucket)
             raise _no_such_upload(upload_id)
         stored = json.loads(row[0])
         return _Upload(upload_id, bucket, key, stored["object"], stored["algorithm"], stored["type"])
 
     def _parts(self, upload: _Upload) -> list[_StoredPart]:
-        with self._store.index.reading() as db:
+        with self._store.index_db.reading() as db:
             columns = "number, size, etag, modified, checksums, file"
             statement = f"SELECT {columns} FROM parts WHERE upload = ? ORDER BY number"  # noqa: S608
             rows = db.execute(statement, (upload.id,)).fetchall()
@@ -258,13 +267,13 @@ class S3MultipartUploads:
             db.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, *values))
             return None if old is None else str(old[0])
 
-        replaced_file = self._store.index.change(store)
+        replaced_file = self._store.index_db.change(store)
         if replaced_file is not None:
             (self._store.root / replaced_file).unlink(missing_ok=True)
         return now
 
     def _delete_upload(self, upload: _Upload) -> None:
-        with self._store.index.writing() as db:
+        with self._store.index_db.writing() as db:
             files = db.execute("SELECT file FROM parts WHERE upload = ?", (upload.id,)).fetchall()
             db.execute("DELETE FROM parts WHERE upload = ?", (upload.id,))
             db.execute("DELETE FROM uploads WHERE id = ?", (upload.id,))

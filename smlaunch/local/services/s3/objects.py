@@ -71,7 +71,7 @@ class S3Objects:
     def put(self, request: Request, payload: Payload, bucket: str, key: str) -> Response:
         attributes = attributes_from_headers(request)
         condition = write_precondition(request)
-        self._store.bucket(bucket)  # raises for a missing bucket before the body is read
+        self._store.require_bucket(bucket)  # raises for a missing bucket before the body is read
         with self._store.incoming_file() as body:
             received = receive_body(request, payload, body)
             if received.checksums:
@@ -161,7 +161,7 @@ class S3Objects:
         objects = list(children(root, "Object"))
         if not 0 < len(objects) <= 1000:
             raise ApiError("MalformedXML", "Between 1 and 1000 objects can be deleted in one request")
-        self._store.bucket(bucket)
+        self._store.require_bucket(bucket)
         for entry in objects:
             key = text_of(entry, "Key") or ""
             try:

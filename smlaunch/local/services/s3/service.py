@@ -73,7 +73,7 @@ class S3Service(S3Errors):
     def owner_of(self, bucket: str) -> str | None:
         """Return the bucket's owner, which is this account; None for a bucket that does not exist."""
         try:
-            self._store.bucket(bucket)
+            self._store.require_bucket(bucket)
         except ApiError:
             return None
         return ACCOUNT
@@ -118,10 +118,10 @@ class S3Service(S3Errors):
             case "POST", "delete":
                 return self._objects.delete_many(payload, bucket)
             case "GET", ("versioning" | "acl" | "requestPayment" | "logging" | "accelerate" | "notification"):
-                self._store.bucket(bucket)
+                self._store.require_bucket(bucket)
                 return _default_configuration(subresource)
             case "GET", _ if subresource in _ABSENT_CONFIGURATION_ERRORS:
-                self._store.bucket(bucket)
+                self._store.require_bucket(bucket)
                 code, message = _ABSENT_CONFIGURATION_ERRORS[subresource]
                 raise ApiError(code, message, 404, BucketName=bucket)
         raise (
@@ -155,7 +155,7 @@ class S3Service(S3Errors):
                 self._store.head(bucket, key)
                 return _default_configuration("acl")
             case "POST", "uploads":
-                return self._multipart.create(request, bucket, key)
+                return self._multipart.create_upload(request, bucket, key)
             case "PUT", "uploadId":
                 if is_copy:
                     return self._multipart.copy_part(request, bucket, key)
