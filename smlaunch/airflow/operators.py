@@ -98,6 +98,8 @@ class SmlaunchOperator(BaseOperator):
         return ConnectionRef(self.aws_conn_id, self.region_name, self.endpoint_url, self.local)
 
     def execute(self, context: Context) -> dict[str, Any]:
+        """Start the run of this try of the task, or reattach to the one that an earlier worker started;
+        follow it, or defer; and return its outcome."""
         with _translate_errors():
             target = self.connection.open_target()
             started_run = start_or_reattach(

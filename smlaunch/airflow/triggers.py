@@ -122,6 +122,8 @@ class SmlaunchTrigger(BaseTrigger):
         return [JobPoller(target.control, logs, job, polling) for job in self.jobs]
 
     def _get_task_state(self) -> str | None:
+        """Return the state that Airflow has for this task instance, such as ``running``; None if it is
+        unknown."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
         ti = self.task_instance

@@ -242,6 +242,7 @@ def _is_other_json(text: str) -> bool:
 
 
 def _training_channel(channel: InputChannel) -> dict[str, Any]:
+    """Return an element of CreateTrainingJob's ``InputDataConfig`` for this channel."""
     result: dict[str, Any] = {
         "ChannelName": channel.name,
         "DataSource": {

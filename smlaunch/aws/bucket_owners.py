@@ -90,6 +90,8 @@ def _add_expected_owner(
     context: dict[str, Any],
     **_: object,
 ) -> None:
+    """Add ``ExpectedBucketOwner`` to the parameters of an S3 request if its bucket's owner is known: a
+    handler for botocore, which calls it before each request."""
     bucket = params.get("Bucket")
     members = model.input_shape.members if model.input_shape else {}
     if not isinstance(bucket, str) or "ExpectedBucketOwner" not in members:

@@ -147,6 +147,8 @@ class SageMakerControlPlane:
         return heapq.merge(*summaries, key=lambda row: row.created, reverse=True)
 
     def _list_processing(self, name_contains: str | None) -> Iterator[JobSummary]:
+        """Yield all processing jobs, newest first, with the text in their names if one is given; none without
+        permission to list them."""
         params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
         if name_contains:
             params["NameContains"] = name_contains
@@ -163,6 +165,7 @@ class SageMakerControlPlane:
             params["NextToken"] = page["NextToken"]
 
     def _list_training(self, name_contains: str | None) -> Iterator[JobSummary]:
+        """Yield all training jobs, newest first, with the text in their names if one is given."""
         params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
         if name_contains:
             params["NameContains"] = name_contains
@@ -174,6 +177,7 @@ class SageMakerControlPlane:
             params["NextToken"] = page["NextToken"]
 
     def list_tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+        """Yield the training jobs with this tag, newest first; none without permission to search."""
         search = {"Filters": [{"Name": f"Tags.{key}", "Operator": "Equals", "Value": value}]}
         params: dict[str, Any] = {"Resource": "TrainingJob", "SearchExpression": search, "MaxResults": 100}
         params |= {"SortBy": "CreationTime", "SortOrder": "Descending"}
@@ -263,6 +267,7 @@ class S3Storage:
         call_api("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
 
     def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
+        """Create an object, and return True; return False if one with this key exists already."""
         put = partial(call_api, "PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
         for remaining_tries in reversed(range(_CONDITIONAL_PUT_TRIES)):
             try:
@@ -300,6 +305,7 @@ class S3Storage:
                 )
 
     def make_bucket(self, bucket: str, region: str) -> bool:
+        """Create a bucket, and return True; return False if the caller owns it already."""
         params: dict[str, Any] = {"Bucket": bucket}
         if region != "us-east-1":  # the one region that may not be named in CreateBucket
             params["CreateBucketConfiguration"] = {"LocationConstraint": region}
@@ -312,6 +318,7 @@ class S3Storage:
         return True
 
     def check_owner(self, bucket: str) -> None:
+        """Raise CallError if the bucket belongs to another account, or does not exist although it must."""
         try:
             call_api("HeadBucket", self._client.head_bucket, Bucket=bucket)
         except CallError as error:

@@ -186,7 +186,7 @@ class PartStorage(Protocol):
     def complete(self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
         """Assemble the object from all its parts, in their order."""
 
-    def list_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
+    def list_resumable_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
         """Return the unfinished uploads of exactly this key that have SHA-256 checksums."""
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:

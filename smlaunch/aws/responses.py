@@ -32,6 +32,8 @@ def validate_responses(client: Any) -> Any:
 
 
 def _replace_unreadable(operation_model: Any, response_dict: dict[str, Any], **_: object) -> None:
+    """Replace a response that botocore could not parse by an error that it retries: a handler for botocore,
+    which calls it before it parses a response."""
     status = response_dict["status_code"]
     problem = (
         _response_problem(operation_model, response_dict)
@@ -61,6 +63,7 @@ def _raise_unreadable(parsed: dict[str, Any], model: Any, **_: object) -> None:
 
 
 def _response_problem(model: Any, response: dict[str, Any]) -> str | None:
+    """Return why the response of a successful request cannot be right; None if it can."""
     if model.service_model.service_name == "s3" and model.name in _OPERATIONS_WITH_ETAG:
         return None if "ETag" in response["headers"] else "the answer has no ETag"
     if model.has_streaming_output:

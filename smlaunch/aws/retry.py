@@ -183,6 +183,7 @@ def user_error(error: CallError, location: str) -> SmlaunchError:
 
 
 def _permission_advice(error: CallError) -> str:
+    """Return which permission to grant after an "access denied" error."""
     if _NO_TRUST_MESSAGE in error.message:
         return "the role's trust policy has to let the service take it: trust.json of the export does"
     if "PassRole" in error.message:

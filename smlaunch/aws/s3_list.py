@@ -81,6 +81,7 @@ def _parse_by_patterns(text: str) -> KeyPage | None:
 
 
 def _parse_xml(text: str) -> KeyPage:
+    """Return the keys of a ListObjectsV2 response. Raises ValueError or ParseError for another text."""
     root = ElementTree.fromstring(text)  # noqa: S314 - the service's own answer, and expat bounds entities
     namespace = root.tag[: root.tag.index("}") + 1] if root.tag.startswith("{") else ""
     if root.tag != f"{namespace}ListBucketResult":

@@ -56,7 +56,9 @@ class S3Multipart:
             ):
                 raise
 
-    def list_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
+    def list_resumable_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
+        """Return the unfinished uploads of this key that can be continued: those with parts that all have a
+        SHA-256."""
         params: dict[str, Any] = {"Bucket": bucket, "Prefix": key}
         uploads: list[MultipartUpload] = []
         while True:
@@ -72,6 +74,7 @@ class S3Multipart:
             params["UploadIdMarker"] = page["NextUploadIdMarker"]
 
     def _list_parts(self, bucket: str, key: str, upload_id: str) -> Iterator[tuple[int, UploadedPart]]:
+        """Yield number and checksum of each part that an unfinished upload has."""
         params: dict[str, Any] = {"Bucket": bucket, "Key": key, "UploadId": upload_id}
         while True:
             page = call_api("ListParts", self._client.list_parts, **params)

@@ -129,6 +129,8 @@ def verify(run_or_uri: str, step: int | None, as_json: bool, **options: Any) -> 
 
 
 def _find_checkpoints(run_or_uri: str, target: Target) -> RunCheckpoints:
+    """Return the checkpoints of a run, by its name, or below an S3 address. Raises JobError for a run without
+    any."""
     from smlaunch.runs.checkpoints import RunCheckpoints
     from smlaunch.runs.run import Run
 
@@ -163,6 +165,7 @@ def _select_steps(run_checkpoints: RunCheckpoints, step: int | None) -> Sequence
 
 
 def _describe_state(step: CheckpointStep, complete_text: str = "complete") -> str:
+    """Return ``complete_text`` for a complete checkpoint, otherwise its first problem."""
     if step.is_complete:
         return complete_text
     more_text = f" (and {len(step.problems) - 1} more)" if len(step.problems) > 1 else ""

@@ -99,6 +99,8 @@ def open_inventory(what: str, options: dict[str, Any]) -> Iterator[Inventory]:
 def _write_inventory(
     source: str, out: Path, resume: bool, options: dict[str, Any], display: ListingDisplay
 ) -> dict[str, Any]:
+    """List an S3 prefix or a folder into the inventory file ``out``, and return the result as members of the
+    JSON output. ``resume``: continue an unfinished listing."""
     if source.startswith("s3://"):
         return _list_prefix(source, out, resume, options, display)
     from smlaunch.data.folder_inventory import list_folder
@@ -156,6 +158,9 @@ def _list_prefix(
 def _write_from_report(
     source: str | None, out: Path, report: str, resume: bool, options: dict[str, Any], display: ListingDisplay
 ) -> dict[str, Any]:
+    """Convert the S3 Inventory report, by the address of its manifest, into the inventory file ``out``, and
+    return the result as members of the JSON output. ``source``: prefix of the wanted objects; None for all.
+    """
     from smlaunch.connection.connect import open_connection
     from smlaunch.data.s3_inventory import ReportProgress, inventory_from_report, read_report
     from smlaunch.runs.run import translate_call_errors
@@ -250,6 +255,8 @@ class ListingDisplay:
     def _text(
         self, now: float, objects: int, size_bytes: int, fraction_done: float | None, suffix: str
     ) -> str:
+        """Return the line that shows the progress. ``now``: seconds, on the monotonic clock.
+        ``fraction_done``: None if the total is unknown."""
         from smlaunch.cli.display import format_duration
         from smlaunch.text import format
 

@@ -145,6 +145,7 @@ def parse_size(text: str) -> int:
 
 
 def _pack_options(options: dict[str, Any]) -> PackOptions:
+    """Return the command's options for packing. Raises JobError for invalid ones."""
     from smlaunch.data.pack import DEFAULT_SHARD_BYTES, PackOptions
 
     text, count = options["shard_size"], options["shards"]
@@ -229,6 +230,7 @@ class _PackDisplay:
             click.echo("\r\x1b[2K", err=True, nl=False)
 
     def __call__(self, done: int, total: int) -> None:
+        """Show the progress: ``done`` of ``total`` bytes."""
         now = time.monotonic()
         if not self._live and now - self._last_report_time < _PLAIN_LINE_SECONDS:
             return

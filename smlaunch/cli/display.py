@@ -115,6 +115,7 @@ class Display:
         return self.host_count == 1 or self.only_host is not None
 
     def _write_log(self, output: list[str]) -> None:
+        """Write the lines to the output and empty the list."""
         if not output:
             return
         self._clear_line()
@@ -140,6 +141,7 @@ class Display:
             self._is_line_drawn = False
 
     def _draw_line(self, follower: JobFollower) -> None:
+        """Draw the status line on the terminal, with the job's state and progress, but not too often."""
         now = time.monotonic()
         if self._is_line_drawn and now - self._drawn_at < _REDRAW_SECONDS:
             return
@@ -156,6 +158,7 @@ class Display:
         self._is_line_drawn = True
 
     def _print_progress(self, follower: JobFollower) -> None:
+        """Print a line about the job's progress where there is no terminal, but not too often."""
         estimate = follower.progress.estimate()
         now = time.monotonic()
         if estimate is None or estimate.step == self._last_printed_step:
@@ -188,6 +191,7 @@ def _progress_text(estimate: ProgressEstimate) -> str:
 
 
 def _progress_facts(estimate: ProgressEstimate) -> list[str]:
+    """Return step, speed, metrics and remaining time of a job as short texts, as far as they are known."""
     facts: list[str] = []
     if estimate.step is not None:
         total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""

@@ -82,6 +82,8 @@ def _installed_version(package: str) -> str:
 
 
 def _endpoint_checks() -> Iterator[Check]:
+    """Yield the checks of this machine as a local endpoint: disk, isolation levels, container engines, and a
+    running endpoint."""
     from smlaunch.connection.connect import background_endpoint
     from smlaunch.local import path_ownership
     from smlaunch.local.executors.containers_engine import probe_engines
@@ -124,6 +126,7 @@ def _workaround_flags(engine: Engine) -> str:
 
 
 def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
+    """Yield the checks of a region: whether the credentials work, and whether there is an execution role."""
     from smlaunch.aws.interfaces import CallError
     from smlaunch.aws.retry import user_error
     from smlaunch.discovery.gather import find_role

@@ -260,6 +260,7 @@ def upload_and_write(
 
 
 def upload_jobs(export_options: ExportOptions, jobs: Sequence[PreparedRun], connection: Connection) -> None:
+    """Upload what the exported jobs need, unless the options forbid it, and print their warnings."""
     from smlaunch.runs.run import translate_call_errors
     from smlaunch.runs.stage import stage
 

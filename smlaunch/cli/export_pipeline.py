@@ -49,6 +49,7 @@ def load_steps(ctx: click.Context, job_path: str | None, options: dict[str, Any]
 
 
 def _job_option_problems(ctx: click.Context) -> Iterator[Problem]:
+    """Yield a problem for each option on the command line that describes a job."""
     explanation = "a pipeline file describes its jobs itself; write it there"
     for parameter in ctx.command.params:
         name = parameter.name or ""

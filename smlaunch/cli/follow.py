@@ -212,6 +212,7 @@ def print_results(result: RunOutcome, connection: Connection) -> None:
 
 
 def _next_step(result: RunOutcome, job: JobOutcome, connection: Connection) -> str:
+    """Return advice for the user after a failed job: which command to run next, or what to change."""
     retry_text = "run it again under another --name"
     if result.execution is not None:
         retry_text = f"run it again from its orchestrator: {describe_driver(result.execution)}"

@@ -22,6 +22,7 @@ def load_job(job_path: str | None, options: dict[str, Any], script_arguments: li
 
 
 def _with_all_problems(error: JobError, options: dict[str, Any]) -> JobError:
+    """Return the error with the problems that only the target can show added to it."""
     if error.job_mapping is None:
         return error
     from smlaunch.connection.connect import open_connection

@@ -36,6 +36,7 @@ class GroupedCommand(click.Command):
     """A command whose help lists its options under headings, aligned in one column."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options to the help text, in sections by their headings."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             help_record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -55,6 +56,7 @@ class JobCommand(GroupedCommand):
     """A command that describes a job. Arguments after ``--`` belong to the script and are not parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; arguments after ``--`` are stored in the context, for the script."""
         if "--" in args:
             separator = args.index("--")
             ctx.meta[SCRIPT_ARGUMENTS] = args[separator + 1 :]
@@ -423,6 +425,7 @@ def _parse_yaml_values(option_name: str, arguments: Iterable[str], problems: lis
 
 
 def _parse_pairs(option_name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:
+    """Return the values of a repeated KEY=VALUE option as a mapping. Adds a problem for each invalid one."""
     pairs: dict[str, str] = {}
     for value in values:
         key, separator, pair_value = value.partition("=")

@@ -35,6 +35,8 @@ class TransferDisplay:
     _last_line_seconds: float = 0.0
 
     def show(self, progress: TransferProgress) -> None:
+        """Draw the transfer's progress: one line that changes on a terminal, otherwise a line now and then.
+        Writes a summary at the end of a long transfer."""
         is_complete = progress.done_files >= progress.total_files
         is_terminal = self.err.isatty()
         if is_terminal:

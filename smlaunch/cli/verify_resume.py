@@ -104,6 +104,7 @@ def verify_resume(
 
 
 def _report_lines(report: VerifyReport) -> Iterator[str]:
+    """Yield the lines of the report for the terminal."""
     size = f"{report.steps} steps" if report.steps else "steps unknown"
     ranks = f" on {report.ranks} rank{'s' if report.ranks != 1 else ''}" if report.ranks else ""
     yield f"unsplit: {size}{ranks}"
@@ -120,6 +121,7 @@ def _report_lines(report: VerifyReport) -> Iterator[str]:
 
 
 def _trial_lines(trial: TrialReport) -> Iterator[str]:
+    """Yield the lines about one run with cuts."""
     name = {"term": "SIGTERM", "kill": "SIGKILL"}[trial.signal]
     yield f"{name}: cut " + ", ".join(_describe_cut(cut) for cut in trial.cuts)
     if trial.late_cuts:

@@ -154,6 +154,8 @@ def _open_embedded(root: Path, options: dict[str, Any], faults: str | None) -> I
 
 
 def _read_fault_plan(path: str | None) -> FaultPlan | None:
+    """Return the failures that the local endpoint is to inject, from a file; None without a path. Raises
+    JobError."""
     if path is None:
         return None
     from smlaunch.local.faults import parse_fault_plan

@@ -52,7 +52,7 @@ class MultipartTransfer:
         """Resume an interrupted upload of this file: only missing parts are sent. Return False if there is
         none."""
         try:
-            uploads = self._storage.list_uploads(bucket, item.key)
+            uploads = self._storage.list_resumable_uploads(bucket, item.key)
         except CallError:
             return (
                 False  # resuming only saves time; a role that may upload may not be allowed to list uploads
@@ -130,6 +130,8 @@ class MultipartTransfer:
         try:
 
             def fetch(piece: tuple[int, tuple[int, int]]) -> None:
+                """Download one part of the object to its position in the target file. ``piece``: number of
+                the part, with its start and length in bytes."""
                 number, (start, length) = piece
                 digest = (
                     new_digest(expected[0])

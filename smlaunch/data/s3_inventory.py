@@ -35,7 +35,7 @@ _BATCH_ROWS = 65_536
 
 _FORMATS = ("CSV", "ORC", "Parquet")
 
-_USED_COLUMNS = ("key", "size", "etag", "lastmodifieddate", "islatest", "isdeletemarker")
+_USED_COLUMN_NAMES = ("key", "size", "etag", "lastmodifieddate", "islatest", "isdeletemarker")
 """Columns by their normalized names (``_normalized_name``): the formats spell them differently."""
 
 
@@ -223,31 +223,37 @@ def _read_columns(local_path: Path, report: InventoryReport) -> Iterator[Mapping
         yield from _read_csv(local_path, report.columns)
     elif report.format == "ORC":
         orc = pyarrow.orc.ORCFile(local_path)
-        names = [name for name in orc.schema.names if _normalized_name(name) in _USED_COLUMNS]
+        used_names = [name for name in orc.schema.names if _normalized_name(name) in _USED_COLUMN_NAMES]
         for stripe in range(orc.nstripes):
-            table = pa.Table.from_batches([orc.read_stripe(stripe, columns=names)])
-            yield from _columns_by_name(table.to_batches(max_chunksize=_BATCH_ROWS))
+            table = pa.Table.from_batches([orc.read_stripe(stripe, columns=used_names)])
+            yield from _batch_columns_by_name(table.to_batches(max_chunksize=_BATCH_ROWS))
     else:
         with pq.ParquetFile(local_path, memory_map=True) as parquet:
-            names = [name for name in parquet.schema_arrow.names if _normalized_name(name) in _USED_COLUMNS]
-            yield from _columns_by_name(parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names))
+            used_names = [
+                name for name in parquet.schema_arrow.names if _normalized_name(name) in _USED_COLUMN_NAMES
+            ]
+            yield from _batch_columns_by_name(
+                parquet.iter_batches(batch_size=_BATCH_ROWS, columns=used_names)
+            )
 
 
-def _read_csv(local_path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the used columns of a CSV file, which may be compressed."""
+def _read_csv(local_path: Path, all_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the used columns of a CSV file, which may be compressed: one mapping per batch of rows, from the
+    normalized column name to the batch's values. ``all_names``: names of all columns, which the file does not
+    state."""
     with local_path.open("rb") as file:
-        start = file.read(2)
-    if not start:
+        first_bytes = file.read(2)
+    if not first_bytes:
         return
-    names = [name for name in columns if _normalized_name(name) in _USED_COLUMNS]
-    with pa.input_stream(local_path, compression="gzip" if start == b"\x1f\x8b" else None) as stream:
+    used_names = [name for name in all_names if _normalized_name(name) in _USED_COLUMN_NAMES]
+    with pa.input_stream(local_path, compression="gzip" if first_bytes == b"\x1f\x8b" else None) as stream:
         try:
             reader = pyarrow.csv.open_csv(
                 stream,
-                pyarrow.csv.ReadOptions(column_names=list(columns), block_size=4 << 20, use_threads=False),
+                pyarrow.csv.ReadOptions(column_names=list(all_names), block_size=4 << 20, use_threads=False),
                 convert_options=pyarrow.csv.ConvertOptions(
-                    column_types=dict.fromkeys(columns, pa.string()),
-                    include_columns=names,
+                    column_types=dict.fromkeys(all_names, pa.string()),
+                    include_columns=used_names,
                     strings_can_be_null=False,
                 ),
             )
@@ -255,10 +261,11 @@ def _read_csv(local_path: Path, columns: Sequence[str]) -> Iterator[Mapping[str,
             if "Empty CSV" in str(error):
                 return
             raise
-        yield from _columns_by_name(reader)
+        yield from _batch_columns_by_name(reader)
 
 
-def _columns_by_name(batches: Any) -> Iterator[Mapping[str, Any]]:
+def _batch_columns_by_name(batches: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield one mapping per batch of rows: the batch's columns by their normalized names."""
     for batch in batches:
         yield {_normalized_name(name): batch.column(name) for name in batch.schema.names}
 

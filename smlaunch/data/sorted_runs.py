@@ -49,6 +49,8 @@ class SortedRuns:
         self._next_number = 0
 
     def __enter__(self) -> SortedRuns:
+        """Lock the folder against other processes, and keep or remove what an earlier process left there.
+        Raises JobError."""
         try:
             is_resumed = self._find_unfinished()
             self.folder.mkdir(exist_ok=True)

@@ -27,6 +27,7 @@ def for_each(
     errors: list[BaseException] = []
 
     def run_worker() -> None:
+        """Take items one by one and act on each, until none is left or a thread has failed."""
         try:
             while not cancelled.is_set():
                 with lock:

@@ -294,6 +294,7 @@ def _find_role(
 
 
 def _studio_role() -> str | None:
+    """Return the execution role of the SageMaker Studio app that this process runs in; None elsewhere."""
     try:
         metadata = json.loads(STUDIO_METADATA.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -355,6 +356,8 @@ def _shard_names_in_s3(
 
 
 def _local_input_facts(uri: str, list_names: bool, include_secrets: bool) -> InputFacts:
+    """Return what a channel's local file or folder holds: number of files, bytes and a digest of all.
+    ``list_names``: list the files too. ``include_secrets``: do not exclude files that look like secrets."""
     path = Path(uri).expanduser()
     if (unreadable := unreadable_reason(path)) is not None:
         return InputFacts(uri, "local", problem=unreadable)

@@ -84,6 +84,8 @@ def is_explicitly_included(rules: Sequence[IgnoreRules], relative_path: str) -> 
 
 
 def _load_rules_file(path: Path, prefix_length: int) -> IgnoreRules:
+    """Return the rules of one ignore file. ``prefix_length``: characters of the path of its folder, relative
+    to the root."""
     lines = _read_lines(path)
     include_patterns = []
     for line in lines if path.name == SMLAUNCHIGNORE else ():

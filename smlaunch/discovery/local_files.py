@@ -63,6 +63,8 @@ class _InputWalk:
         self._special_files: list[str] = []
 
     def files(self) -> list[LocalFile]:
+        """Return all files below the root that are not ignored and hold no secrets, without following links
+        that lead outside. Outside links and excluded secrets are recorded."""
         files: list[LocalFile] = []
         no_rules: list[IgnoreRules] = []
         pending = [

@@ -99,6 +99,8 @@ def find_features(
 
 
 def _features_of_nodes(tree: ast.Module, imported_names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield each feature that the script's syntax tree shows, with its line. ``imported_names``: qualified
+    names by the names that the script imports them under."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _features_of_call(node, imported_names)
@@ -113,6 +115,7 @@ def _features_of_nodes(tree: ast.Module, imported_names: Mapping[str, str]) -> I
 
 
 def _features_of_call(node: ast.Call, imported_names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield each feature that a call shows, with its line. ``imported_names``: see ``_features_of_nodes``."""
     qualified_name = _qualified_name(node.func, imported_names)
     last_part = qualified_name.rpartition(".")[2]
     if qualified_name in FEATURE_BY_QUALIFIED_CALL:

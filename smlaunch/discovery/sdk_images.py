@@ -158,6 +158,8 @@ def main() -> None:
 
 
 def _answer_query(query: ImageQuery) -> dict[str, str]:
+    """Return ``uri``, the address of the image that the SageMaker SDK has for the query, or ``problem``, the
+    reason why there is none."""
     if query.model is not None:
         return _jumpstart_image(query.model, query)
     problem = ""
@@ -198,6 +200,7 @@ def _short_error(error: Exception) -> str:
 
 
 def _retrieve_image_uri(framework: str, query: ImageQuery) -> str:
+    """Return the address of an image from the SageMaker SDK's tables. ``framework``: as the SDK calls it."""
     from sagemaker.core import image_uris
 
     arguments: dict[str, Any] = {"region": query.region, "instance_type": query.instance_type}

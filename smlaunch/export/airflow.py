@@ -99,6 +99,7 @@ def _name_problems(name: str, run: str | None) -> Iterator[Problem]:
 
 
 def _unsupported_problems(template: RunTemplate) -> Iterator[Problem]:
+    """Yield a problem for each thing that the run needs and the provider's operators cannot do."""
     alternative = "; SmlaunchOperator does it (docs/airflow.md)"
     workflow, policy = template.workflow, template.policy
     if template.shards:
@@ -156,6 +157,7 @@ def _plan_segments(template: RunTemplate) -> list[_Segment]:
 
 
 def _file_sections(template: RunTemplate, name: str) -> Iterator[str]:
+    """Yield the sections of the DAG file in order. ``name``: the DAG's id."""
     is_chain = template.policy.chain
     segments = _plan_segments(template)
     kind, function = ("Processing", "process") if template.is_processing else ("Training", "train")
@@ -290,6 +292,7 @@ def _python_source(value: Any, indent: int = 0) -> str:
 
 
 def _one_line_source(value: Any) -> str:
+    """Return Python source for the value, on one line."""
     if isinstance(value, _Expression):
         return value.text
     if isinstance(value, str):

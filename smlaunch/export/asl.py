@@ -95,6 +95,8 @@ def to_parameters(value: Any) -> Any:
 
 
 def _parameter(key: str, value: Any) -> tuple[str, Any]:
+    """Return the key and value of one member of ``Parameters``: a value that the execution computes has a key
+    that ends in ``.$`` and a path or an intrinsic function as its value."""
     if isinstance(value, NumberTemplate):
         return f"{key}.$", VARIABLE_PATHS[value.variable]
     if isinstance(value, ShardValue):
@@ -161,6 +163,8 @@ def task_state(
     retry: Sequence[State] = (),
     catch: Sequence[State] = (),
 ) -> State:
+    """Return a Task state. ``resource``: the service integration, as its ARN ends. ``selector``: its
+    ResultSelector."""
     state: State = {"Type": "Task", "Comment": comment, "Resource": f"arn:aws:states:::{resource}"}
     state["Parameters"] = dict(arguments)
     if selector is not None:

@@ -118,6 +118,7 @@ class _DefinitionWriter:
                 self._runs[step.name] = cached_run_name(self._jobs[step.name], self._runs)
 
     def steps(self) -> list[dict[str, Any]]:
+        """Return the pipeline's steps, in the order in which they are written."""
         written: list[dict[str, Any]] = []
         for job in self._jobs.values():
             for finished_segments in self._order.paths_to(job.name):

@@ -195,12 +195,16 @@ class _Reader:
         self._problems.append(Problem(path, message))
 
     def _check_keys(self, path: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
+        """Add a problem for each key of a mapping that is not a known one. ``path``: of the mapping in the
+        file."""
         for key in value:
             if key not in known:
                 input_path = f"{path}.{key}" if path else str(key)
                 self._add_problem(input_path, f"{key!r} is unknown{did_you_mean(str(key), known)}")
 
     def _parse_step(self, value: Any, path: str) -> PipelineStep | None:
+        """Return one step of the file; None if its job is invalid. Adds a problem for each mistake. ``path``:
+        of the step in the file."""
         if not isinstance(value, Mapping):
             self._add_problem(path, f"a mapping with name and job is needed, not {value!r}")
             return None
@@ -223,6 +227,8 @@ class _Reader:
         )
 
     def _parse_job(self, value: Any, path: str, channels: Mapping[str, Any]) -> Job | None:
+        """Return the job of a step; None if it is invalid. Adds a problem for each mistake. ``channels``:
+        inputs of the job that are outputs of other steps."""
         mapping = self._job_mapping(value, f"{path}.job")
         if mapping is None:
             return None
@@ -295,6 +301,7 @@ class _Reader:
         return sources, channels
 
     def _parse_texts(self, value: Any, path: str) -> tuple[str, ...]:
+        """Return a text or a list of texts as a tuple; empty after adding a problem."""
         if value is None:
             return ()
         if isinstance(value, str):
@@ -305,6 +312,7 @@ class _Reader:
         return tuple(value)
 
     def _parse_requirements(self, value: Any, path: str) -> tuple[Requirement, ...]:
+        """Return the conditions of a step, such as ``accuracy >= 0.9``. Adds a problem for each invalid one."""
         found = []
         for index, text in enumerate(self._parse_texts(value, path)):
             match = _REQUIREMENT.fullmatch(text)
@@ -319,6 +327,8 @@ class _Reader:
         return tuple(found)
 
     def _parse_cache(self, value: Any, path: str) -> int | None:
+        """Return for how many seconds the results of a step may be reused; None for never, or after adding a
+        problem."""
         if value is None:
             return None
         try:
@@ -340,6 +350,7 @@ def _prefix_job_path(problem: Problem, path: str) -> Problem:
 
 
 def _link_problems(steps: Sequence[StepLinks]) -> Iterator[Problem]:
+    """Yield problems of the links between steps: duplicate names, unknown steps, cycles."""
     names = [step.name for step in steps]
     path_by_name: dict[str, str] = {}
     for step in steps:

@@ -109,6 +109,7 @@ def find_plan_problems(step: StepLinks, plan: Plan) -> Iterator[Problem]:
 
 
 def _plan_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield a problem for each limit of the job that a pipeline cannot keep."""
     policy = plan.workflow.policy
     if policy.max_cost is not None:
         yield Problem(
@@ -147,6 +148,8 @@ def _plan_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _input_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
+    """Yield a problem for each input that cannot be the model archive of the step before. ``by_name``: steps
+    of the pipeline by name."""
     for channel, source in job.step.inputs.items():
         source_job = by_name.get(source.step)
         if source_job is None or source_job.template.is_processing:
@@ -163,6 +166,7 @@ def _input_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Ite
 
 
 def _requirement_problems(job: PlannedStep) -> Iterator[Problem]:
+    """Yield a problem for each condition on a value that the step does not have."""
     for requirement in job.step.requirements:
         file, separator, json_path = requirement.value_name.partition(":")
         path_in_step = f"require[{requirement.index}]"
@@ -187,6 +191,8 @@ def _is_metric(name: str) -> bool:
 
 
 def _cache_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
+    """Yield a problem for each reason why the step's results cannot be reused. ``by_name``: steps of the
+    pipeline by name."""
     if job.step.cache_seconds is None:
         return
     if job.is_chain:

@@ -316,6 +316,7 @@ def property_file_names(job: PlannedStep) -> dict[str, str]:
 
 
 def _segments(template: RunTemplate) -> Iterator[tuple[VariantTemplate, int]]:
+    """Yield the variant and the longest run time, in seconds, of each segment of a run."""
     remaining_seconds = (
         template.max_training_seconds if template.policy.chain else template.variants[0].max_runtime_seconds
     )

@@ -188,6 +188,7 @@ def max_billed_seconds(workflow: Workflow) -> int | None:
 
 
 def _find_problems(plan: Plan) -> Sequence[Problem]:
+    """Return a problem for each thing that the plan needs and no orchestrator can do."""
     problems: list[Problem] = []
     workflow = plan.workflow
     for shard in [plan, *plan.shard_plans]:

@@ -290,6 +290,8 @@ class EndingStates:
         return name
 
     def _remedy_state(self, ending: Ending, rule: EndingRule) -> str:
+        """Return the name of the state that follows a job that ended so. Its states are added later, after
+        those of all endings are known."""
         reason = ENDING_MESSAGES.get(ending, _REASON)
         if rule.remedy in (Remedy.GIVE_UP, Remedy.ON_DEMAND):
             name = _TITLES[ending]
@@ -315,6 +317,8 @@ class EndingStates:
         return name
 
     def _add_failure(self, name: str, rule: EndingRule, comment: str, reason: str) -> None:
+        """Add the state that ends the execution with this failure. ``reason``: text or path of the failure's
+        cause."""
         cause = with_progress(reason) if reads_outcome(self.template) else reason
         if self.template.is_processing:
             # The exit message of a processing job says which host failed, and why; its reason does not.
@@ -335,6 +339,7 @@ class EndingStates:
         self.builder.add(name, pass_state(comment, values, "$.wait", CHOOSE_BACKOFF))
 
     def _state_after_time_limit(self, ending: Ending) -> str:
+        """Return the name of the state that follows a job that used its time, or completed."""
         policy = self.template.policy
         if policy.chain:
             if ending is CONTINUING_ENDINGS[0]:
@@ -429,6 +434,7 @@ class EndingStates:
         return {"outcome.$": "$.outcome"} if reads_outcome(self.template) else {}
 
     def _add_next_job(self) -> None:
+        """Add the states that wait before a next attempt, and count segments and attempts."""
         template, add = self.template, self.builder.add
         next_attempt: dict[str, Any] = {"attempt": add_numbers("$.at.attempt", 1), "waits": 0}
         if CHOOSE_BACKOFF in self._target_states():

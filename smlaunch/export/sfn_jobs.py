@@ -208,6 +208,7 @@ class JobStates:
     # ---- the job ------------------------------------------------------------------------------------------
 
     def _add_job_name(self) -> None:
+        """Add the states that name the next job and choose its variant."""
         values = {
             "name.$": format_text(JOB_NAME_TEMPLATE.pieces),
             "fault": {"Error": "", "Cause": ""},

@@ -87,6 +87,8 @@ def task_resources(definition: Mapping[str, Any]) -> set[str]:
 
 
 def _statements(template: RunTemplate, resources: set[str], name: str) -> Iterator[Statement]:
+    """Yield the statements of the state machine's role. ``resources``: service integrations that the machine
+    uses. ``name``: of the state machine."""
     kind = job_kind(template)
     if f"sagemaker:create{kind}Job.sync" in resources:
         jobs = [_arn(template, "sagemaker", f"{kind.lower()}-job/{template.run or '*'}-s*-a*")]

@@ -106,6 +106,8 @@ def merge_shards(template: RunTemplate) -> tuple[RunTemplate, list[dict[str, Any
 
 
 def _merge_values(values: Sequence[Any], shard_values: dict[str, Sequence[Any]]) -> Any:
+    """Return the value that all shards have, or a placeholder for values that differ; those are added to
+    ``shard_values``, one per shard. ``values``: of the same member, one per shard."""
     first_value = values[0]
     if all(value == first_value for value in values):
         return first_value

@@ -99,6 +99,8 @@ def to_json(document: Mapping[str, Any]) -> str:
 def _build_definition(
     template: RunTemplate, name: str, items: list[dict[str, Any]], inline: bool
 ) -> dict[str, Any]:
+    """Return the state machine's definition. ``items``: what differs between the shards of a sharded run.
+    ``inline``: the shards run in one execution instead of child executions."""
     builder = StateMachineBuilder(template, name)
     builder.add(BEGIN_STATE, _begin_state(template))
     for state_name, state in (shard_states(template, items, inline) if template.shards else {}).items():
@@ -143,6 +145,7 @@ def machine_arn(account: RunTemplate | Facts, name: str) -> str:
 
 
 def _check(template: RunTemplate, name: str) -> None:
+    """Raise JobError for a name or a run that a state machine cannot have."""
     problems = []
     if not _MACHINE_NAME.fullmatch(name):
         text = (

@@ -121,6 +121,7 @@ def _check_not_empty(text: str) -> str:
 
 
 def _parse_duration_field(value: Any) -> str | None:
+    """Return a duration in its shortest form, such as ``90m``; None for None. Raises a validation error."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -183,6 +184,7 @@ def _check_strategy(text: str) -> str:
 
 
 def _parse_size_field(value: Any) -> str | None:
+    """Return a size unchanged if it is valid, such as ``60GB``. Raises a validation error."""
     if value is None:
         return None
     if not isinstance(value, str):

@@ -449,6 +449,8 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
 
 
 def _describe_error(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
+    """Return the problem that a validation error of ``model`` means to the user, at the path of the job's
+    field."""
     location = [element for element in detail["loc"] if element != "[key]"]
     value, context = detail["input"], detail.get("ctx", {})
     if any(isinstance(element, str) and is_secret_name(element) for element in location):
@@ -498,6 +500,8 @@ def _fields_of_section(location: list[int | str], model: type[BaseModel]) -> lis
 
 
 def _unknown_key_hint(location: list[int | str], model: type[BaseModel]) -> str:
+    """Return a suggestion for an unknown key: a similar key beside it, or the same key elsewhere in the job;
+    empty without one. ``location``: path of the key."""
     name = str(location[-1])
     siblings = _fields_of_section(location[:-1], model)
     if nearest_match(name, siblings) is None and model is Job:
@@ -514,5 +518,6 @@ def _as_yaml(value: Any) -> str:
 
 
 def _quote_value(value: Any) -> str:
+    """Return the value as a message shows it, shortened to 60 characters."""
     text = _as_yaml(value) if isinstance(value, bool) else "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

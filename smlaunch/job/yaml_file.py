@@ -38,6 +38,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way to state them
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the node's mapping. Raises ConstructorError for a key that is given twice."""
         first_nodes: dict[tuple[str, str], yaml.Node] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":

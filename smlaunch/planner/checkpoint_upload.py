@@ -20,14 +20,20 @@ def plan_checkpoints(
     job: Job,
     facts: Facts,
     layout: RunLayout,
-    is_chain: bool,
-    first_shape: SegmentShape,
+    has_several_segments: bool,
+    first_segment_shape: SegmentShape,
     diagnostics: Diagnostics,
 ) -> CheckpointSpec | None:
-    """Specification of the run's checkpoints; None for a single job that asks for none."""
+    """Return the run's checkpoint settings for job.json: where they are stored, how they are uploaded, how
+    many are kept; None for a run of one job that asks for none.
+
+    ``facts``: what discovery read about the script, its data and earlier checkpoints.
+    ``has_several_segments``: the run may take several training jobs in a row, each of which continues from a
+    checkpoint. ``first_segment_shape``: times of the first of them.
+    """
     checkpoints = job.checkpoints
     if checkpoints is None:
-        if not is_chain:
+        if not has_several_segments:
             return None
         checkpoints = Checkpoints()
     uri = checkpoints.uri or layout.checkpoints_prefix
@@ -38,12 +44,14 @@ def plan_checkpoints(
     return CheckpointSpec(
         path=checkpoints.local_path,
         uri=uri,
-        upload=_choose_upload(job, checkpoints, facts, is_chain, first_shape, diagnostics),
+        upload=_choose_upload(
+            job, checkpoints, facts, has_several_segments, first_segment_shape, diagnostics
+        ),
         keep=checkpoints.keep,
         interval_seconds=None
         if checkpoints.interval is None
         else float(parse_duration(checkpoints.interval)),
-        failure_seconds=round(SegmentCosts.for_job(job, facts).mtbf, 1),
+        failure_seconds=round(SegmentCosts.for_job(job, facts).failure_interval_seconds, 1),
     )
 
 
@@ -51,11 +59,12 @@ def _choose_upload(
     job: Job,
     checkpoints: Checkpoints,
     facts: Facts,
-    is_chain: bool,
-    first_shape: SegmentShape,
+    has_several_segments: bool,
+    first_segment_shape: SegmentShape,
     diagnostics: Diagnostics,
 ) -> str:
-    """How checkpoints are uploaded: ``sync`` or ``direct``, with the reason."""
+    """Return how checkpoints reach S3, and add the reason: ``sync`` by the service, which copies the whole
+    directory, or ``direct`` by each rank. The parameters are those of ``plan_checkpoints``."""
     if checkpoints.upload == DIRECT:
         if job.network_isolation:
             diagnostics.add_problem(
@@ -71,20 +80,20 @@ def _choose_upload(
         return DIRECT
     state_bytes = SegmentCosts.for_job(job, facts).state_bytes
     if checkpoints.upload == SYNC or state_bytes is None:
-        if checkpoints.upload is None and is_chain and facts.target == "aws":
+        if checkpoints.upload is None and has_several_segments and facts.target == "aws":
             diagnostics.add_reason(
                 "upload.sync",
                 "SageMaker's own sync copies checkpoints to S3, and all of them to every host at each "
                 "start; how long that takes is unknown before the first checkpoint.",
             )
         return SYNC
-    seconds = state_bytes * checkpoints.keep / S3_RATE
+    download_seconds = state_bytes * checkpoints.keep / S3_RATE
     duration_text = (
         f"Downloading all {checkpoints.keep} checkpoints of {state_bytes / 1e9:.1f} GB to every host would "
-        f"take {format_span(seconds)}"
+        f"take {format_span(download_seconds)}"
     )
     can_upload_directly = uses_smlaunch_train(facts.script) and not job.network_isolation
-    if seconds <= MAX_SYNC_SHARE * first_shape.max_seconds:
+    if download_seconds <= MAX_SYNC_SHARE * first_segment_shape.max_seconds:
         diagnostics.add_reason("upload.sync", f"{duration_text}: SageMaker's own sync is fast enough.")
         return SYNC
     if not can_upload_directly:

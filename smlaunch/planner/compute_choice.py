@@ -79,7 +79,7 @@ def choose_compute(
 
 def _job_with_option(job: Job, option: ComputeOption) -> Job:
     """The job with the option's hosts and instance type."""
-    changes: dict[str, object] = {"hosts": option.hosts}
+    changes: dict[str, object] = {"hosts": option.host_count}
     if not job.compute.instance_preferences:
         changes["instance_type"] = option.instance.name
     return job.model_copy(update={"compute": job.compute.model_copy(update=changes)})
@@ -89,12 +89,12 @@ def _prefer_one_host(demand: ComputeDemand, evaluated_options: Sequence[JudgedOp
     """Reject several hosts if one suffices, unless ranks do not communicate or the CPUs are the
     bottleneck."""
     one_host_suffices = any(
-        objection is None and option.hosts == 1 for option, objection in evaluated_options
+        objection is None and option.host_count == 1 for option, objection in evaluated_options
     )
     if not (one_host_suffices and demand.ranks_communicate and demand.vcpu_per_accelerator is None):
         return list(evaluated_options)
     return [
-        (option, UP_BEFORE_OUT if objection is None and option.hosts > 1 else objection)
+        (option, UP_BEFORE_OUT if objection is None and option.host_count > 1 else objection)
         for option, objection in evaluated_options
     ]
 
@@ -115,7 +115,7 @@ def _preference_order(demand: ComputeDemand, option: ComputeOption) -> tuple[boo
     on_other_hardware = demand.measurement is not None and not demand.measurement.is_same_kind(
         option.instance
     )
-    return on_other_hardware, option.hosts, option.listed_price_per_hour, option.instance.name
+    return on_other_hardware, option.host_count, option.listed_price_per_hour, option.instance.name
 
 
 def _price(option: ComputeOption) -> float:
@@ -158,7 +158,7 @@ def _min_hosts(single_host: ComputeOption) -> int:
     if single_speedup is None or demand.measurement is None or demand.wanted_seconds is None:
         return 1
     return math.ceil(
-        single_host.hosts * demand.measurement.seconds / (single_speedup.low * demand.wanted_seconds)
+        single_host.host_count * demand.measurement.seconds / (single_speedup.low * demand.wanted_seconds)
     )
 
 
@@ -191,7 +191,7 @@ def _host_counts(demand: ComputeDemand) -> Sequence[int]:
         total_bytes = sum(facts.bytes or 0 for facts in demand.facts.inputs.values())
         return [max(1, min(MAX_HOSTS, -(-int(total_bytes) // int(TABLE_BYTES_PER_HOST))))]
     if demand.capability.accelerator_use == "several" or (
-        demand.strategy.works_on_shards and demand.is_split
+        demand.strategy.works_on_shards and demand.has_split_input
     ):
         return range(1, MAX_HOSTS + 1)
     return [1]
@@ -201,7 +201,7 @@ def _more_hosts_may_help(rule: str, demand: ComputeDemand) -> bool:
     """Whether more hosts may satisfy the rule that rejected an option."""
     if rule in ("time.too-slow", "memory.model-too-large"):
         return rule != "memory.model-too-large" or demand.capability.shards_model
-    return rule == "memory.data-too-large" and demand.is_split
+    return rule == "memory.data-too-large" and demand.has_split_input
 
 
 def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
@@ -226,8 +226,8 @@ def _as_candidate(
     return Candidate(
         strategy=demand.strategy.name,
         instance_type=option.instance.name,
-        hosts=option.hosts,
-        processes_per_host=1 if is_one_process else option.ranks,
+        hosts=option.host_count,
+        processes_per_host=1 if is_one_process else option.ranks_per_host,
         chosen=chosen,
         rule=rule,
         objection=objection,
@@ -272,7 +272,7 @@ def _remedy(rule: str, demand: ComputeDemand) -> str:
         if (
             demand.capability.accelerator_use == "one"
             and demand.capability.uses_accelerators
-            and not demand.is_split
+            and not demand.has_split_input
         ):
             return "let the script use several accelerators (docs/planner.md), or allow more time"
         return "allow more time, or more hosts" if demand.has_fixed_type else "allow more time"

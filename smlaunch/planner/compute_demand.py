@@ -66,7 +66,7 @@ class ComputeDemand:
     copied_input: DataShare
     """Total of all File channels."""
 
-    is_split: bool
+    has_split_input: bool
     """Each host gets its own share of an input."""
 
     fewest_files: int | None
@@ -114,7 +114,7 @@ def read_demand(job: Job, strategy: Strategy, facts: Facts) -> ComputeDemand | N
         on_accelerators = measured.on_accelerator
     accelerator_use = "several" if strategy.is_multi_host else capability.accelerator_use
     limit_seconds = segments.total_training_seconds(job, Diagnostics())
-    is_split = any(channel.split is not None for channel in job.inputs.values())
+    has_split_input = any(channel.split is not None for channel in job.inputs.values())
     return ComputeDemand(
         job=job,
         facts=facts,
@@ -132,7 +132,7 @@ def read_demand(job: Job, strategy: Strategy, facts: Facts) -> ComputeDemand | N
         model_bytes=None if workload.model_memory is None else parse_size(workload.model_memory),
         in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
         copied_input=_copied_input(job, facts),
-        is_split=is_split,
+        has_split_input=has_split_input,
         fewest_files=_fewest_files(job, facts),
         has_fixed_type=type_name is not None,
         ranks_communicate=strategy.joins_hosts and not strategy.is_for_tables,

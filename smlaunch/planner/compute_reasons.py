@@ -54,9 +54,11 @@ def suggest_preferences(
 ) -> None:
     """Suggest equally suitable types, so that the service can use the first with free capacity."""
     demand = chosen.demand
-    chosen_shape = (chosen.hosts, chosen.ranks)
+    chosen_shape = (chosen.host_count, chosen.ranks_per_host)
     alternatives = [
-        option for option in similar if option is not chosen and (option.hosts, option.ranks) == chosen_shape
+        option
+        for option in similar
+        if option is not chosen and (option.host_count, option.ranks_per_host) == chosen_shape
     ]
     on_demand = demand.facts.target == "aws" and not demand.job.compute.spot
     if (
@@ -79,15 +81,16 @@ def _main_reason(
 ) -> tuple[str, str]:
     """Rule and sentence of the reason that decided the choice."""
     demand, description = chosen.demand, chosen.describe()
-    accelerators = chosen.host_group.busy_accelerators * chosen.hosts
+    accelerators = chosen.host_group.busy_accelerators * chosen.host_count
     if demand.has_fixed_type and "hosts" in demand.job.compute.model_fields_set:
         return "compute.given", f"The job names {description}{_estimate_text(chosen)}."
     if demand.strategy.is_for_tables:
         return "compute.tables", _tables_reason(chosen)
-    if not demand.ranks_communicate and chosen.hosts > 1:
+    if not demand.ranks_communicate and chosen.host_count > 1:
         return (
             "compute.share-nothing",
-            f"Hosts do not communicate, so that {chosen.hosts} of them are {chosen.hosts} times as fast: "
+            f"Hosts do not communicate, so that {chosen.host_count} of them are {chosen.host_count} times "
+            "as fast: "
             f"{description}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}.",
         )
     if not chosen.instance.accelerators:
@@ -99,7 +102,7 @@ def _main_reason(
         )
     if demand.vcpu_per_accelerator is not None:
         return "compute.cpu-budget", _vcpu_reason(chosen, demand.vcpu_per_accelerator, evaluated_options)
-    if chosen.hosts > 1:
+    if chosen.host_count > 1:
         return "compute.scale-out", _scale_out_reason(chosen, suitable, evaluated_options)
     if accelerators > 1:
         return (
@@ -115,7 +118,7 @@ def _tables_reason(chosen: ComputeOption) -> str:
     """Reason for machines that process tables."""
     description = f"{chosen.describe()}: a host for every 100 GB of tables"
     if "hosts" in chosen.demand.job.compute.model_fields_set:
-        description = f"The job names {chosen.hosts} hosts; for tables they are {chosen.instance.name}"
+        description = f"The job names {chosen.host_count} hosts; for tables they are {chosen.instance.name}"
     return (
         f"{description}, a rough assumption; {chosen.demand.strategy.name.capitalize()} distributes the work."
     )
@@ -160,7 +163,7 @@ def _scale_out_reason(
     """Reason for several hosts."""
     fixed_hosts = "hosts" in chosen.demand.job.compute.model_fields_set
     if fixed_hosts:
-        return f"The job names {chosen.hosts} hosts; {chosen.describe()}{_estimate_text(chosen)}."
+        return f"The job names {chosen.host_count} hosts; {chosen.describe()}{_estimate_text(chosen)}."
     return (
         "No single instance is enough, so there are several: "
         f"{chosen.describe()}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}."

@@ -36,22 +36,24 @@ class ComputeOption:
 
     demand: ComputeDemand
     instance: InstanceType
-    hosts: int
-    ranks: int
+    host_count: int
+    ranks_per_host: int
     """Ranks per host."""
 
     @property
     def host_group(self) -> HostGroup:
         """The option's hosts for the estimates."""
         bound = self.demand.vcpu_per_accelerator is not None
-        return HostGroup(self.instance, self.hosts, self.ranks, self.demand.ranks_communicate, bound)
+        return HostGroup(
+            self.instance, self.host_count, self.ranks_per_host, self.demand.ranks_communicate, bound
+        )
 
     @cached_property
     def estimated_seconds(self) -> EstimateRange | None:
         """Duration of the work; None without a measurement."""
         if self.demand.measurement is None:
             return None
-        split_count = self.hosts if self.demand.is_split else 1
+        split_count = self.host_count if self.demand.has_split_input else 1
         host_data = DataShare(
             self.demand.copied_input.bytes / split_count, self.demand.copied_input.files / split_count
         )
@@ -62,8 +64,8 @@ class ComputeOption:
         """Dollars per hour of all hosts, as a range; None if unknown."""
         stated_price = self.demand.job.compute.price_per_hour
         if stated_price is not None and self.demand.has_fixed_type:
-            return EstimateRange(stated_price * self.hosts, stated_price * self.hosts)
-        return estimate_hourly_price(self.instance, self.hosts)
+            return EstimateRange(stated_price * self.host_count, stated_price * self.host_count)
+        return estimate_hourly_price(self.instance, self.host_count)
 
     @cached_property
     def estimated_dollars(self) -> EstimateRange | None:
@@ -77,10 +79,10 @@ class ComputeOption:
         """Dollars per hour of all hosts, by the catalog or the job."""
         stated_price = self.demand.job.compute.price_per_hour if self.demand.has_fixed_type else None
         price = self.instance.usd_per_hour if stated_price is None else stated_price
-        return (price or 0.0) * self.hosts
+        return (price or 0.0) * self.host_count
 
     def describe(self) -> str:
-        return f"{self.hosts} x {self.instance.name}" if self.hosts > 1 else self.instance.name
+        return f"{self.host_count} x {self.instance.name}" if self.host_count > 1 else self.instance.name
 
 
 @dataclass(frozen=True)
@@ -99,31 +101,31 @@ class ComputeRule:
     """The rule also checks a type that the job names."""
 
 
-def _reject_retired(option: ComputeOption) -> str | None:
-    """Reject retired instance families."""
+def _retired_objection(option: ComputeOption) -> str | None:
+    """Return why the instance family, which is retired, is unsuitable; None if it is not retired."""
     family = option.instance.name.split(".")[1]
     if family.startswith(RETIRED_FAMILIES):
         return f"{family} is retired or vanishing from price lists"
     return None
 
 
-def _reject_burstable(option: ComputeOption) -> str | None:
-    """Reject families with CPU credits."""
+def _burstable_objection(option: ComputeOption) -> str | None:
+    """Return the objection to a family with CPU credits; None for another family."""
     family = option.instance.name.split(".")[1]
     if family.startswith(BURSTABLE_FAMILIES):
         return f"{family} has its processors for bursts only, by credits"
     return None
 
 
-def _reject_unknown_price(option: ComputeOption) -> str | None:
-    """Reject types without a price."""
+def _unknown_price_objection(option: ComputeOption) -> str | None:
+    """Return the objection to a type without a price; None if its price is known."""
     if option.price_per_hour is None:
         return "its price is unknown; name the type and compute.price_per_hour to use it anyway"
     return None
 
 
-def _reject_idle_accelerators(option: ComputeOption) -> str | None:
-    """Reject several accelerators for a script that uses one."""
+def _idle_accelerators_objection(option: ComputeOption) -> str | None:
+    """Return the objection to several accelerators for a script that uses one; None if none would be idle."""
     count = option.instance.accelerators
     requested = option.demand.job.compute.processes_per_host
     if (
@@ -136,8 +138,8 @@ def _reject_idle_accelerators(option: ComputeOption) -> str | None:
     return f"{program} uses one accelerator, and {count - 1} of its {count} would be idle"
 
 
-def _reject_small_accelerators(option: ComputeOption) -> str | None:
-    """Reject accelerators whose memory is too small for the model."""
+def _small_accelerators_objection(option: ComputeOption) -> str | None:
+    """Return the objection to accelerators whose memory is too small for the model; None if it fits."""
     needed_bytes = option.demand.model_bytes
     if needed_bytes is None:
         return None
@@ -157,19 +159,20 @@ def device_memory_gib(instance: InstanceType) -> float:
 def devices_per_replica(option: ComputeOption) -> int:
     """Number of accelerators (or hosts without) that one replica of the model is sharded over."""
     return (
-        option.hosts * max(1, option.host_group.busy_accelerators)
+        option.host_count * max(1, option.host_group.busy_accelerators)
         if option.demand.capability.shards_model
         else 1
     )
 
 
-def _reject_small_memory(option: ComputeOption) -> str | None:
-    """Reject hosts whose memory is too small for the data."""
+def _small_memory_objection(option: ComputeOption) -> str | None:
+    """Return the objection to hosts whose memory is too small for the data that each of them loads; None if
+    it fits. Each host loads only its share of an input that is split."""
     needed_bytes = option.demand.in_memory_bytes
     if needed_bytes is None:
         return None
     host_memory_bytes = option.instance.memory_gib * 2**30
-    split_count = option.hosts if option.demand.is_split else 1
+    split_count = option.host_count if option.demand.has_split_input else 1
     if needed_bytes / split_count <= host_memory_bytes:
         return None
     return (
@@ -178,8 +181,9 @@ def _reject_small_memory(option: ComputeOption) -> str | None:
     )
 
 
-def _reject_few_vcpu(option: ComputeOption) -> str | None:
-    """Reject types with too few vCPU per accelerator for the preprocessing."""
+def _few_vcpu_objection(option: ComputeOption) -> str | None:
+    """Return the objection to a type with too few vCPU per accelerator for the preprocessing; None if they
+    suffice."""
     needed_vcpu, accelerators = option.demand.vcpu_per_accelerator, option.instance.accelerators
     if needed_vcpu is None or not accelerators:
         return None
@@ -189,16 +193,16 @@ def _reject_few_vcpu(option: ComputeOption) -> str | None:
     return f"{vcpu_each:g} vCPU for each accelerator; preprocessing keeps {needed_vcpu:g} busy"
 
 
-def _reject_more_hosts_than_files(option: ComputeOption) -> str | None:
-    """Reject more hosts than files."""
+def _too_many_hosts_objection(option: ComputeOption) -> str | None:
+    """Return the objection to more hosts than files; None if each host gets a file."""
     file_count = option.demand.fewest_files
-    if file_count is None or option.hosts <= file_count:
+    if file_count is None or option.host_count <= file_count:
         return None
-    return f"{option.hosts} hosts for {file_count} files: some would get none"
+    return f"{option.host_count} hosts for {file_count} files: some would get none"
 
 
-def _reject_slow(option: ComputeOption) -> str | None:
-    """Reject machines that take longer than the job wants."""
+def _too_slow_objection(option: ComputeOption) -> str | None:
+    """Return the objection to machines that take longer than the job wants; None if they are fast enough."""
     wanted_seconds, estimated = option.demand.wanted_seconds, option.estimated_seconds
     if wanted_seconds is None:
         return None
@@ -213,12 +217,12 @@ def _reject_slow(option: ComputeOption) -> str | None:
     return f"takes {estimated}, and {option.demand.job.workload.wanted_time} are wanted"
 
 
-def _reject_over_quota(option: ComputeOption) -> str | None:
-    """Reject more hosts than the account's quota for the type."""
+def _over_quota_objection(option: ComputeOption) -> str | None:
+    """Return the objection to more hosts than the account's quota for the type; None within the quota."""
     demand = option.demand
     quota_name = instance_quota_pattern(demand.job).format(option.instance.name)
     quota = demand.facts.quotas.get(quota_name)
-    if quota is None or quota >= option.hosts or demand.strategy.operation == CREATE_PROCESSING_JOB:
+    if quota is None or quota >= option.host_count or demand.strategy.operation == CREATE_PROCESSING_JOB:
         return None
     return f"the account may have {quota:g} of it"
 
@@ -237,8 +241,8 @@ def cost_above_cap(option: ComputeOption) -> float | None:
     return max_cost if max_cost > demand.max_cost else None
 
 
-def _reject_over_budget(option: ComputeOption) -> str | None:
-    """Reject machines that may cost more than the job's cap."""
+def _over_budget_objection(option: ComputeOption) -> str | None:
+    """Return the objection to machines that may cost more than the job's cap; None within the cap."""
     demand, excess_cost = option.demand, cost_above_cap(option)
     if demand.max_cost is None or demand.facts.target == "local":
         return None
@@ -257,15 +261,16 @@ def _reject_over_budget(option: ComputeOption) -> str | None:
 _MACHINE_FIELDS = ("compute.instance_type", "compute.hosts", "compute.processes_per_host")
 
 
-def _reject_by_strategy(option: ComputeOption) -> str | None:
-    """What the strategy objects to about the machines; its other problems are reported elsewhere."""
+def _strategy_objection(option: ComputeOption) -> str | None:
+    """Return what the strategy objects to about the machines, or None; its other problems are reported
+    elsewhere."""
     demand = option.demand
     context = LaunchContext(
         entry=demand.facts.source.entry,
-        hosts=option.hosts,
-        processes_per_host=option.ranks,
+        hosts=option.host_count,
+        processes_per_host=option.ranks_per_host,
         imports=demand.facts.script.imports,
-        has_split_input=demand.is_split,
+        has_split_input=demand.has_split_input,
         options=demand.job.options,
         algorithm=demand.job.algorithm,
         instance_type=option.instance.name,
@@ -288,54 +293,56 @@ COMPUTE_RULES: tuple[ComputeRule, ...] = (
         "instance.retired",
         "workload",
         "the reference, 4.6: P2 is retired, P3 vanishing from price lists",
-        _reject_retired,
+        _retired_objection,
     ),
     ComputeRule(
         "instance.burstable",
         "workload",
         "EC2, burstable performance instances: CPU credits",
-        _reject_burstable,
+        _burstable_objection,
     ),
     ComputeRule(
         "price.unknown",
         "limits.max_cost",
         "the reference, 5: no package has prices",
-        _reject_unknown_price,
+        _unknown_price_objection,
     ),
     ComputeRule(
-        "strategy.machines", "strategy", "docs/strategies.md: what each strategy runs on", _reject_by_strategy
+        "strategy.machines", "strategy", "docs/strategies.md: what each strategy runs on", _strategy_objection
     ),
     ComputeRule(
         "capability.one-accelerator",
         "entry",
         'Alliance, tutorial: "use a single GPU unless you are certain that your program uses several"',
-        _reject_idle_accelerators,
+        _idle_accelerators_objection,
     ),
     ComputeRule(
         "memory.model-too-large",
         "workload.model_memory",
         "Adaltas, YARN and GPU distribution, 2018: a training often exceeds the GPU's memory",
-        _reject_small_accelerators,
+        _small_accelerators_objection,
         applies_to_fixed=True,
     ),
     ComputeRule(
-        "memory.data-too-large", "inputs", "McKinney 2017: 5 to 10 times the data", _reject_small_memory
+        "memory.data-too-large", "inputs", "McKinney 2017: 5 to 10 times the data", _small_memory_objection
     ),
     ComputeRule(
         "cpu.too-few-per-accelerator",
         "workload.preprocessing",
         "AWS, best practices: the CPU budget is high and the CPU-to-GPU ratio too low",
-        _reject_few_vcpu,
+        _few_vcpu_objection,
     ),
     ComputeRule(
         "data.more-hosts-than-files",
         "inputs",
         "the reference, 2.8: whole objects are distributed",
-        _reject_more_hosts_than_files,
+        _too_many_hosts_objection,
     ),
-    ComputeRule("time.too-slow", "workload.wanted_time", "the job", _reject_slow, applies_to_fixed=True),
-    ComputeRule(QUOTA_TOO_SMALL, "workload", "Service Quotas, where it could be read", _reject_over_quota),
-    ComputeRule(OVER_BUDGET, "limits.max_cost", "the job", _reject_over_budget),
+    ComputeRule(
+        "time.too-slow", "workload.wanted_time", "the job", _too_slow_objection, applies_to_fixed=True
+    ),
+    ComputeRule(QUOTA_TOO_SMALL, "workload", "Service Quotas, where it could be read", _over_quota_objection),
+    ComputeRule(OVER_BUDGET, "limits.max_cost", "the job", _over_budget_objection),
 )
 
 

@@ -59,8 +59,8 @@ class HostGroup:
     """The hosts of a job: number, instance type, ranks."""
 
     instance: InstanceType
-    hosts: int
-    ranks: int
+    host_count: int
+    ranks_per_host: int
     """Ranks per host."""
 
     ranks_communicate: bool = True
@@ -72,13 +72,13 @@ class HostGroup:
     @property
     def busy_accelerators(self) -> int:
         """Accelerators in use on one host."""
-        return min(self.ranks, self.instance.accelerators)
+        return min(self.ranks_per_host, self.instance.accelerators)
 
 
 def speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | None:
     """Speed relative to the measurement; None if the two accelerators cannot be compared."""
     host_speedup = _host_speedup(host_group, measurement)
-    if host_speedup is None or host_group.hosts == 1:
+    if host_speedup is None or host_group.host_count == 1:
         return host_speedup
     network_efficiency = (
         inter_host_efficiency(host_group.instance)
@@ -86,7 +86,7 @@ def speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | Non
         else scaling_efficiency("share-nothing")
     )
     return host_speedup.multiply(SpeedRatio(network_efficiency.low, network_efficiency.high)).scale(
-        host_group.hosts
+        host_group.host_count
     )
 
 
@@ -124,7 +124,7 @@ def estimate_duration(
         measurement.seconds / speed_ratio.high, measurement.seconds / speed_ratio.low
     )
     download_seconds = (
-        HostProfile(host_group.instance, host_group.hosts).download_time(copied_data)
+        HostProfile(host_group.instance, host_group.host_count).download_time(copied_data)
         if copied_data.bytes
         else NO_TIME
     )

@@ -76,7 +76,9 @@ def _advise_channel(
                 f"into shards first: smlaunch data advise {channel.uri}"
             )
         return
-    advice = advise_storage(data, AccessPattern(is_split=channel.split is not None, platform=platform), host)
+    advice = advise_storage(
+        data, AccessPattern(is_data_split=channel.split is not None, platform=platform), host
+    )
     if advice.pack_first:
         diagnostics.add_warning(f"inputs.{name}: {advice.options[0].explanation}. See smlaunch data pack.")
     elif size_bytes < _MIN_BYTES:

@@ -191,6 +191,7 @@ def _assign_empty_items(sizes: Sequence[Number], hosts: int, host_of: list[int])
 
 
 def _check_sizes(sizes: Sequence[Number], hosts: int) -> None:
+    """Raise ValueError for fewer hosts than one, or a size that is negative or not finite."""
     if hosts < 1:
         raise ValueError(f"shards for {hosts} hosts: there must be one at least")
     for item, size in enumerate(sizes):

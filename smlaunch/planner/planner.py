@@ -190,7 +190,9 @@ def plan_single_run(
     planned_segments, planned_jobs, wall_seconds = _first_attempts(
         workflow, compiled_segments, total_seconds, diagnostics
     )
-    min_seconds = max(first_segment.variant.min_seconds, segments.SegmentCosts.for_job(job, facts).start)
+    min_seconds = max(
+        first_segment.variant.min_seconds, segments.SegmentCosts.for_job(job, facts).start_seconds
+    )
     cost = plan_cost(
         job,
         [compiled.rate for compiled in compiled_segments],
@@ -284,7 +286,7 @@ def _first_attempts(
         )
         wall_seconds.append(min(segment.shape.wall_seconds, remaining_seconds))
         remaining_seconds -= wall_seconds[-1]
-        if not workflow.policy.chain:
+        if not workflow.is_chain:
             break
     else:
         message = f"{format_duration(total_seconds)} would take more than {segments.MAX_SEGMENTS} segments"

@@ -33,7 +33,7 @@ from smlaunch.planner.workflow import (
 OUTCOME_GRACE_SECONDS = 60.0
 """Seconds after a job's end in which its outcome file may still be on its way to S3."""
 
-CONTINUING_ENDINGS = (Ending.COMPLETED, Ending.TIME)
+CONTINUING_ENDINGS = (Ending.COMPLETED, Ending.TIME_LIMIT)
 """The job used its time: the next segment follows."""
 
 NO_CAPACITY_ENDINGS = (Ending.WAIT_EXCEEDED, Ending.CAPACITY)
@@ -50,7 +50,7 @@ class ProgressMark(NamedTuple):
     """How far the run was when it last made progress."""
 
     committed_step: int = 0
-    """Newest committed step, 0 before the first."""
+    """Step of the newest committed checkpoint, 0 before the first."""
 
     reported_step: int | None = None
     """Highest step in progress lines, None before the first."""
@@ -58,15 +58,15 @@ class ProgressMark(NamedTuple):
     files_digest: str = ""
     """Digest of the checkpoint files, for jobs that report no step."""
 
-    def is_beyond(self, before: ProgressMark) -> bool:
-        """Whether there is progress since ``before``."""
+    def is_beyond(self, earlier_mark: ProgressMark) -> bool:
+        """Whether there is progress since ``earlier_mark``."""
         # Jobs that report steps leave no digest: the first one after them cannot be compared with anything.
-        comparable = bool(before.files_digest) or before.reported_step is None
-        if self.committed_step > before.committed_step or (
-            comparable and bool(self.files_digest) and self.files_digest != before.files_digest
+        is_comparable = bool(earlier_mark.files_digest) or earlier_mark.reported_step is None
+        if self.committed_step > earlier_mark.committed_step or (
+            is_comparable and bool(self.files_digest) and self.files_digest != earlier_mark.files_digest
         ):
             return True
-        return (self.reported_step or 0) > (before.reported_step or 0)
+        return (self.reported_step or 0) > (earlier_mark.reported_step or 0)
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,10 @@ def progress_mark_after(newest_job: ObservedJob, observed: ObservedRun) -> Progr
     return new_mark._replace(reported_step=previous_mark.reported_step) if made_no_progress else new_mark
 
 
-def progress_by_job(jobs: Sequence[ObservedJob], mark: ProgressMark) -> list[bool]:
-    """Whether each job, oldest first, made progress. ``mark``: the run's current one. A job's starting
+def progress_by_job(jobs: Sequence[ObservedJob], current_mark: ProgressMark) -> list[bool]:
+    """Whether each job, oldest first, made progress. ``current_mark``: the run's. A job's starting
     mark is the result of the job before."""
-    marks = [job.starting_mark for job in jobs] + [mark]
+    marks = [job.starting_mark for job in jobs] + [current_mark]
     return [after.is_beyond(before) for before, after in pairwise(marks)]
 
 
@@ -235,32 +235,34 @@ class _Decision:
         self.workflow = workflow
         self.observed = observed
         self.jobs = sorted(observed.jobs, key=lambda job: (job.segment, job.attempt))
-        self.newest = self.jobs[-1]
-        self.name = JobName(workflow.run, self.newest.segment, self.newest.attempt)
-        self.mark = progress_mark_after(self.newest, observed)
+        self.newest_job = self.jobs[-1]
+        self.newest_job_name = JobName(workflow.run, self.newest_job.segment, self.newest_job.attempt)
+        self.progress_mark = progress_mark_after(self.newest_job, observed)
         outcome = observed.outcome
         # The outcome of an earlier run in the same prefix is ignored.
         self.outcome = outcome if outcome is not None and outcome.run in (None, workflow.run) else None
-        self.newest_outcome = self.outcome if self.outcome and self.outcome.job == str(self.name) else None
+        self.newest_outcome = (
+            self.outcome if self.outcome and self.outcome.job == str(self.newest_job_name) else None
+        )
 
     def action(self) -> Action:
-        """The next action."""
-        ending = self.newest.ending
+        """Return what to do next: follow the running job, finish the run, wait, or submit a job."""
+        ending = self.newest_job.ending
         if ending is None:
-            return FollowJob(self.name)
+            return FollowJob(self.newest_job_name)
         if ending is Ending.COMPLETED:
             finished_action = self._after_completion()
             if finished_action is not None:
                 return finished_action
-        elif ending is Ending.STOPPED and self._had_finished:
+        elif ending is Ending.STOPPED and self._has_finished_training:
             return Finish(
                 EXIT_COMPLETED,
                 "Completed",
-                f"completed: it had finished when it was stopped{self._archives_note()}",
+                f"completed: it had finished when it was stopped{self._result_archives_note()}",
             )
-        elif not self.workflow.policy.chain and ending is Ending.TIME:
+        elif not self.workflow.is_chain and ending is Ending.TIME_LIMIT:
             return Finish(EXIT_LIMIT, "Stopped", f"stopped at its max_runtime{self._checkpoint_note()}")
-        if self.observed.stop_requested and not self._is_overridden:
+        if self.observed.stop_requested and not self._is_failure_overridden:
             return Finish(EXIT_STOPPED, "Stopped", f"stopped{self._checkpoint_note()}")
         return self._after_ending(ending)
 
@@ -271,27 +273,28 @@ class _Decision:
         newest_outcome = self.newest_outcome
         is_finished = self.outcome is not None and self.outcome.result == FINISHED
         if is_finished or (
-            not self.workflow.policy.chain and (newest_outcome is None or newest_outcome.result != CONTINUE)
+            not self.workflow.is_chain and (newest_outcome is None or newest_outcome.result != CONTINUE)
         ):
-            return Finish(EXIT_COMPLETED, "Completed", f"completed{self._archives_note()}")
-        if not self.workflow.policy.chain:
+            return Finish(EXIT_COMPLETED, "Completed", f"completed{self._result_archives_note()}")
+        if not self.workflow.is_chain:
             return Finish(
                 EXIT_LIMIT, "Stopped", f"ended itself before its max_runtime{self._checkpoint_note()}"
             )
-        if newest_outcome is None and self.newest.ended_at is not None:
-            grace_end = self.newest.ended_at + OUTCOME_GRACE_SECONDS * self.observed.time_scale
+        if newest_outcome is None and self.newest_job.ended_at is not None:
+            grace_end = self.newest_job.ended_at + OUTCOME_GRACE_SECONDS * self.observed.time_scale
             if self.observed.now < grace_end:
-                return WaitUntil(grace_end, f"{self.name} has written no outcome yet")
+                return WaitUntil(grace_end, f"{self.newest_job_name} has written no outcome yet")
         return None
 
     @property
-    def _had_finished(self) -> bool:
-        """Whether the newest job trained to the end, whatever came after that."""
+    def _has_finished_training(self) -> bool:
+        """Whether the newest job trained to the end, even if the service then stopped or failed it: its
+        outcome file says finished, and all its ranks succeeded."""
         outcome = self.newest_outcome
         return outcome is not None and outcome.result == FINISHED and outcome.ranks_succeeded
 
-    def _archives_note(self) -> str:
-        """Where the results are, if several jobs have them."""
+    def _result_archives_note(self) -> str:
+        """Message that names the jobs whose archives have results, if several have; otherwise empty."""
         jobs = self.outcome.finished_in if self.outcome is not None else ()
         if len(jobs) < 2:
             return ""
@@ -300,40 +303,40 @@ class _Decision:
     # ---- what follows ------------------------------------------------------------------------------------
 
     def _after_ending(self, ending: Ending) -> Action:
-        """Action after a job that ended in any way but finished training."""
+        """Return the action after a job that ended in any way except that training finished."""
         ending_rule = ENDING_RULES[ending]
         lacked_capacity = ending in NO_CAPACITY_ENDINGS
-        if lacked_capacity and self.workflow.policy.on_demand_fallback and self.newest.spot:
+        if lacked_capacity and self.workflow.policy.on_demand_fallback and self.newest_job.spot:
             return self._resubmit(f"{self._ending_text(ending)}; on demand now", use_on_demand=True)
         failed_tries = self._tries_without_progress()
-        attempts_exhausted = failed_tries >= self.workflow.policy.attempts and not self._is_overridden
+        attempts_exhausted = failed_tries >= self.workflow.policy.attempts and not self._is_failure_overridden
         if ending in CONTINUING_ENDINGS:
             if failed_tries == 0:
-                return self._submit_or_finish(self.newest.segment + 1, 1, self._progress_text())
+                return self._submit_or_finish(self.newest_job.segment + 1, 1, self._progress_text())
             if attempts_exhausted:
                 return Finish(EXIT_TRAINING_FAILED, "Failed", self._diagnose_no_progress(failed_tries))
             return self._resubmit(f"it made no progress: {self._no_progress_text()}")
         if ending_rule.remedy in (Remedy.GIVE_UP, Remedy.ON_DEMAND):
-            if not self._is_overridden:
+            if not self._is_failure_overridden:
                 return self._give_up(ending)
             return self._resubmit("continued on request")
         if attempts_exhausted:
             return self._give_up(ending, failed_tries)
         wait = (
             0.0
-            if self._is_overridden
-            else ending_rule.wait_seconds(self.newest.attempt) * self.observed.time_scale
+            if self._is_failure_overridden
+            else ending_rule.wait_seconds(self.newest_job.attempt) * self.observed.time_scale
         )
         return self._resubmit(self._ending_text(ending), wait)
 
     @property
-    def _is_overridden(self) -> bool:
-        """Whether a person has asked to continue after the newest job."""
-        return self.observed.override_failure == self.name
+    def _is_failure_overridden(self) -> bool:
+        """Whether a person has asked to continue the run although its newest job failed."""
+        return self.observed.override_failure == self.newest_job_name
 
     def _resubmit(self, reason: str, wait_seconds: float = 0.0, *, use_on_demand: bool = False) -> Action:
         """Resubmit the segment. ``wait_seconds``: from the last job's end."""
-        newest_job = self.newest
+        newest_job = self.newest_job
         ended_at = newest_job.ended_at if newest_job.ended_at is not None else self.observed.now
         planned_spot = variant_for(self.workflow, newest_job.segment, self.observed.committed_step).is_spot
         # A segment that lacked spot capacity once stays on demand.
@@ -349,7 +352,8 @@ class _Decision:
     def _submit_or_finish(
         self, segment: int, attempt: int, reason: str, *, spot: bool | None = None, not_before: float = 0.0
     ) -> Action:
-        """Submit the next job, unless the run's caps leave too little time."""
+        """Submit the next job, unless the run's caps on time and cost leave too little training time: then
+        finish."""
         variant = variant_for(self.workflow, segment, self.observed.committed_step)
         remaining_seconds, cap_message = self._seconds_left(variant)
         if remaining_seconds is not None and remaining_seconds < min(
@@ -360,9 +364,9 @@ class _Decision:
             self.workflow,
             segment,
             attempt,
-            step=self.mark.committed_step,
-            reported_step=self.mark.reported_step,
-            files_digest=self.mark.files_digest,
+            step=self.progress_mark.committed_step,
+            reported_step=self.progress_mark.reported_step,
+            files_digest=self.progress_mark.files_digest,
             spot=spot,
             seconds_left=remaining_seconds,
         )
@@ -400,9 +404,9 @@ class _Decision:
         """Number of jobs since the last progress. A stop by a person resets it: somebody has looked and
         asked to continue."""
         tries = 0
-        made_progress = progress_by_job(self.jobs, self.mark)
+        made_progress = progress_by_job(self.jobs, self.progress_mark)
         for job, job_progressed in zip(reversed(self.jobs), reversed(made_progress), strict=True):
-            if job_progressed or (job is not self.newest and job.ending is Ending.STOPPED):
+            if job_progressed or (job is not self.newest_job and job.ending is Ending.STOPPED):
                 break
             tries += 1
         return tries
@@ -421,7 +425,11 @@ class _Decision:
 
     @property
     def _highest_reported_step(self) -> int | None:
-        known = [step for step in (self.mark.reported_step, self.observed.reported_step) if step is not None]
+        known = [
+            step
+            for step in (self.progress_mark.reported_step, self.observed.reported_step)
+            if step is not None
+        ]
         return max(known, default=None)
 
     def _progress_text(self) -> str:
@@ -433,12 +441,13 @@ class _Decision:
         return "its checkpoint files have changed"
 
     def _no_progress_text(self) -> str:
-        """Why the newest job counts as no progress."""
+        """Message about why the newest job counts as no progress: neither a reported step nor a checkpoint in
+        S3 (``observed``) goes beyond the run's progress before that job (``progress_mark``)."""
         if self.observed.repeats_steps and not self.observed.committed_step:
             return "it started from the beginning: most steps that it reported had been reported before"
         if self.observed.reported_step is not None:
             return (
-                f"no step beyond {self.mark.reported_step or 0} was reported, and there is no newer "
+                f"no step beyond {self.progress_mark.reported_step or 0} was reported, and there is no newer "
                 "checkpoint"
             )
         return (
@@ -457,20 +466,23 @@ class _Decision:
 
     def _missing_progress(self) -> str:
         """What none of the jobs achieved, for a message."""
-        if self.mark.reported_step is None or self.observed.committed_step:
+        if self.progress_mark.reported_step is None or self.observed.committed_step:
             return "a newer checkpoint"
-        return f"getting the run beyond step {self.mark.reported_step}"
+        return f"getting the run beyond step {self.progress_mark.reported_step}"
 
     def _ending_text(self, ending: Ending) -> str:
         """Message for the newest job's ending."""
-        first = self.newest.reason.partition("\n")[0]
-        return ENDING_MESSAGES.get(ending, first or f"{self.name} failed; the service gave no reason")
+        first_reason_line = self.newest_job.reason.partition("\n")[0]
+        return ENDING_MESSAGES.get(
+            ending, first_reason_line or f"{self.newest_job_name} failed; the service gave no reason"
+        )
 
-    def _diagnose_no_progress(self, tries: int) -> str:
-        """Why the run is not worth continuing: the observation and the likely cause."""
+    def _diagnose_no_progress(self, job_count: int) -> str:
+        """Message about why the run is not worth continuing: what the last ``job_count`` jobs left, and the
+        likely cause."""
         observed, newest_outcome = self.observed, self.newest_outcome
         job_names = ", ".join(
-            str(JobName(self.workflow.run, job.segment, job.attempt)) for job in self.jobs[-tries:]
+            str(JobName(self.workflow.run, job.segment, job.attempt)) for job in self.jobs[-job_count:]
         )
         if (
             newest_outcome is not None
@@ -482,11 +494,14 @@ class _Decision:
                 "uploads do not finish before a segment ends; see `smlaunch checkpoints ls`, and make "
                 "segments longer"
             )
-        elif observed.committed_step == 0 and self.mark.reported_step is not None:
-            message = f"no progress: {job_names} did not get the run beyond step {self.mark.reported_step}"
+        elif observed.committed_step == 0 and self.progress_mark.reported_step is not None:
+            message = (
+                f"no progress: {job_names} did not get the run beyond step {self.progress_mark.reported_step}"
+            )
             if observed.repeats_steps:
                 message += (
-                    f"; {self.name} reported steps up to {observed.reported_step}, and most of them had been "
+                    f"; {self.newest_job_name} reported steps up to {observed.reported_step}, and most of "
+                    "them had been "
                     "reported before"
                 )
             return f"{message}: {_RESTARTS_TEXT}"
@@ -507,12 +522,12 @@ class _Decision:
                 "often; or the script always starts from the beginning (`smlaunch verify-resume` detects "
                 "that)"
             )
-        result = (
+        newest_checkpoint_text = (
             f"nothing newer than step {observed.committed_step}"
             if observed.committed_step
             else "no checkpoint"
         )
-        return f"no progress: {job_names} left {result}; {cause}"
+        return f"no progress: {job_names} left {newest_checkpoint_text}; {cause}"
 
 
 _RESTARTS_TEXT = (
@@ -522,4 +537,4 @@ _RESTARTS_TEXT = (
 
 
 def _status_of(ending: Ending) -> str:
-    return "Stopped" if ending in (Ending.STOPPED, Ending.WAIT_EXCEEDED, Ending.TIME) else "Failed"
+    return "Stopped" if ending in (Ending.STOPPED, Ending.WAIT_EXCEEDED, Ending.TIME_LIMIT) else "Failed"

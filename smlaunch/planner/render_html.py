@@ -71,6 +71,7 @@ def as_html(plan: Plan) -> str:
 
 
 def _candidates_html(plan: Plan) -> Iterator[str]:
+    """Yield the table of suitable instance types, and the rejected ones with the rules that reject them."""
     suitable = [candidate for candidate in plan.candidates if candidate.is_feasible]
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in COLUMNS) + "</tr>"
     for candidate in suitable[:MAX_SHOWN]:

@@ -317,6 +317,7 @@ def _cluster_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _network_parts(job: Job) -> Iterator[str]:
+    """Yield descriptions of the job's network settings that are not the defaults."""
     if job.network_isolation:
         yield "isolated: no way out of the hosts"
     if job.encrypt_traffic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_FIELDS: Mapping[tuple[str, ...], str] = {
+_JOB_FIELD_BY_MEMBER_PATH: Mapping[tuple[str, ...], str] = {
     ("TrainingJobName",): "name",
     ("HyperParameters",): "hyperparameters",
     ("Environment",): "environment",
@@ -46,7 +46,7 @@ _FIELDS: Mapping[tuple[str, ...], str] = {
     ("AppSpecification",): "image",
 }
 
-_CHANNEL_FIELDS = {
+_CHANNEL_FIELD_SUFFIX_BY_MEMBER = {
     "S3Uri": ".uri",
     "InputMode": ".mode",
     "S3InputMode": ".mode",
@@ -55,33 +55,38 @@ _CHANNEL_FIELDS = {
 }
 
 
-def job_field(path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
-    """The job's field behind ``path`` of a request; the path itself if there is none."""
-    names = tuple(member for member in path if isinstance(member, str))
+def job_field(member_path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
+    """Return the name of the job's field that a member of a request comes from, such as ``compute.hosts`` or
+    ``inputs.train.uri``; the dotted path of the member if there is none.
+
+    ``member_path``: keys and list indices from the top of the request to the member.
+    """
+    member_names = tuple(member for member in member_path if isinstance(member, str))
     for length in (3, 2, 1):
-        field = _FIELDS.get(names[:length])
-        if field is None:
+        job_field_name = _JOB_FIELD_BY_MEMBER_PATH.get(member_names[:length])
+        if job_field_name is None:
             continue
-        if field in ("hyperparameters", "environment") and len(path) > 1:
-            return f"{field}.{path[1]}"
-        if field == "inputs" and len(path) > 1 and isinstance(path[1], int):
-            channels = request[str(path[0])][path[1]]
-            channel_name = channels.get("ChannelName") or channels.get("InputName")
-            return f"inputs.{channel_name}{_CHANNEL_FIELDS.get(names[-1], '')}"
-        if field == "args" and isinstance(path[-1], int):
-            return f"args[{path[-1]}]"
-        if field == "tags" and len(path) > 1 and isinstance(path[1], int):
-            return f"tags.{request['Tags'][path[1]]['Key']}"
-        return field
-    return dotted_path(path)
+        if job_field_name in ("hyperparameters", "environment") and len(member_path) > 1:
+            return f"{job_field_name}.{member_path[1]}"
+        if job_field_name == "inputs" and len(member_path) > 1 and isinstance(member_path[1], int):
+            channel_member = request[str(member_path[0])][member_path[1]]
+            channel_name = channel_member.get("ChannelName") or channel_member.get("InputName")
+            return f"inputs.{channel_name}{_CHANNEL_FIELD_SUFFIX_BY_MEMBER.get(member_names[-1], '')}"
+        if job_field_name == "args" and isinstance(member_path[-1], int):
+            return f"args[{member_path[-1]}]"
+        if job_field_name == "tags" and len(member_path) > 1 and isinstance(member_path[1], int):
+            return f"tags.{request['Tags'][member_path[1]]['Key']}"
+        return job_field_name
+    return dotted_path(member_path)
 
 
-def dotted_path(path: tuple[str | int, ...]) -> str:
-    return ".".join(str(member) for member in path)
+def dotted_path(member_path: tuple[str | int, ...]) -> str:
+    """Return the path's keys and indices joined by dots."""
+    return ".".join(str(member) for member in member_path)
 
 
 def walk_members(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Path and value of every member of a request, parents before children."""
+    """Yield path and value of every member of a request, parents before children."""
     if path:
         yield path, value
     if isinstance(value, Mapping):

@@ -157,16 +157,16 @@ def chain_shapes(
                 )
             max_seconds = min(max_seconds, stated_length)
         margin = _margin_seconds(max_seconds, costs)
-        stop_after = max(1, int(max_seconds - margin - costs.download))
+        stop_after = max(1, int(max_seconds - margin - costs.download_seconds))
         shape = SegmentShape(
             index + 1, apply_change(job, change), max_seconds, stop_after, margin, change.until_step
         )
-        if shape.wall_seconds <= costs.start:
+        if shape.wall_seconds <= costs.start_seconds:
             field = f"segments[{index}].length" if change.length is not None else "limits.segment"
             diagnostics.add_problem(
                 field,
                 f"{format_duration(max_seconds)} leaves no time to train: starting takes "
-                f"{format_span(costs.start)}, and {format_span(margin)} are reserved for the last "
+                f"{format_span(costs.start_seconds)}, and {format_span(margin)} are reserved for the last "
                 "checkpoint; make it longer",
             )
         shapes.append(shape)
@@ -187,7 +187,7 @@ def apply_change(job: Job, change: SegmentChange) -> Job:
 
 def _margin_seconds(max_seconds: int, costs: SegmentCosts) -> int:
     """Time between the planned end and the limit of a segment."""
-    return math.ceil(min(STOP_SECONDS + costs.save, MAX_MARGIN_SHARE * max_seconds))
+    return math.ceil(min(STOP_SECONDS + costs.save_seconds, MAX_MARGIN_SHARE * max_seconds))
 
 
 def _explain_segments(
@@ -207,12 +207,12 @@ def _explain_segments(
     reserve_text = "the last checkpoint and its upload"
     if costs.state_bytes is None:
         reserve_text = f"the last checkpoint of unknown size ({format_span(ASSUMED_SAVE_SECONDS)} assumed)"
-    if first_shape.margin is not None and first_shape.margin < STOP_SECONDS + costs.save:
+    if first_shape.margin is not None and first_shape.margin < STOP_SECONDS + costs.save_seconds:
         end_text = f"a quarter of its time before its limit, for {reserve_text}"
     else:
         end_text = f"{format_span(first_shape.margin or 0)} before its limit, for a stop and {reserve_text}"
     diagnostics.add_reason("segment.planned-end", f"Every segment stops itself {end_text}.")
-    if costs.download:
+    if costs.download_seconds:
         downloads = [
             f"{size_bytes / 1e9:.1f} GB of {content}"
             for size_bytes, content in (
@@ -223,8 +223,9 @@ def _explain_segments(
         ]
         diagnostics.add_reason(
             "segment.start",
-            f"Every start downloads {' and '.join(downloads)} to each of {costs.hosts} hosts, in "
-            f"{format_span(costs.download)} at {S3_RATE / 1e6:.0f} MB/s assumed; the planned end is earlier "
+            f"Every start downloads {' and '.join(downloads)} to each of {costs.host_count} hosts, in "
+            f"{format_span(costs.download_seconds)} at {S3_RATE / 1e6:.0f} MB/s assumed; the planned end "
+            "is earlier "
             "by that, in case the service counts it.",
         )
 
@@ -236,25 +237,25 @@ def _explain_segments(
 class SegmentCosts:
     """Times of a segment. Seconds."""
 
-    download: float
+    download_seconds: float
     """Download of data and checkpoints to a host before it trains."""
 
-    start: float
+    start_seconds: float
     """Time until it trains, including the download."""
 
-    save: float
+    save_seconds: float
     """Last checkpoint and its upload."""
 
-    stall: float
+    stall_seconds: float
     """Interruption of training by one checkpoint."""
 
-    gap: float
+    gap_seconds: float
     """Time between two jobs."""
 
-    mtbf: float
+    failure_interval_seconds: float
     """Mean time between failures of all hosts together."""
 
-    hosts: int
+    host_count: int
     state_bytes: int | None = None
     """Size of one checkpoint; None if unknown."""
 
@@ -267,14 +268,16 @@ class SegmentCosts:
     @classmethod
     def for_job(cls, job: Job, facts: Facts) -> SegmentCosts:
         """Times of a segment of the largest number of hosts."""
-        existing = facts.checkpoints
-        state_bytes = None if existing is None else existing.step_bytes
-        hosts = max([job.compute.hosts, *(change.compute.hosts or 1 for change in job.segments)])
-        mtbf = (SPOT_MTBF if job.compute.spot else HOST_MTBF) / hosts
-        stall = ASSUMED_STALL_SECONDS if state_bytes is None else state_bytes / hosts / COPY_RATE
+        found_checkpoints = facts.checkpoints
+        state_bytes = None if found_checkpoints is None else found_checkpoints.step_bytes
+        host_count = max([job.compute.hosts, *(change.compute.hosts or 1 for change in job.segments)])
+        failure_interval_seconds = (SPOT_MTBF if job.compute.spot else HOST_MTBF) / host_count
+        stall_seconds = ASSUMED_STALL_SECONDS if state_bytes is None else state_bytes / host_count / COPY_RATE
         if facts.target == "local":
-            save = ASSUMED_SAVE_SECONDS if state_bytes is None else state_bytes / S3_RATE
-            return cls(0.0, 0.0, save, stall, 0.0, mtbf, hosts, state_bytes)
+            save_seconds = ASSUMED_SAVE_SECONDS if state_bytes is None else state_bytes / S3_RATE
+            return cls(
+                0.0, 0.0, save_seconds, stall_seconds, 0.0, failure_interval_seconds, host_count, state_bytes
+            )
         data_bytes = sum(
             facts.inputs[name].bytes or 0
             for name, channel in job.inputs.items()
@@ -282,21 +285,23 @@ class SegmentCosts:
         )
         is_synced = job.checkpoints is None or job.checkpoints.upload != DIRECT
         checkpoint_bytes = (
-            max(existing.total_bytes, (state_bytes or 0) * checkpoints_to_keep(job))
-            if existing is not None and is_synced
+            max(found_checkpoints.total_bytes, (state_bytes or 0) * checkpoints_to_keep(job))
+            if found_checkpoints is not None and is_synced
             else 0
         )
-        download = (data_bytes + checkpoint_bytes) / S3_RATE
-        save = ASSUMED_SAVE_SECONDS if state_bytes is None else 30 + state_bytes / hosts / S3_RATE
-        start = download + START_SECONDS
+        download_seconds = (data_bytes + checkpoint_bytes) / S3_RATE
+        save_seconds = (
+            ASSUMED_SAVE_SECONDS if state_bytes is None else 30 + state_bytes / host_count / S3_RATE
+        )
+        start_seconds = download_seconds + START_SECONDS
         return cls(
-            download,
-            start,
-            save,
-            stall,
+            download_seconds,
+            start_seconds,
+            save_seconds,
+            stall_seconds,
             PROVISIONING_SECONDS,
-            mtbf,
-            hosts,
+            failure_interval_seconds,
+            host_count,
             state_bytes,
             data_bytes,
             checkpoint_bytes,
@@ -318,10 +323,15 @@ def expected_schedule(
     """Expected timing of a chain. ``wall_seconds``: duration of each planned segment."""
     costs = SegmentCosts.for_job(job, facts)
     interval_seconds = _checkpoint_interval(job, costs)
-    restart_seconds = costs.start + costs.gap
+    restart_seconds = costs.start_seconds + costs.gap_seconds
     useful_seconds = sum(
         segment_progress(
-            seconds, min(costs.start, seconds), interval_seconds, costs.stall, restart_seconds, costs.mtbf
+            seconds,
+            min(costs.start_seconds, seconds),
+            interval_seconds,
+            costs.stall_seconds,
+            restart_seconds,
+            costs.failure_interval_seconds,
         )
         for seconds in wall_seconds
     )
@@ -329,8 +339,9 @@ def expected_schedule(
     if goodput < MIN_GOODPUT and facts.target == "aws":
         diagnostics.add_warning(
             f"Only {goodput:.0%} of the time is expected to be useful training: of a segment of "
-            f"{format_span(first_shape.max_seconds)}, the start takes {format_span(costs.start)} and a "
-            f"checkpoint {format_span(costs.stall)}; make segments longer."
+            f"{format_span(first_shape.max_seconds)}, the start takes {format_span(costs.start_seconds)} "
+            "and a "
+            f"checkpoint {format_span(costs.stall_seconds)}; make segments longer."
         )
     size_note = "of unknown size" if costs.state_bytes is None else "by the size of existing ones"
     mtbf_source = (
@@ -339,21 +350,23 @@ def expected_schedule(
     if job.checkpoints is None or job.checkpoints.interval is None:
         diagnostics.add_reason(
             "checkpoints.interval",
-            f"Daly's formula for a stall of {costs.stall:.2g} s per checkpoint ({size_note}) and a failure "
-            f"every {format_span(costs.mtbf)} ({mtbf_source}) gives {format_span(interval_seconds)} between "
+            f"Daly's formula for a stall of {costs.stall_seconds:.2g} s per checkpoint ({size_note}) and "
+            "a failure "
+            f"every {format_span(costs.failure_interval_seconds)} ({mtbf_source}) gives "
+            f"{format_span(interval_seconds)} between "
             "checkpoints; smlaunch.train uses what it measures.",
         )
     return Schedule(
         total=total_seconds,
         segment=float(first_shape.wall_seconds),
-        start=costs.start,
-        gap=costs.gap,
-        stall=costs.stall,
+        start=costs.start_seconds,
+        gap=costs.gap_seconds,
+        stall=costs.stall_seconds,
         interval=interval_seconds,
         restart=restart_seconds,
-        mtbf=costs.mtbf,
+        mtbf=costs.failure_interval_seconds,
         goodput=goodput,
-        makespan=sum(wall_seconds) + costs.gap * len(wall_seconds),
+        makespan=sum(wall_seconds) + costs.gap_seconds * len(wall_seconds),
         state_bytes=costs.state_bytes,
     )
 
@@ -362,7 +375,7 @@ def _checkpoint_interval(job: Job, costs: SegmentCosts) -> float:
     """Seconds between two checkpoints: stated, or by Daly's formula."""
     stated_interval = None if job.checkpoints is None else job.checkpoints.interval
     return (
-        daly_interval(costs.stall, costs.mtbf)
+        daly_interval(costs.stall_seconds, costs.failure_interval_seconds)
         if stated_interval is None
         else float(parse_duration(stated_interval))
     )

@@ -49,7 +49,7 @@ class AccessPattern:
     random_access: bool = False
     """Samples are read in random order within files."""
 
-    is_split: bool = False
+    is_data_split: bool = False
     """Each host reads only its own share."""
 
     platform: Platform = "training"
@@ -136,7 +136,7 @@ class StorageAdvice:
             "needs": {
                 "epochs": self.access.epochs,
                 "random_access": self.access.random_access,
-                "split": self.access.is_split,
+                "split": self.access.is_data_split,
                 "place": self.access.platform,
             },
             "hosts": host.hosts,
@@ -154,7 +154,7 @@ class StorageAdvice:
 
 def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfile) -> StorageAdvice:
     """Compare all ways to read the data and choose one. ``dataset`` must hold at least one file."""
-    split_count = host.hosts if access.is_split else 1
+    split_count = host.hosts if access.is_data_split else 1
     host_data = DataShare(dataset.bytes / split_count, dataset.files / split_count)
     pack_first = _is_worth_packing(dataset, access, host, host_data)
     data_to_read = host_data.as_shards() if pack_first else host_data
@@ -556,7 +556,7 @@ def _notes_for(context: _AdviceContext) -> tuple[str, ...]:
             f"{host.instance.name} has its network of {host.network_bytes_per_second * 8 / 1e9:g} Gb/s for "
             "some minutes only; a long download is slower than estimated."
         )
-    if host.hosts > 1 and not access.is_split:
+    if host.hosts > 1 and not access.is_data_split:
         note_texts.append(
             f"Every one of {host.hosts} hosts reads everything; with a share for each (split: bytes) it is "
             f"{_size_text(context.dataset.bytes / host.hosts)} per host."

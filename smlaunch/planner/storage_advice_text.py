@@ -86,7 +86,7 @@ def _commands(advice: StorageAdvice, uri: str) -> Iterator[str]:
         yield f"smlaunch data pack {data_location} {packed_location} --shard-size 150MB"
         data_location = packed_location
     if advice.mode is not None and advice.access.platform == "training":
-        split_option = ",split=bytes" if advice.access.is_split else ""
+        split_option = ",split=bytes" if advice.access.is_data_split else ""
         yield f"smlaunch run train.py --input train={data_location},mode={advice.mode}{split_option}"
     elif advice.access.platform == "slurm" and advice.chosen.name != SHARED_STORAGE:
         # As in the clusters' own tutorial: unpacked where only this job reads.

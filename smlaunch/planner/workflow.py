@@ -118,18 +118,23 @@ class Workflow:
     """S3 prefix of all segments; None if the run saves no checkpoints."""
 
     @property
+    def is_chain(self) -> bool:
+        """Whether the run may have several segments, each of one or more jobs, instead of one job only."""
+        return self.policy.chain
+
+    @property
     def is_single_job(self) -> bool:
         """Whether the run is one job, and ends when that job does."""
         policy = self.policy
         planned_end = any(variant.stop_after is not None for variant in self.variants)
-        return not (policy.chain or policy.attempts > 1 or policy.on_demand_fallback or planned_end)
+        return not (self.is_chain or policy.attempts > 1 or policy.on_demand_fallback or planned_end)
 
     @property
     def segment_count(self) -> int | None:
         """Number of segments that the training time fills, if each has its full length; None if unbounded."""
         total = self.policy.total_seconds
-        if not self.policy.chain or total is None:
-            return None if self.policy.chain else 1
+        if not self.is_chain or total is None:
+            return None if self.is_chain else 1
         count = 0
         while total > 0:
             count += 1
@@ -252,10 +257,10 @@ class Ending(str, Enum):
     """How a job ended, as far as the next action depends on it."""
 
     COMPLETED = "completed"
-    TIME = "time"
-    """MaxRuntime passed."""
+    TIME_LIMIT = "time"
+    """The service stopped it at its MaxRuntimeInSeconds."""
     WAIT_EXCEEDED = "starved"
-    """MaxWaitTime passed: no spot capacity, or it was interrupted."""
+    """The service stopped it at its MaxWaitTimeInSeconds: no spot capacity, or it was interrupted."""
     STOPPED = "stopped"
     """By a person, or another call of StopTrainingJob."""
     CAPACITY = "capacity"
@@ -297,13 +302,13 @@ class EndingRule:
     """Longest wait before the next job."""
 
     def wait_seconds(self, attempt: int) -> float:
-        """Seconds to wait after attempt number ``attempt`` ended so."""
+        """Seconds to wait before the next job, after this attempt ended."""
         return min(self.max_wait_seconds, self.first_wait_seconds * 2.0 ** min(attempt - 1, 20))
 
 
 ENDING_RULES: Mapping[Ending, EndingRule] = {
     Ending.COMPLETED: EndingRule(Remedy.CONTINUE, 0),
-    Ending.TIME: EndingRule(Remedy.CONTINUE, EXIT_LIMIT),
+    Ending.TIME_LIMIT: EndingRule(Remedy.CONTINUE, EXIT_LIMIT),
     Ending.WAIT_EXCEEDED: EndingRule(Remedy.ON_DEMAND, EXIT_LIMIT),
     Ending.STOPPED: EndingRule(Remedy.GIVE_UP, EXIT_STOPPED),
     Ending.CAPACITY: EndingRule(Remedy.RETRY, EXIT_SERVICE, first_wait_seconds=60.0, max_wait_seconds=900.0),
@@ -324,7 +329,7 @@ ENDING_BY_FAILURE: Mapping[str, Ending] = {
 """By the first word of FailureReason."""
 
 ENDING_BY_STOP: Mapping[str, Ending] = {
-    "MaxRuntimeExceeded": Ending.TIME,
+    "MaxRuntimeExceeded": Ending.TIME_LIMIT,
     "MaxWaitTimeExceeded": Ending.WAIT_EXCEEDED,
 }
 """By the SecondaryStatus of a stopped job, if no person stopped it."""

@@ -155,6 +155,8 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
 def _launch_prepared(
     prepared: PreparedRun, on_message: MessageCallback, on_progress: ProgressCallback | None
 ) -> Run:
+    """Upload what the run needs, submit its first job, and return the run; return the existing run if the
+    same job was launched under this name before."""
     plan, target = prepared.plan, prepared.target
     _set_bucket_owners(plan.job, target)
     if plan.shard_plans:

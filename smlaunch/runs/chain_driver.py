@@ -208,6 +208,7 @@ class ChainDriver:
         return None
 
     def _report_next_job(self, action: Submit, pause: float) -> None:
+        """Report once that a job is going to be submitted. ``pause``: seconds until then."""
         if action.name in self._due_times:
             return
         self._due_times[action.name] = self._clock()

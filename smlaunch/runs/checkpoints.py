@@ -46,6 +46,7 @@ class CheckpointStep(NamedTuple):
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the checkpoint as a member of the command's JSON output."""
         manifest = self.manifest
         return {
             "step": self.step,
@@ -149,6 +150,7 @@ class RunCheckpoints:
     def _verify_part(
         self, step: int, cancelled: Event, on_bytes: Callable[[int], None], part: Shard
     ) -> str | None:
+        """Return what is wrong with one file of a checkpoint, by its SHA-256; None if nothing is."""
         try:
             digest = call_with_retries(partial(self._hash_part, step, cancelled, on_bytes, part))
         except CallError as error:

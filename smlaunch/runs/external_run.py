@@ -222,6 +222,8 @@ class ExternalRun(Run):
     def follow(
         self, sleep: SleepFunction = time.sleep, *, from_first_job: bool = False
     ) -> Iterator[JobFollower]:
+        """Yield a follower for each job, as the orchestrator starts it, until the run has ended.
+        ``from_first_job``: follow the jobs before the newest one too."""
         progress = ProgressTracker()
         self._refresh_state()
         followed = set() if from_first_job else set(self._jobs[:-1])

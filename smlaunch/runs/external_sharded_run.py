@@ -59,6 +59,8 @@ class ExternalShardedRun(ShardedRun):
     def follow(
         self, sleep: SleepFunction = time.sleep, *, from_first_job: bool = False
     ) -> Iterator[JobFollower]:
+        """Yield a follower of several shards whenever the orchestrator has started new ones, until the run
+        has ended. ``from_first_job``: follow each shard from its first job."""
         followed: set[int] = set()
         while True:
             new_shards = {

@@ -85,11 +85,13 @@ class _PollTimer:
         self._interval_seconds = polling.initial_seconds
         self.next_poll_at = 0.0
 
-    def schedule_next(self, now: float, has_news: bool) -> None:
+    def schedule_next(self, now: float, has_changes: bool) -> None:
+        """Set the time of the next request. ``now``: on the poller's clock. ``has_changes``: the last
+        response brought something new, so that the interval starts again from its shortest."""
         polling = self._polling
         self._interval_seconds = (
             polling.initial_seconds
-            if has_news
+            if has_changes
             else min(self._interval_seconds * polling.backoff_factor, polling.max_seconds)
         )
         self.next_poll_at = now + self._interval_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreading load, not a secret
@@ -103,15 +105,16 @@ class _LogStream:
 
 
 @dataclass
-class _Outage:
+class _OutageTracker:
     """How long a service has not responded. Reported once; after ``give_up_seconds`` its error is raised."""
 
     job: str
     give_up_seconds: float
     started_at: float | None = None
 
-    def record_error(self, error: CallError, now: float, events: list[Event]) -> None:
-        """Add a warning for a new outage. Raise an error that is permanent or has lasted too long."""
+    def warn_or_raise(self, error: CallError, now: float, events: list[Event]) -> None:
+        """Add a warning to ``events`` if an outage begins with this error. Raise the error if it is
+        permanent, or if the outage has lasted too long."""
         if not is_transient(error) or (
             self.started_at is not None and now - self.started_at > self.give_up_seconds
         ):
@@ -147,18 +150,18 @@ class JobPoller:
         self._polling = polling
         self._clock = clock
         self._state_timer = _PollTimer(polling)
-        self._streams: dict[str, _LogStream] = {}
+        self._log_streams_by_name: dict[str, _LogStream] = {}
         self._stream_list_timer = _PollTimer(polling)
         self._is_log_unreadable = False
         self._reported_changes = 0
-        self._job_outage = _Outage(job, polling.give_up_seconds)
-        self._log_outage = _Outage(job, polling.give_up_seconds)
+        self._job_outage_tracker = _OutageTracker(job, polling.give_up_seconds)
+        self._log_outage_tracker = _OutageTracker(job, polling.give_up_seconds)
         self._quiet_since: float | None = None
 
     @property
     def next_poll_at(self) -> float:
         """When the next round is due, on this poller's clock."""
-        poll_times = [stream.timer.next_poll_at for stream in self._streams.values()]
+        poll_times = [stream.timer.next_poll_at for stream in self._log_streams_by_name.values()]
         if not self._has_ended:
             poll_times.append(self._state_timer.next_poll_at)
         if not self._is_log_unreadable:
@@ -178,18 +181,19 @@ class JobPoller:
         try:
             self._poll_state(events)
         except CallError as error:
-            self._job_outage.record_error(error, self._clock(), events)
-            self._state_timer.schedule_next(self._clock(), has_news=False)
+            self._job_outage_tracker.warn_or_raise(error, self._clock(), events)
+            self._state_timer.schedule_next(self._clock(), has_changes=False)
         self._poll_logs(events)
         if self._has_ended:
             self._check_finished(bool(events))
         return events
 
     def _poll_state(self, events: list[Event]) -> None:
+        """Add the job's new state changes to ``events``, if a request is due."""
         if self._has_ended or self._clock() < self._state_timer.next_poll_at:
             return
         self.description = self._control.describe(self.job)
-        self._job_outage.clear()
+        self._job_outage_tracker.clear()
         new_changes = list(_state_changes(self.job, self.description))[self._reported_changes :]
         self._reported_changes += len(new_changes)
         self._state_timer.schedule_next(self._clock(), bool(new_changes))
@@ -198,38 +202,45 @@ class JobPoller:
         events.extend(new_changes)
 
     def _poll_logs(self, events: list[Event]) -> None:
+        """Add the new log lines to ``events``. When the log service has failed for too long, following
+        continues without the log, with a warning."""
         if self._is_log_unreadable:
             return
         try:
             was_polled = self._poll_stream_list()
-            for name, stream in self._streams.items():
+            for name, stream in self._log_streams_by_name.items():
                 was_polled = self._poll_stream(name, stream, events) or was_polled
             if was_polled:
-                self._log_outage.clear()
+                self._log_outage_tracker.clear()
         except CallError as error:
             now = self._clock()
             try:
-                self._log_outage.record_error(error, now, events)
+                self._log_outage_tracker.warn_or_raise(error, now, events)
             except CallError:
                 self._is_log_unreadable = True
-                self._streams.clear()
+                self._log_streams_by_name.clear()
                 text = f"the log cannot be read ({error.message}); the job is followed without it"
                 events.append(PollWarning(self.job, text))
-            for timer in (self._stream_list_timer, *(stream.timer for stream in self._streams.values())):
-                timer.schedule_next(now, has_news=False)
+            for timer in (
+                self._stream_list_timer,
+                *(stream.timer for stream in self._log_streams_by_name.values()),
+            ):
+                timer.schedule_next(now, has_changes=False)
 
     def _poll_stream_list(self) -> bool:
         """Return whether a request was made."""
         now = self._clock()
         if now < self._stream_list_timer.next_poll_at and not (self._has_ended and self._quiet_since is None):
             return False
-        known_count = len(self._streams)
+        known_count = len(self._log_streams_by_name)
         for name in self._logs.streams(log_group(self.description), self.job + "/"):
-            if name not in self._streams:
-                self._streams[name] = _LogStream(host_of_stream(self.job, name), _PollTimer(self._polling))
-        has_news = len(self._streams) > known_count
-        self._stream_list_timer.schedule_next(self._clock(), has_news)
-        if not has_news and len(self._streams) >= host_count(self.description):
+            if name not in self._log_streams_by_name:
+                self._log_streams_by_name[name] = _LogStream(
+                    host_of_stream(self.job, name), _PollTimer(self._polling)
+                )
+        has_changes = len(self._log_streams_by_name) > known_count
+        self._stream_list_timer.schedule_next(self._clock(), has_changes)
+        if not has_changes and len(self._log_streams_by_name) >= host_count(self.description):
             self._stream_list_timer.next_poll_at = now + self._polling.max_seconds * 4
         return True
 
@@ -242,24 +253,28 @@ class JobPoller:
         """
         if self._clock() < stream.timer.next_poll_at and not self._has_ended:
             return False
-        has_news, pages, has_more = False, 0, True
+        has_changes, pages, has_more = False, 0, True
         while has_more and (pages < _MAX_PAGES_PER_ROUND or self._has_ended):
             log_events, token = self._logs.read(log_group(self.description), name, stream.token)
             has_more, stream.token = token != stream.token, token
             events.extend(
                 LogLine(self.job, stream.host, event.timestamp_ms, event.text) for event in log_events
             )
-            has_news = has_news or bool(log_events)
+            has_changes = has_changes or bool(log_events)
             pages += 1
-        stream.timer.schedule_next(self._clock(), has_news)
+        stream.timer.schedule_next(self._clock(), has_changes)
         return True
 
-    def _check_finished(self, has_news: bool) -> None:
+    def _check_finished(self, has_changes: bool) -> None:
+        """Set ``is_finished`` once the ended job's log has been silent for the settling time.
+        ``has_changes``: this round brought an event."""
         now = self._clock()
-        if has_news or self._quiet_since is None:
+        if has_changes or self._quiet_since is None:
             self._quiet_since = now
         is_quiet = now - self._quiet_since >= self._polling.settle_seconds
-        self.is_finished = self._is_log_unreadable or (is_quiet and self._log_outage.started_at is None)
+        self.is_finished = self._is_log_unreadable or (
+            is_quiet and self._log_outage_tracker.started_at is None
+        )
 
 
 def poll_until_finished(

@@ -37,6 +37,7 @@ def _stop_state_machine_execution(client: _ClientFactory, arn: str) -> None:
 
 
 def _describe_pipeline_execution(client: _ClientFactory, arn: str) -> OrchestratorExecution:
+    """Return the state of a pipeline's execution, with the cause if it has failed."""
     sagemaker = client("sagemaker")
     describe = sagemaker.describe_pipeline_execution
     status = call_api("DescribePipelineExecution", describe, PipelineExecutionArn=arn)[
@@ -94,6 +95,8 @@ class OrchestratorClient:
         self._client = client
 
     def describe(self, execution: str) -> OrchestratorExecution | None:
+        """Return the state of an execution, by its ARN; None if it is not an orchestrator's or cannot be
+        read."""
         kind = orchestrator_kind(execution)
         if kind is None:
             return None
@@ -105,6 +108,7 @@ class OrchestratorClient:
             return None
 
     def stop(self, execution: str) -> bool:
+        """Stop an execution, by its ARN; return False if it is not an orchestrator's or cannot be stopped."""
         kind = orchestrator_kind(execution)
         if kind is None:
             return False

@@ -117,6 +117,7 @@ class RunOutcome:
 
     @property
     def status(self) -> str:
+        """Status of the run, in the words of a training job's."""
         if not self.is_chain:
             return self.last_job.status
         if self.final_result is not None:
@@ -268,6 +269,7 @@ def summarize_job(job: JobOutcome) -> str:
 
 
 def _summarize_failure(job: JobOutcome) -> str:
+    """Return one line: which process of the job failed first, and why."""
     failure = job.failure
     if failure is None or failure.host is None:
         first_line = job.failure_reason.partition("\n")[0]

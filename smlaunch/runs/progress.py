@@ -77,6 +77,7 @@ class _WriterProgress:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def add_values(self, written_at: float, values: Mapping[str, MetricValue]) -> None:
+        """Add the values of one progress line. ``written_at``: seconds since the epoch."""
         step, total_steps = values.get("step"), values.get("steps")
         if isinstance(total_steps, int) and total_steps > 0:
             self.total_steps = total_steps

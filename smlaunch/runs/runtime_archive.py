@@ -48,6 +48,7 @@ def build_runtime_archive(mpi: bool = False) -> bytes:
 
 
 def _module_paths(package: Path, mpi: bool) -> Iterator[Path]:
+    """Yield the files of the runtime that a job needs. ``mpi``: including those for jobs under mpirun."""
     for package_name in _PACKAGES:
         for path in sorted((package / package_name).rglob("*.py")):
             if mpi or path.parent != package / _MPI_PACKAGE:

@@ -300,6 +300,9 @@ class ShardedRunFollower(JobFollower):
     def _follow_shard(
         self, shard_number: int, is_restart: bool, pause: Callable[[float], bool], batches: Any
     ) -> None:
+        """Follow one shard in a thread of its own, and put its events into the queue ``batches``; at the end
+        its error, if any, and None. ``is_restart``: continue with its previous follower. ``pause``: sleeps
+        for so many seconds, and returns True to stop."""
         try:
             followers = (
                 self._previous_follower(shard_number)

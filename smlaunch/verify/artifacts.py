@@ -72,6 +72,8 @@ def fetch_artifacts(
 
 
 def _read_archive(archive: Path, mask: TextMask) -> Iterator[tuple[str, ArtifactFile]]:
+    """Yield the name and digests of each file of a tar archive. ``mask``: removes from texts what differs
+    from run to run by nature."""
     with tarfile.open(archive) as tar:
         for member in tar:
             name = member.name.removeprefix("./")

@@ -20,7 +20,8 @@ STEP_UNEXPECTED = (
 )
 
 
-def explain_order(findings: LintFindings) -> str:
+def explain_sample_order(findings: LintFindings) -> str:
+    """Return the cause of different samples: their order is not continued after a restart."""
     loader = f" ({_list_lines(findings.data_loaders)})" if findings.data_loaders else ""
     return (
         f"the order of samples is not continued: a sampler or DataLoader{loader} starts again "
@@ -28,13 +29,15 @@ def explain_order(findings: LintFindings) -> str:
     )
 
 
-def explain_loss(
-    is_first_after_cut: bool, components: Collection[str], findings: LintFindings
+def explain_loss_difference(
+    is_first_after_cut: bool, component_names: Collection[str], findings: LintFindings
 ) -> Iterator[str]:
+    """Yield likely causes of a loss that differs although the samples are the same. ``component_names``: of
+    the state that the checkpoints hold. ``findings``: what the script's text shows."""
     if not is_first_after_cut:
-        yield from _explain_update(components, findings)
+        yield from _explain_update(component_names, findings)
         return
-    if findings.uses_torch and "model" not in components:
+    if findings.uses_torch and "model" not in component_names:
         yield "the model's state is not saved: pass it to the Checkpointer as model=, or register it"
     random_text = (
         f" The script draws from them here: {_list_lines(findings.random_calls)}."
@@ -50,20 +53,20 @@ def explain_loss(
     )
 
 
-def _explain_update(components: Collection[str], findings: LintFindings) -> Iterator[str]:
+def _explain_update(component_names: Collection[str], findings: LintFindings) -> Iterator[str]:
     """Explain a right first step after the cut and a wrong later one: state of the update was not saved."""
     has_cause = False
-    for cause in _explain_unregistered_components(components, findings):
+    for cause in _explain_unregistered_components(component_names, findings):
         has_cause = True
         yield cause
-    if findings.uses_torch and "optimizer" not in components:
+    if findings.uses_torch and "optimizer" not in component_names:
         has_cause = True
         yield "the optimizer's state is not saved: pass it to the Checkpointer as optimizer=, or register it"
     if not has_cause:
         yield (
             "the first step after the cut was right and its update was not: a state that changes from step "
             "to step (a schedule, an average, a counter, an accumulated gradient) is not saved: "
-            f"register it with the Checkpointer. Saved are {_list_names(components)}"
+            f"register it with the Checkpointer. Saved are {_list_names(component_names)}"
         )
 
 
@@ -81,7 +84,7 @@ def _explain_unregistered_components(components: Collection[str], findings: Lint
             )
 
 
-def explain_states(names: Collection[str], generators: Collection[str]) -> Iterator[str]:
+def explain_state_differences(names: Collection[str], generators: Collection[str]) -> Iterator[str]:
     """Explain states that differ although all samples and losses are the same."""
     for name in names:
         if name in generators:
@@ -117,7 +120,7 @@ _GLOBAL_GENERATORS = {
 }
 
 
-def explain_files(components: Collection[str], findings: LintFindings) -> Iterator[str]:
+def explain_file_differences(components: Collection[str], findings: LintFindings) -> Iterator[str]:
     """Explain files that differ although the training itself shows no difference."""
     if components:
         yield from _explain_unregistered_components(components, findings)

@@ -46,13 +46,13 @@ class RunDifference(NamedTuple):
     name: str = ""
     """Name of a component or a file."""
     value_path: str = ""
-    """Path of the value in the file."""
+    """Path of the value among the values that the file holds, such as ``layers.0.weight``."""
     text: str = ""
-    """How it differs."""
+    """How it differs, for a message; of a whole file ``missing`` from the resumed run, or ``only`` there."""
     is_bulk: bool = True
     """The value is as large as weights are."""
-    shown_values: tuple[str, ...] = ()
-    """The values as text, where they are short."""
+    short_texts: tuple[str, ...] = ()
+    """The value in the unsplit and in the resumed run, as text; an empty text for a long or missing one."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -92,41 +92,44 @@ class Comparison:
         }
 
 
-def compare_runs(unsplit: RunRecord, cut: RunRecord, lint_findings: LintFindings) -> Comparison:
-    """Compare a run with cuts to the unsplit run. ``lint_findings`` are those of the script's text."""
+def compare_runs(unsplit_run: RunRecord, resumed_run: RunRecord, lint_findings: LintFindings) -> Comparison:
+    """Compare a run that was cut and resumed with the unsplit run. ``lint_findings`` are those of the
+    script's text."""
     differences: list[RunDifference] = []
     likely_causes: list[str] = []
-    if set(unsplit.rank_traces) != set(cut.rank_traces):
-        text = f"{len(unsplit.rank_traces)} ranks trained unsplit, {len(cut.rank_traces)} when cut"
+    if set(unsplit_run.rank_traces) != set(resumed_run.rank_traces):
+        text = (
+            f"{len(unsplit_run.rank_traces)} ranks trained unsplit, {len(resumed_run.rank_traces)} when cut"
+        )
         differences.append(RunDifference("ranks", text=text))
         likely_causes.append(causes.RANK_COUNT_DIFFERS)
-    for step_difference, step_causes in _diff_steps(unsplit, cut, lint_findings):
+    for step_difference, step_causes in _diff_steps(unsplit_run, resumed_run, lint_findings):
         differences.append(step_difference)
         likely_causes += step_causes
-    generators = {name for rank in unsplit.rank_traces.values() for name in rank.initial_generators}
-    state_differences, unused_generators = _diff_states(unsplit, cut)
+    generators = {name for rank in unsplit_run.rank_traces.values() for name in rank.initial_generators}
+    state_differences, unused_generators = _diff_states(unsplit_run, resumed_run)
     unseeded_names = [
         difference.name
         for difference in state_differences
-        if _is_unseeded_generator(difference.name, unsplit, cut)
+        if _is_unseeded_generator(difference.name, unsplit_run, resumed_run)
     ]
     seed_causes = tuple(causes.explain_missing_seed(name, lint_findings) for name in unseeded_names)
     differences += state_differences
     if state_differences and not likely_causes:
-        likely_causes += causes.explain_states(
+        likely_causes += causes.explain_state_differences(
             [difference.name for difference in state_differences if difference.name not in unseeded_names],
             generators,
         )
-    file_differences, log_notes = _diff_files(unsplit, cut)
+    file_differences, log_notes = _diff_files(unsplit_run, resumed_run)
     if file_differences and not differences:
-        likely_causes += causes.explain_files(_component_names(unsplit), lint_findings)
+        likely_causes += causes.explain_file_differences(_traced_component_names(unsplit_run), lint_findings)
     differences += file_differences
-    compared, not_compared = _compared_scope(unsplit, cut, {*unused_generators, *log_notes})
-    components = _component_names(unsplit) - generators - {_ORDER}
+    compared, not_compared = _compared_scope(unsplit_run, resumed_run, {*unused_generators, *log_notes})
+    component_names = _traced_component_names(unsplit_run) - generators - {_ORDER}
     equal_weights = any(
-        digest.is_bulk and digest == cut.files[name].values.get(value_path)
-        for name, file in unsplit.files.items()
-        if name in cut.files
+        digest.is_bulk and digest == resumed_run.files[name].values.get(value_path)
+        for name, file in unsplit_run.files.items()
+        if name in resumed_run.files
         for value_path, digest in file.values.items()
     )
     return Comparison(
@@ -139,7 +142,7 @@ def compare_runs(unsplit: RunRecord, cut: RunRecord, lint_findings: LintFindings
             *(f"{name}: no random numbers were drawn from it" for name in unused_generators),
             *log_notes.values(),
         ),
-        compared_state=bool(components) or equal_weights,
+        compared_state=bool(component_names) or equal_weights,
     )
 
 
@@ -147,13 +150,17 @@ def compare_runs(unsplit: RunRecord, cut: RunRecord, lint_findings: LintFindings
 
 
 def _diff_steps(
-    unsplit: RunRecord, cut: RunRecord, lint_findings: LintFindings
+    unsplit_run: RunRecord, resumed_run: RunRecord, lint_findings: LintFindings
 ) -> Iterator[tuple[RunDifference, Sequence[str]]]:
-    """Yield the first step that differs, over all ranks, with its likely causes."""
+    """Yield the first step, over all ranks, whose samples or loss differ between the runs, with its likely
+    causes; nothing if all steps agree.
+
+    ``lint_findings``: what the script's text shows about its data loaders and random generators.
+    """
     first_differences: list[tuple[int, int, TracedStep | None, TracedStep | None]] = []
-    for rank in sorted(set(unsplit.rank_traces) & set(cut.rank_traces)):
-        expected_by_step = {row.step: row for row in unsplit.rank_traces[rank].steps}
-        for step_row in cut.rank_traces[rank].steps:
+    for rank in sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)):
+        expected_by_step = {step_row.step: step_row for step_row in unsplit_run.rank_traces[rank].steps}
+        for step_row in resumed_run.rank_traces[rank].steps:
             expected_row = expected_by_step.get(step_row.step)
             if expected_row is None or (step_row.samples, step_row.loss) != (
                 expected_row.samples,
@@ -162,53 +169,64 @@ def _diff_steps(
                 first_differences.append((step_row.step, rank, step_row, expected_row))
                 break
         missing_step = min(
-            set(expected_by_step) - {row.step for row in cut.rank_traces[rank].steps}, default=None
+            set(expected_by_step) - {step_row.step for step_row in resumed_run.rank_traces[rank].steps},
+            default=None,
         )
         if missing_step is not None:
             first_differences.append((missing_step, rank, None, expected_by_step[missing_step]))
     if not first_differences:
         return
-    step, rank, row, expected = min(first_differences, key=lambda first: first[:2])
-    if row is None:
+    step, rank, resumed_row, expected_row = min(first_differences, key=lambda first: first[:2])
+    if resumed_row is None:
         text = f"step {step} was skipped (rank {rank})"
         yield RunDifference("steps", text=text), [causes.STEP_MISSING]
         return
-    if expected is None:
+    if expected_row is None:
         text = f"step {step} was done, and is not in the unsplit run (rank {rank})"
         yield RunDifference("steps", text=text), [causes.STEP_UNEXPECTED]
         return
-    is_first_after_cut = row.job > 0 and cut.rank_traces[rank].first_step_of(row.job) == row.step
-    location = f"step {step} on rank {rank}, " + _position_after_cut(cut.rank_traces[rank], row)
-    if row.samples != expected.samples:
-        used_samples, expected_samples = _shorten_samples(row.samples), _shorten_samples(expected.samples)
+    is_first_after_cut = (
+        resumed_row.job_index > 0
+        and resumed_run.rank_traces[rank].first_step_of(resumed_row.job_index) == resumed_row.step
+    )
+    location = f"step {step} on rank {rank}, " + _position_after_cut(
+        resumed_run.rank_traces[rank], resumed_row
+    )
+    if resumed_row.samples != expected_row.samples:
+        used_samples, expected_samples = (
+            _shorten_samples(resumed_row.samples),
+            _shorten_samples(expected_row.samples),
+        )
         text = f"{location} used samples {used_samples} in place of {expected_samples}"
-        yield RunDifference("steps", text=text), [causes.explain_order(lint_findings)]
+        yield RunDifference("steps", text=text), [causes.explain_sample_order(lint_findings)]
         return
-    text = f"{location} had loss {row.loss} in place of {expected.loss}, with the same samples"
-    components = _component_names(cut) | _component_names(unsplit)
+    text = f"{location} had loss {resumed_row.loss} in place of {expected_row.loss}, with the same samples"
+    component_names = _traced_component_names(resumed_run) | _traced_component_names(unsplit_run)
     yield (
         RunDifference("steps", text=text),
-        list(causes.explain_loss(is_first_after_cut, components, lint_findings)),
+        list(causes.explain_loss_difference(is_first_after_cut, component_names, lint_findings)),
     )
 
 
 def _position_after_cut(trace: RankTrace, row: TracedStep) -> str:
-    first_step = trace.first_step_of(row.job)
-    if row.job == 0 or first_step is None:
+    """Return where the step is relative to the last cut before it, for a message."""
+    first_step = trace.first_step_of(row.job_index)
+    if row.job_index == 0 or first_step is None:
         return "before any cut"
     if first_step == row.step:
-        return f"the first one after cut {row.job}"
-    return f"{row.step - first_step} after the first one that followed cut {row.job}"
+        return f"the first one after cut {row.job_index}"
+    return f"{row.step - first_step} after the first one that followed cut {row.job_index}"
 
 
 # ---- state -----------------------------------------------------------------------------------------------
 
 
-def _component_names(record: RunRecord) -> set[str]:
+def _traced_component_names(record: RunRecord) -> set[str]:
+    """Return the names of the components whose state the ranks have traced."""
     return {name for rank in record.rank_traces.values() for name in rank.final_digests}
 
 
-def _diff_states(unsplit: RunRecord, cut: RunRecord) -> tuple[list[RunDifference], list[str]]:
+def _diff_states(unsplit_run: RunRecord, resumed_run: RunRecord) -> tuple[list[RunDifference], list[str]]:
     """Compare the components' final states, and their states where both runs took a checkpoint after the same
     step.
 
@@ -217,21 +235,21 @@ def _diff_states(unsplit: RunRecord, cut: RunRecord) -> tuple[list[RunDifference
     ranks_by_final_component: dict[str, list[int]] = {}
     step_by_checkpoint_component: dict[str, int] = {}
     unused_generators: set[str] = set()
-    for rank in sorted(set(unsplit.rank_traces) & set(cut.rank_traces)):
-        unsplit_trace, cut_trace = unsplit.rank_traces[rank], cut.rank_traces[rank]
-        final = unsplit_trace.final_digests, cut_trace.final_digests
+    for rank in sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)):
+        unsplit_trace, resumed_trace = unsplit_run.rank_traces[rank], resumed_run.rank_traces[rank]
+        final = unsplit_trace.final_digests, resumed_trace.final_digests
         if all(final):
-            for name in _differing_components(*final, unsplit_trace, cut_trace, unused_generators):
+            for name in _differing_components(*final, unsplit_trace, resumed_trace, unused_generators):
                 ranks_by_final_component.setdefault(name, []).append(rank)
         digests_by_step = {state.step: state.digests for state in unsplit_trace.states if not state.is_final}
-        for state in cut_trace.states:
+        for state in resumed_trace.states:
             if not state.is_final and state.step in digests_by_step:
                 states = digests_by_step[state.step], state.digests
-                for name in _differing_components(*states, unsplit_trace, cut_trace, unused_generators):
+                for name in _differing_components(*states, unsplit_trace, resumed_trace, unused_generators):
                     step_by_checkpoint_component.setdefault(name, state.step)
     differences = []
     for name, ranks in ranks_by_final_component.items():
-        is_on_all_ranks = len(ranks) == len(unsplit.rank_traces)
+        is_on_all_ranks = len(ranks) == len(unsplit_run.rank_traces)
         text = "" if is_on_all_ranks else f"rank {_join_numbers(ranks)}"
         differences.append(RunDifference("state", name, text=text))
     for name, step in step_by_checkpoint_component.items():
@@ -242,16 +260,16 @@ def _diff_states(unsplit: RunRecord, cut: RunRecord) -> tuple[list[RunDifference
 
 def _differing_components(
     unsplit_digests: Mapping[str, str],
-    cut_digests: Mapping[str, str],
+    resumed_digests: Mapping[str, str],
     unsplit_trace: RankTrace,
-    cut_trace: RankTrace,
+    resumed_trace: RankTrace,
     unused_generators: set[str],
 ) -> Iterator[str]:
     """Yield the names of components that differ. Unused generators go to ``unused_generators`` instead."""
-    for name in sorted({*unsplit_digests, *cut_digests}):
-        if unsplit_digests.get(name) == cut_digests.get(name):
+    for name in sorted({*unsplit_digests, *resumed_digests}):
+        if unsplit_digests.get(name) == resumed_digests.get(name):
             continue
-        if _is_unused_generator(name, unsplit_trace) and _is_unused_generator(name, cut_trace):
+        if _is_unused_generator(name, unsplit_trace) and _is_unused_generator(name, resumed_trace):
             unused_generators.add(name)
         else:
             yield name
@@ -261,34 +279,40 @@ def _is_unused_generator(name: str, trace: RankTrace) -> bool:
     return name in trace.generators and name not in trace.drawn_generators
 
 
-def _is_unseeded_generator(name: str, unsplit: RunRecord, cut: RunRecord) -> bool:
+def _is_unseeded_generator(name: str, unsplit_run: RunRecord, resumed_run: RunRecord) -> bool:
     """Return whether the generator started in another state although no cut had been made."""
     return any(
-        name in unsplit.rank_traces[rank].initial_generators
-        and unsplit.rank_traces[rank].initial_generators[name]
-        != cut.rank_traces[rank].initial_generators.get(name)
-        for rank in set(unsplit.rank_traces) & set(cut.rank_traces)
+        name in unsplit_run.rank_traces[rank].initial_generators
+        and unsplit_run.rank_traces[rank].initial_generators[name]
+        != resumed_run.rank_traces[rank].initial_generators.get(name)
+        for rank in set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)
     )
 
 
 # ---- files -----------------------------------------------------------------------------------------------
 
 
-def _diff_files(unsplit: RunRecord, cut: RunRecord) -> tuple[list[RunDifference], dict[str, str]]:
-    """Compare files value by value. Also returns notes about files that match only in part."""
+def _diff_files(unsplit_run: RunRecord, resumed_run: RunRecord) -> tuple[list[RunDifference], dict[str, str]]:
+    """Compare files value by value: return the differences, and notes by file name about files that match
+    only in part."""
     differences, notes = [], {}
-    cut_files = {
-        name: file for files in cut.earlier_files for name, file in (files or {}).items() if _is_output(name)
+    resumed_files = {
+        name: file
+        for files in resumed_run.earlier_files
+        for name, file in (files or {}).items()
+        if _is_output(name)
     }
-    cut_files.update(cut.files)
-    for name in sorted(set(unsplit.files) | set(cut_files)):
-        unsplit_file, cut_file = unsplit.files.get(name), cut_files.get(name)
-        if unsplit_file is None or cut_file is None:
-            file = unsplit_file or cut_file
+    resumed_files.update(resumed_run.files)
+    for name in sorted(set(unsplit_run.files) | set(resumed_files)):
+        unsplit_file, resumed_file = unsplit_run.files.get(name), resumed_files.get(name)
+        if unsplit_file is None or resumed_file is None:
+            file = unsplit_file or resumed_file
             assert file is not None
             is_bulk = any(digest.is_bulk for digest in file.values.values())
             differences.append(
-                RunDifference("file", name, text="missing" if cut_file is None else "only", is_bulk=is_bulk)
+                RunDifference(
+                    "file", name, text="missing" if resumed_file is None else "only", is_bulk=is_bulk
+                )
             )
             continue
         value_differences = [
@@ -296,17 +320,22 @@ def _diff_files(unsplit: RunRecord, cut: RunRecord) -> tuple[list[RunDifference]
                 "file",
                 name,
                 value_path,
-                is_bulk=any(digest.is_bulk for digest in (unsplit_value, cut_value) if digest is not None),
-                shown_values=tuple(
-                    digest.short_text if digest is not None else "" for digest in (unsplit_value, cut_value)
+                is_bulk=any(
+                    digest.is_bulk for digest in (unsplit_value, resumed_value) if digest is not None
+                ),
+                short_texts=tuple(
+                    digest.short_text if digest is not None else ""
+                    for digest in (unsplit_value, resumed_value)
                 ),
             )
-            for value_path in sorted(set(unsplit_file.values) | set(cut_file.values))
+            for value_path in sorted(set(unsplit_file.values) | set(resumed_file.values))
             if (unsplit_value := unsplit_file.values.get(value_path))
-            != (cut_value := cut_file.values.get(value_path))
+            != (resumed_value := resumed_file.values.get(value_path))
         ]
         pieces_note = (
-            _explain_log_pieces(name, unsplit_file, cut) if value_differences and _is_output(name) else None
+            _explain_log_pieces(name, unsplit_file, resumed_run)
+            if value_differences and _is_output(name)
+            else None
         )
         if pieces_note is not None:
             notes[name] = pieces_note
@@ -319,16 +348,19 @@ def _is_output(name: str) -> bool:
     return name.startswith(OUTPUT_PREFIX)
 
 
-def _explain_log_pieces(name: str, unsplit_file: ArtifactFile, cut: RunRecord) -> str | None:
+def _explain_log_pieces(name: str, unsplit_file: ArtifactFile, resumed_run: RunRecord) -> str | None:
     """Return a note if the pieces of a log together equal the unsplit run's log; else None.
 
     Each job begins with an empty output/data and has an archive of its own, so that a log that grows during
     the training is stored in pieces.
     """
-    if unsplit_file.log_lines is None or not cut.earlier_files:
+    if unsplit_file.log_lines is None or not resumed_run.earlier_files:
         return None
     expected_lines, piece_lines = set(unsplit_file.log_lines), set[str]()
-    files = [*(files.get(name) for files in cut.earlier_files if files is not None), cut.files.get(name)]
+    files = [
+        *(files.get(name) for files in resumed_run.earlier_files if files is not None),
+        resumed_run.files.get(name),
+    ]
     pieces = [file.log_lines or () for file in files if file is not None]
     for lines in pieces:
         # A stopped job may have left its last line incomplete.
@@ -341,7 +373,7 @@ def _explain_log_pieces(name: str, unsplit_file: ArtifactFile, cut: RunRecord) -
         return None
     if piece_lines == expected_lines:
         return f"{name} as one file: it is in pieces, which together have the lines of the unsplit run"
-    if None in cut.earlier_files:
+    if None in resumed_run.earlier_files:
         return f"{name}: the lines of failed jobs, whose output the service does not store; the others agree"
     return None
 
@@ -350,20 +382,20 @@ def _explain_log_pieces(name: str, unsplit_file: ArtifactFile, cut: RunRecord) -
 
 
 def _compared_scope(
-    unsplit: RunRecord, cut: RunRecord, handled_separately: Collection[str]
+    unsplit_run: RunRecord, resumed_run: RunRecord, handled_separately: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what was compared and what was not. ``handled_separately``: components and files with notes of
-    their own."""
+    """Return what was compared and what was not, as texts. ``handled_separately``: components and files with
+    notes of their own."""
     compared: list[str] = []
     not_compared: list[str] = []
-    common_ranks = sorted(set(unsplit.rank_traces) & set(cut.rank_traces))
-    steps = [row for rank in common_ranks for row in unsplit.rank_traces[rank].steps]
-    if not unsplit.is_traced:
+    common_ranks = sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces))
+    steps = [row for rank in common_ranks for row in unsplit_run.rank_traces[rank].steps]
+    if not unsplit_run.is_traced:
         not_compared.append(
             "samples, losses, state: the script does not use the Checkpointer of smlaunch.train"
         )
     else:
-        step_count = f"of {unsplit.last_step} steps"
+        step_count = f"of {unsplit_run.last_step} steps"
         if any(row.samples for row in steps):
             compared.append(f"samples {step_count}")
         else:
@@ -375,23 +407,25 @@ def _compared_scope(
         state_names = {
             name
             for rank in common_ranks
-            if cut.rank_traces[rank].final_digests
-            for name in unsplit.rank_traces[rank].final_digests
+            if resumed_run.rank_traces[rank].final_digests
+            for name in unsplit_run.rank_traces[rank].final_digests
         }
         if state_names - set(handled_separately):
             compared.append(f"final state: {', '.join(sorted(state_names - set(handled_separately)))}")
         ranks_without_state = [
             rank
             for rank in common_ranks
-            if not (unsplit.rank_traces[rank].final_digests and cut.rank_traces[rank].final_digests)
+            if not (
+                unsplit_run.rank_traces[rank].final_digests and resumed_run.rank_traces[rank].final_digests
+            )
         ]
         if ranks_without_state:
             not_compared.append(
                 f"state of rank {_join_numbers(ranks_without_state)}: the script ended without closing the "
                 "Checkpointer"
             )
-    compared += sorted(set(unsplit.files) & set(cut.files) - set(handled_separately))
-    names = {*unsplit.files, *cut.files}
+    compared += sorted(set(unsplit_run.files) & set(resumed_run.files) - set(handled_separately))
+    names = {*unsplit_run.files, *resumed_run.files}
     empty_folders = [
         prefix[:-1]
         for prefix in (MODEL_PREFIX, OUTPUT_PREFIX)
@@ -404,6 +438,7 @@ def _compared_scope(
 
 
 def _difference_texts(differences: Sequence[RunDifference]) -> Iterator[str]:
+    """Yield one text per difference; those of one file, and those of the final state, are joined."""
     for difference in differences:
         if difference.kind in ("run", "ranks", "steps"):
             yield difference.text
@@ -419,10 +454,12 @@ def _difference_texts(differences: Sequence[RunDifference]) -> Iterator[str]:
         if difference.kind == "file":
             differences_by_file.setdefault(difference.name, []).append(difference)
     for name, file_differences in differences_by_file.items():
-        yield describe_file(name, file_differences)
+        yield describe_file_difference(name, file_differences)
 
 
-def describe_file(name: str, differences: Sequence[RunDifference]) -> str:
+def describe_file_difference(name: str, differences: Sequence[RunDifference]) -> str:
+    """Return one sentence about how a file of the resumed run, by its ``name`` in the archives, differs from
+    that of the unsplit run. ``differences``: all differences of this file, at least one."""
     first_difference = differences[0]
     if first_difference.text == "missing":
         return f"{name} is missing after cuts"
@@ -431,7 +468,7 @@ def describe_file(name: str, differences: Sequence[RunDifference]) -> str:
     value_texts = [
         _describe_value(difference)
         for difference in differences
-        if difference.value_path or any(difference.shown_values)
+        if difference.value_path or any(difference.short_texts)
     ]
     hidden_text = f" and {len(value_texts) - _MAX_SHOWN} more" if len(value_texts) > _MAX_SHOWN else ""
     return f"{name} differs" + (
@@ -442,8 +479,8 @@ def describe_file(name: str, differences: Sequence[RunDifference]) -> str:
 def _describe_value(difference: RunDifference) -> str:
     value_path = escape_unprintable(difference.value_path)
     values = (
-        " in place of ".join(repr(value) for value in reversed(difference.shown_values))
-        if all(difference.shown_values)
+        " in place of ".join(repr(value) for value in reversed(difference.short_texts))
+        if all(difference.short_texts)
         else ""
     )
     return " ".join(filter(None, (value_path, f"({values})" if values and value_path else values)))

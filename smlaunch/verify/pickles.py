@@ -65,6 +65,7 @@ def parse_pickle(content: bytes) -> Any:
 
 
 def _parse_one(file: BytesIO) -> Any:
+    """Return the value of the next pickle in the file, without executing it. Raises UnreadableContent."""
     machine = _PickleMachine()
     for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if number > _MAX_OPCODES:
@@ -80,6 +81,7 @@ class _PickleMachine:
         self.memo: dict[int, Any] = {}
 
     def execute(self, opcode: str, argument: Any) -> None:
+        """Execute one opcode. Raises UnreadableContent for one that plain data does not need."""
         if opcode in _IGNORED_OPCODES:
             return
         if opcode in _LITERAL_OPCODES:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from smlaunch.verify import causes
-from smlaunch.verify.diff import Comparison, RunDifference, describe_file, escape_unprintable
+from smlaunch.verify.diff import Comparison, RunDifference, describe_file_difference, escape_unprintable
 
 _CHANGING_NUMBERS = re.compile(r"[0-9a-f]{6,}|\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")
@@ -65,7 +65,7 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
         if _is_irrelevant(difference, repetition.compared_state, span)
     ]
     notes = [
-        describe_file(name, [difference for difference in irrelevant if difference.name == name])
+        describe_file_difference(name, [difference for difference in irrelevant if difference.name == name])
         + ", as it does between two unsplit runs: the resume did not cause that"
         for name in dict.fromkeys(difference.name for difference in irrelevant)
     ]
@@ -112,5 +112,5 @@ def _is_irrelevant(difference: RunDifference, compared_state: bool, span: TimeSp
     if difference.kind != "file" or difference.is_bulk:
         return False
     return compared_state or (
-        bool(difference.shown_values) and all(map(span.contains_time, difference.shown_values))
+        bool(difference.short_texts) and all(map(span.contains_time, difference.short_texts))
     )

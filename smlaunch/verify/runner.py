@@ -297,6 +297,7 @@ class _CutJob:
         self._first_step_at = self._last_step_at = self._ended_at = 0.0
 
     def follow_to_end(self) -> None:
+        """Follow the job until it has ended, and cut it when its cut is due."""
         for events in self.follower.event_batches(self._sleep):
             for event in events:
                 if isinstance(event, StateChange) and event.state == "Training":
@@ -319,6 +320,7 @@ class _CutJob:
         return self._last_step_at - self._first_step_at
 
     def _record_step(self, step: int) -> None:
+        """Note the step and its time if it is the highest so far."""
         if step > self.last_step:
             self._last_step_at = time.monotonic()
             self._first_step_at = self._first_step_at or self._last_step_at
@@ -332,6 +334,7 @@ class _CutJob:
             self._cut_if_due()
 
     def _cut_if_due(self) -> None:
+        """Cut the job if its step or its time has been reached, once."""
         cut = self._cut
         if self.cut_after_step is not None:
             return
@@ -347,6 +350,7 @@ class _CutJob:
             self.cut_after_step = self.last_step
 
     def _apply_cut(self, cut: PlannedCut) -> bool:
+        """Stop the job or kill one of its ranks; return False if it had already ended."""
         if cut.signal == "kill":
             return kill_rank(self._job, cut.rank)
         with suppress(CallError):  # the job has just ended: the cut came too late

@@ -17,9 +17,9 @@ _STEP = re.compile(rb'^\{"step": (\d+), "samples"', re.MULTILINE)
 
 
 class TracedStep(NamedTuple):
-    """One training step. ``job`` counts from 0."""
+    """One training step. ``job_index`` counts from 0."""
 
-    job: int
+    job_index: int
     step: int
     samples: tuple[int, ...]
     loss: str | None
@@ -60,9 +60,9 @@ class RankTrace:
         final_states = [state for state in self.states if state.is_final and state.step >= self.last_step]
         return final_states[-1].digests if final_states else {}
 
-    def first_step_of(self, job: int) -> int | None:
+    def first_step_of(self, job_index: int) -> int | None:
         """Return the first step of a job; None when it was cut before any."""
-        return next((row.step for row in self.steps if row.job == job), None)
+        return next((row.step for row in self.steps if row.job_index == job_index), None)
 
 
 def read_traces(directory: Path, jobs: Sequence[str]) -> dict[int, RankTrace]:
@@ -77,19 +77,21 @@ def read_traces(directory: Path, jobs: Sequence[str]) -> dict[int, RankTrace]:
     return dict(sorted(ranks.items()))
 
 
-def _add_row(trace: RankTrace, job: int, row: Mapping[str, Any]) -> None:
-    trace.drawn_generators.update(row.get("drawn", ()))
-    trace.generators.update(row.get("entered", ()), row.get("drawn", ()))
-    trace.generators.update(name for name in row.get("closing", ()) if name.startswith("smlaunch.rng."))
-    if "entered" in row:
-        trace.initial_generators = trace.initial_generators or row["entered"]
-    elif "samples" in row:
-        loss = repr(row["loss"]) if "loss" in row else None
-        trace.steps.append(TracedStep(job, row["step"], tuple(row["samples"]), loss))
-    elif "closing" in row:
-        trace.states.append(TracedState(row["step"], row["closing"]))
-    elif "digests" in row:
-        trace.states.append(TracedState(row["step"], row["digests"], is_final=False))
+def _add_row(trace: RankTrace, job_index: int, trace_row: Mapping[str, Any]) -> None:
+    """Add one line of a rank's trace file to the rank's trace. ``job_index``: of the job that wrote it, from
+    0."""
+    trace.drawn_generators.update(trace_row.get("drawn", ()))
+    trace.generators.update(trace_row.get("entered", ()), trace_row.get("drawn", ()))
+    trace.generators.update(name for name in trace_row.get("closing", ()) if name.startswith("smlaunch.rng."))
+    if "entered" in trace_row:
+        trace.initial_generators = trace.initial_generators or trace_row["entered"]
+    elif "samples" in trace_row:
+        loss = repr(trace_row["loss"]) if "loss" in trace_row else None
+        trace.steps.append(TracedStep(job_index, trace_row["step"], tuple(trace_row["samples"]), loss))
+    elif "closing" in trace_row:
+        trace.states.append(TracedState(trace_row["step"], trace_row["closing"]))
+    elif "digests" in trace_row:
+        trace.states.append(TracedState(trace_row["step"], trace_row["digests"], is_final=False))
 
 
 def last_traced_step(directory: Path, job: str) -> int:

@@ -90,6 +90,8 @@ class _FileReader:
         self._value_count = 0
 
     def read(self, content: bytes, depth: int) -> dict[str, ValueDigest]:
+        """Return digests of all values in a file of any known format. ``depth``: number of archives around
+        it."""
         for read_format in (_read_npy, self._read_safetensors, self._read_json):
             digests = read_format(content)
             if digests is not None:
@@ -104,6 +106,8 @@ class _FileReader:
     # ---- archives ------------------------------------------------------------------------------------------
 
     def _unpack(self, content: bytes) -> dict[str, bytes] | None:
+        """Return the files of a zip, gzip or tar archive by path; None for other content. Raises
+        UnreadableContent."""
         try:
             if content[:4] == _ZIP:
                 with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -138,6 +142,7 @@ class _FileReader:
         return content
 
     def _read_members(self, files: Mapping[str, bytes], depth: int) -> dict[str, ValueDigest]:
+        """Return digests of the values in an archive. ``depth``: number of archives around them."""
         pickle_name = next((name for name in files if name.endswith("/data.pkl")), "")
         root = pickle_name.removesuffix("data.pkl")  # PyTorch's, named like the file
         storages = {
@@ -164,6 +169,7 @@ class _FileReader:
     # ---- single formats ------------------------------------------------------------------------------------
 
     def _read_safetensors(self, content: bytes) -> dict[str, ValueDigest] | None:
+        """Return digests of the tensors of a safetensors file; None for other content."""
         if len(content) < 10 or content[8:9] != b"{":
             return None
         end = 8 + _HEADER.unpack(content[:8])[0]
@@ -256,6 +262,7 @@ class _FileReader:
             yield path, self._digest_value(node, storages)
 
     def _digest_value(self, value: Any, storages: _PickleDigester | None = None) -> ValueDigest:
+        """Return the digest of one value. ``storages``: digests of the tensors that a pickle refers to."""
         if isinstance(value, str):
             value = self._mask(value)
         digest = (storages or _PickleDigester({})).digest(value)
@@ -394,6 +401,7 @@ _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def _read_npy(content: bytes) -> dict[str, ValueDigest] | None:
+    """Return the digest of a NumPy file with one array; None for other content."""
     if content[:6] != _NPY or len(content) < 12:
         return None
     start, length = (10, "<H") if content[6] == 1 else (12, "<I")
@@ -442,6 +450,7 @@ def _digest_array(
 
 
 def _strides(shape: Sequence[int], is_fortran: bool) -> list[int]:
+    """Return how many elements lie between neighbours along each axis of an array."""
     strides, step = [], 1
     for length in shape if is_fortran else reversed(shape):
         strides.append(step)

@@ -173,7 +173,7 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
     assert sorted(part_numbers) == [2, 3]
     assert progress.done_bytes == len(content)
     assert target.storage.get_bytes(BUCKET, item.key) == content
-    assert parts.list_uploads(BUCKET, item.key) == []
+    assert parts.list_resumable_uploads(BUCKET, item.key) == []
 
 
 def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path)
         parts.put_part(BUCKET, item.key, upload, number, bytes(size))
     by_botocore(target).put(BUCKET, [item], TransferProgress(1, 0).add)
     assert target.storage.get_bytes(BUCKET, item.key) == content
-    assert [unfinished.upload_id for unfinished in parts.list_uploads(BUCKET, item.key)] == [upload]
+    assert [unfinished.upload_id for unfinished in parts.list_resumable_uploads(BUCKET, item.key)] == [upload]
 
 
 # ---- damage ----------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class DamagingMultipart:
 
     def __init__(self, parts: S3Multipart, check: ObjectChecksum | None = None) -> None:
         self.begin, self.put_part, self.complete = parts.begin, parts.put_part, parts.complete
-        self.list_uploads = parts.list_uploads
+        self.list_resumable_uploads = parts.list_resumable_uploads
         self._parts, self._check = parts, check
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
@@ -478,7 +478,7 @@ def test_ctrl_c_ends_large_files_between_parts(
     with pytest.raises(KeyboardInterrupt):
         transfer.put(BUCKET, [item], interrupt_after_three)
     assert target.storage.size(BUCKET, item.key) is None
-    unfinished = S3Multipart(target.client("s3")).list_uploads(BUCKET, item.key)
+    unfinished = S3Multipart(target.client("s3")).list_resumable_uploads(BUCKET, item.key)
     assert bool(unfinished) is is_resumable
     progress = TransferProgress(1, len(content))
     transfer.put(BUCKET, [item], progress.add)

@@ -83,7 +83,7 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
                 assert ending is classify_ending(status, secondary, reason), members
     targets = [rule["Next"] for rule in MACHINES[job]["States"]["How did it end?"]["Choices"]]
     assert len(targets) == len(rules)
-    by_time = {Ending.TIME, Ending.WAIT_EXCEEDED} if kind == "Processing" else set()
+    by_time = {Ending.TIME_LIMIT, Ending.WAIT_EXCEEDED} if kind == "Processing" else set()
     assert {end for end, _ in rules} | {other_failure()} == set(Ending) - by_time - {Ending.DISK_FULL}
 
 

@@ -63,7 +63,7 @@ def service(job: str, *fates: Fate, **more: Any) -> Service:
     """Return a simulated service. A processing job does not report why it was stopped."""
     workflow = PLANS[job].workflow
     if job == "processing":
-        by_time = (Ending.TIME, Ending.WAIT_EXCEEDED)
+        by_time = (Ending.TIME_LIMIT, Ending.WAIT_EXCEEDED)
         fates = tuple(replace(one, ending=Ending.STOPPED) if one.ending in by_time else one for one in fates)
     keeps = workflow.checkpoints is not None and not workflow.is_single_job
     return Service(fates, workflow.job_hash, has_checkpoints=keeps, **more)
@@ -79,11 +79,11 @@ def driver_result(job: str, *fates: Fate) -> RunResult:
 
 # ---- equality with the driver ---------------------------------------------------------------------------
 
-FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME, Ending.DISK_FULL)]
+FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME_LIMIT, Ending.DISK_FULL)]
 TIMES = st.integers(0, 90_000)
 SUCCESSFUL_FATES = st.builds(
     Fate,
-    st.sampled_from([Ending.COMPLETED, Ending.TIME]),
+    st.sampled_from([Ending.COMPLETED, Ending.TIME_LIMIT]),
     gain=st.sampled_from([0, 10, 60]),
     has_outcome=st.booleans(),
     seconds=TIMES,
@@ -147,7 +147,7 @@ def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
 @pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.DISK_FULL])
 @pytest.mark.parametrize("job", JOBS)
 def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
-    has_outcome = ending in (Ending.COMPLETED, Ending.TIME)
+    has_outcome = ending in (Ending.COMPLETED, Ending.TIME_LIMIT)
     fate = Fate(ending, has_outcome=has_outcome)
     machine_run, driver_run = machine_result(job, fate), driver_result(job, fate)
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)

@@ -214,7 +214,7 @@ class TestEndings:
     def test_words_of_the_service(self) -> None:
         assert classify_ending("InProgress", "Interrupted", "") is None
         assert classify_ending("Completed", "Completed", "") is Ending.COMPLETED
-        assert classify_ending("Stopped", "MaxRuntimeExceeded", "") is Ending.TIME
+        assert classify_ending("Stopped", "MaxRuntimeExceeded", "") is Ending.TIME_LIMIT
         assert classify_ending("Stopped", "MaxWaitTimeExceeded", "") is Ending.WAIT_EXCEEDED
         assert classify_ending("Stopped", "Stopped", "") is Ending.STOPPED
         for word, ending in ENDING_BY_FAILURE.items():
@@ -242,7 +242,7 @@ class TestOneJob:
             (Ending.CAPACITY, 4),
             (Ending.SERVICE, 4),
             (Ending.STOPPED, 5),
-            (Ending.TIME, 6),
+            (Ending.TIME_LIMIT, 6),
             (Ending.WAIT_EXCEEDED, 6),
         ],
     )
@@ -337,11 +337,11 @@ class TestChain:
 
     def test_at_its_max_runtime_with_a_newer_checkpoint(self) -> None:
         action = expect_submit(
-            next_action(workflow(), observe(observed_job(ending=Ending.TIME), committed_step=10))
+            next_action(workflow(), observe(observed_job(ending=Ending.TIME_LIMIT), committed_step=10))
         )
         assert action.name == JobName(RUN, 2, 1)
 
-    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME_LIMIT])
     def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
         jobs = [observed_job(), *(observed_job(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
         resubmitted = expect_submit(
@@ -462,7 +462,7 @@ class TestChain:
 class TestScriptsWithCheckpointsOfTheirOwn:
     """The content of these checkpoints is unknown: the highest step that a job reports counts."""
 
-    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME])
+    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME_LIMIT])
     def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
         action = expect_submit(
             next_action(workflow(), observe(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
@@ -526,7 +526,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         assert end.summary == "AlgorithmError: boom; tried 3 times without getting the run beyond step 5"
 
     def test_failures_and_planned_ends_are_counted_together(self) -> None:
-        endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME
+        endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME_LIMIT
         jobs = [
             observed_job(2, attempt, ending, from_reported_step=5)
             for attempt, ending in enumerate(endings, 1)
@@ -652,7 +652,7 @@ class World:
         if action.clears_outcome:
             self.outcome = None
         if ending is Ending.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
-            ending = Ending.TIME
+            ending = Ending.TIME_LIMIT
         used_seconds = (
             0.0 if ending in (Ending.CAPACITY, Ending.CLIENT, Ending.WAIT_EXCEEDED) else float(limit)
         )

@@ -395,9 +395,9 @@ def test_the_document_and_the_text_tell_of_segments() -> None:
 def test_costs_of_a_known_state() -> None:
     job = chain({"compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}).job
     costs = SegmentCosts.for_job(job, region(checkpoints=TWELVE))
-    assert costs.stall == pytest.approx(1.0)
-    assert costs.download == pytest.approx(60.0)
-    assert costs.save == pytest.approx(40.0)
+    assert costs.stall_seconds == pytest.approx(1.0)
+    assert costs.download_seconds == pytest.approx(60.0)
+    assert costs.save_seconds == pytest.approx(40.0)
     job = chain({**SEVERAL, "compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}, region(checkpoints=TWELVE))
     assert "downloads 12.0 GB of checkpoints to each of 2 hosts, in 1m at 200 MB/s" in str(job).replace(
         "\n    ", " "

@@ -57,8 +57,8 @@ TINY_DISK = find_instance_type("ml.g4dn.xlarge")  # 125 GB of NVMe
         ),
         (data(900 * GB), AccessPattern(random_access=True), HostProfile(TINY_DISK), "FSx for Lustre"),
         # A part for each host is what counts.
-        (data(900 * GB), AccessPattern(is_split=True), HostProfile(G5, hosts=10), "File"),
-        (data(900 * GB), AccessPattern(is_split=True), HostProfile(G5, hosts=100), "memory"),
+        (data(900 * GB), AccessPattern(is_data_split=True), HostProfile(G5, hosts=10), "File"),
+        (data(900 * GB), AccessPattern(is_data_split=True), HostProfile(G5, hosts=100), "memory"),
         (data(900 * GB), AccessPattern(), HostProfile(G5, hosts=100), "FastFile"),
         (data(900 * GB), AccessPattern(platform="processing"), HostProfile(G5), "File"),
         (data(9000 * GB), AccessPattern(platform="processing"), HostProfile(G5), "Pipe"),

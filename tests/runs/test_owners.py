@@ -104,7 +104,7 @@ def test_a_wrong_owner_differs_from_a_missing_permission(
         lambda: other.storage.check_owner("mine"),
         lambda: other.inputs.put_bytes("mine", "key", b"changed"),
         lambda: parts.begin("mine", "key"),
-        lambda: parts.list_uploads("mine", "key"),
+        lambda: parts.list_resumable_uploads("mine", "key"),
         lambda: parts.object_checksum("mine", "key"),
     ):
         with pytest.raises(CallError) as call_error:

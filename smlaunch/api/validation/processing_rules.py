@@ -71,6 +71,9 @@ def _check_output(path: RequestPath, processing_output: Mapping[str, Any]) -> It
 
 
 def _check_local_path(path: RequestPath, s3: Mapping[str, Any], is_app_managed: bool) -> Iterator[Violation]:
+    """Yield a violation if the ``LocalPath`` of this S3 input or output is missing or outside ``ROOT``.
+    ``path``: of ``s3`` in the request. ``is_app_managed``: the container accesses S3 itself and needs no
+    local path."""
     local_path, path_of_member = s3.get("LocalPath"), (*path, "LocalPath")
     if local_path is None:
         if not is_app_managed:

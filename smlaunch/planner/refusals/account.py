@@ -18,6 +18,7 @@ _RAISE_QUOTA = "ask for more in the Service Quotas console (Amazon SageMaker), o
     *("compute.hosts", "compute.instance_type", "compute.instance_preferences", "compute.spot", "segments"),
 )
 def more_than_the_quota(context: PlanContext) -> Problems:
+    """Yield a problem if the job takes more hosts than the account's quotas allow."""
     if context.is_processing:
         return
     insufficient, compute = insufficient_quotas(context), context.job.compute

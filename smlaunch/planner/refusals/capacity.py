@@ -31,6 +31,7 @@ _KEEP_ALIVE, _PENDING = "compute.keep_alive", "limits.max_pending"
     "algorithm",
 )
 def spot_without_checkpoints(context: PlanContext) -> Problems:
+    """Yield a problem if a spot job is so long that it needs checkpoints, and has none."""
     job, limits = context.job, context.job.limits
     is_chain = limits.segment is not None or bool(job.segments)
     if not job.compute.spot or job.checkpoints is not None or is_chain or context.is_processing:
@@ -146,6 +147,7 @@ def preferences_twice(context: PlanContext) -> Problems:
     *(_PREFERENCES, "image", "algorithm"),
 )
 def preferences_of_several_kinds(context: PlanContext) -> Problems:
+    """Yield a problem if the preferred instance types need different images."""
     if context.job.image is not None or context.job.algorithm is not None:
         return
     type_by_kind: dict[str, str] = {}

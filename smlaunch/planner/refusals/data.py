@@ -45,6 +45,7 @@ def reserved_channels(context: PlanContext) -> Problems:
     "inputs.*",
 )
 def missing_inputs(context: PlanContext) -> Problems:
+    """Yield a problem for each input that does not exist or cannot be read."""
     for name, channel in context.job.inputs.items():
         facts = context.facts.inputs.get(name)
         problem = None if facts is None or name in RESERVED_CHANNELS else input_problem(channel, facts)
@@ -64,6 +65,7 @@ def missing_inputs(context: PlanContext) -> Problems:
     "strategy",
 )
 def too_many_channels(context: PlanContext) -> Problems:
+    """Yield a problem if the job's inputs and smlaunch's own are more than the service allows."""
     own_channels, stated_channels = count_own_channels(context.job), len(context.job.inputs)
     max_channels, job_kind = (
         (MAX_PROCESSING_INPUTS, "a processing job") if context.is_processing else (MAX_CHANNELS, "a job")
@@ -149,6 +151,7 @@ def _path_problem(path: str) -> str | None:
     *("checkpoints.uri", "inputs.*", "output"),
 )
 def checkpoints_over_other_data(context: PlanContext) -> Problems:
+    """Yield a problem if the checkpoints' prefix is that of an input, or contains the output."""
     checkpoints = context.job.checkpoints
     if checkpoints is None or checkpoints.uri is None:
         return
@@ -181,6 +184,7 @@ def checkpoints_over_other_data(context: PlanContext) -> Problems:
     "output",
 )
 def contradicting_owners(context: PlanContext) -> Problems:
+    """Yield a problem for each bucket that is said to belong to two accounts, or is not named."""
     owner_by_bucket: dict[str, tuple[str, str]] = {}
     if context.facts.account:
         owner_by_bucket[context.facts.bucket] = ("it is your own default bucket", context.facts.account)

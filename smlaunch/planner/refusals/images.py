@@ -124,6 +124,8 @@ def framework_without_the_strategy(context: PlanContext) -> Problems:
     *("image", "compute.instance_type", "compute.instance_preferences"),
 )
 def image_for_another_accelerator(context: PlanContext) -> Problems:
+    """Yield a problem if the image is for Neuron devices and an instance type has GPUs or CPUs, or the
+    reverse."""
     image, compute = context.job.image, context.job.compute
     if image is None or framework_of(image) is None:
         return

@@ -34,6 +34,7 @@ _UNSUPPORTED = "a processing job does not support it; leave it out, or use anoth
     *("segments", "limits.segment", "limits.max_pending"),
 )
 def training_only(context: PlanContext) -> Problems:
+    """Yield a problem for each field that applies to training jobs only, if this is a processing job."""
     if not context.is_processing:
         return
     job = context.job
@@ -60,6 +61,7 @@ def training_only(context: PlanContext) -> Problems:
     *("strategy", "entry", "algorithm"),
 )
 def processing_inputs(context: PlanContext) -> Problems:
+    """Yield a problem for each property of an input that a processing job does not have."""
     for name, channel in context.job.inputs.items() if context.is_processing else ():
         if channel.mode != "File":
             message = f"a processing job copies its inputs: File, not {channel.mode}"
@@ -128,6 +130,7 @@ def chain_without_a_script(context: PlanContext) -> Problems:
     *("algorithm", "compute.spot", "limits.max_wait"),
 )
 def spot_for_an_algorithm(context: PlanContext) -> Problems:
+    """Yield a problem if a built-in algorithm without checkpoints may wait too long for spot capacity."""
     job, max_wait = context.job, context.job.limits.max_wait
     algorithm = None if job.algorithm is None else algorithms.find_algorithm(job.algorithm)
     if algorithm is None or not job.compute.spot or algorithm.checkpoints:
