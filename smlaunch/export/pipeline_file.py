@@ -312,7 +312,7 @@ class _Reader:
         return tuple(value)
 
     def _parse_requirements(self, value: Any, path: str) -> tuple[Requirement, ...]:
-        """Return the conditions of a step, such as ``accuracy >= 0.9``. Adds a problem for each invalid one."""
+        """Return the conditions of a step, such as ``accuracy >= 0.9``. Adds a problem for a wrong one."""
         found = []
         for index, text in enumerate(self._parse_texts(value, path)):
             match = _REQUIREMENT.fullmatch(text)
