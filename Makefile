@@ -14,14 +14,14 @@ $(DEMO_DATA)/test/test.npz: entrypoints/prepare_digits.py | $(VENV)/.train
 	@$(BIN)/python entrypoints/prepare_digits.py --out $(DEMO_DATA)
 
 test: lint $(VENV)/.train
-	$(BIN)/python -m pytest -m "unit or endpoint or process" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m "unit or endpoint or process" --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-unit: $(VENV)/.dev $(VENV)/.train
-	$(BIN)/python -m pytest -m unit --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -m unit --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-real: $(VENV)/.dev $(VENV)/.train
 	$(BIN)/python tools/real_components.py
-	$(BIN)/python -m pytest -m real --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m real --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chaos = [item for item in items if item.get_closest_marker(tiers.CHAOS)]
         config.hook.pytest_deselected(items=chaos)
         items[:] = [item for item in items if item not in set(chaos)]
+    items.sort(key=lambda item: tiers.start_order(item, TESTS))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -106,6 +106,19 @@ FILES = {
 }
 """What is not of its folder's tier: whole files, or single tests of a file that is otherwise."""
 
+LONGEST_FILES = (
+    *("real/test_airflow.py", "real/test_four_ways.py", "e2e/test_verify_verdicts.py", "real/test_spark.py"),
+    *("e2e/test_gpt_chain.py", "chaos/test_killed_training.py", "real/test_mpi.py", "real/test_sdk2.py"),
+    *("real/test_sdk3.py", "real/test_huggingface.py", "real/test_ray.py", "real/test_sdk3_pipelines.py"),
+    *("e2e/test_plain_chain.py", "runtime/test_torchrun.py", "local/test_damaged_state.py"),
+    *("train/test_exact_resume.py", "train/test_other_ranks.py", "e2e/test_main_job.py"),
+    *("e2e/test_verify_resume.py", "e2e/test_chain.py", "runs/test_lost_answers.py"),
+    *("local/executors/test_acceptance.py", "local/test_lifetimes.py", "runtime/test_segments.py"),
+    *("local/test_hostile_files.py", "local/test_endpoint.py", "local/test_data_modes.py"),
+    *("cli/test_secrets.py", "runtime/test_bundle.py", "runtime/test_hang.py"),
+)
+"""Files that run first: with a file per worker, a long one at the end would leave the other worker idle."""
+
 _REFUSED_EVENTS = frozenset(
     (
         "socket.__new__",
@@ -137,6 +150,12 @@ def tier_of(item: pytest.Item, tests: Path) -> str:
 
 def _folder_name(folder: PurePath) -> str:
     return "" if folder == PurePath(".") else folder.as_posix()
+
+
+def start_order(item: pytest.Item, tests: Path) -> int:
+    """Position of the item's file among those that run first; equal for all others."""
+    file = item.path.relative_to(tests).as_posix()
+    return LONGEST_FILES.index(file) if file in LONGEST_FILES else len(LONGEST_FILES)
 
 
 class Refused(BaseException):
