@@ -60,7 +60,7 @@ class ClientConnection:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def is_silent(self) -> bool:
-        """Whether no byte of a next request has arrived at this idle connection."""
+        """Return whether no byte of a next request has arrived at this idle connection."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:

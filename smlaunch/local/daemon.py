@@ -186,14 +186,14 @@ def _read_lock_file(state: StateDir) -> tuple[int | None, bool]:
 
 
 def is_running(root: Path) -> bool:
-    """Whether a background endpoint runs in this state directory, also when its files were removed. Creates
-    nothing."""
+    """Return whether a background endpoint runs in this state directory, also when its files were removed.
+    Creates nothing."""
     return any(_is_locked(path) for path in lock_paths(root))
 
 
 def lock_paths(root: Path) -> tuple[Path, Path]:
-    """Paths that a background endpoint locks. The folder cannot be missing; but NFS has no locks on folders,
-    so there is a file too."""
+    """Return the paths that a background endpoint locks. The folder cannot be missing; but NFS has no locks
+    on folders, so there is a file too."""
     return root / "s3", root / "endpoint.lock"
 
 

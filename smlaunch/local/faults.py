@@ -154,7 +154,7 @@ class FaultPlan:
         )
 
     def should_throttle(self, operation: str, call: int) -> bool:
-        """Whether the ``call``-th call (from 1) of an operation is throttled."""
+        """Return whether the ``call``-th call (from 1) of an operation is throttled."""
         for index, fault in enumerate(self.faults):
             if isinstance(fault, Throttle) and fnmatchcase(operation, fault.operations):
                 generator = random.Random(f"{self.seed}/{index}/{operation}/{call}")  # noqa: S311

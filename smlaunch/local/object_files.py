@@ -118,7 +118,7 @@ def etag_of(file: BinaryIO) -> str:
 
 
 def matches_etag(file: BinaryIO, row: ObjectRow) -> bool:
-    """Whether a body's bytes match the ETag of its row, also for a multipart upload."""
+    """Return whether a body's bytes match the ETag of its row, also for a multipart upload."""
     part_sizes = json.loads(row.attributes).get("parts")
     if "-" not in row.etag:
         return etag_of(file) == row.etag

@@ -18,7 +18,7 @@ _ABANDONED_SECONDS = 86_400.0
 
 
 def is_valid_path(key: str, root_length: int, is_case_insensitive: bool) -> bool:
-    """Whether a key may be a body's path below its bucket's folder."""
+    """Return whether a key may be a body's path below its bucket's folder."""
     try:
         as_bytes = os.fsencode(key)
     except UnicodeEncodeError:
@@ -61,7 +61,7 @@ def rename_with_parents(source: str, target: str) -> bool:
 
 
 def is_disk_case_insensitive(folder: Path) -> bool:
-    """Whether the file system ignores case."""
+    """Return whether the file system ignores case."""
     probe = folder / f"Case-{secrets.token_hex(6)}"
     probe.touch()
     try:

@@ -121,7 +121,7 @@ def _wrong_owner_message(path: Path, owner_uid: int, uid: int) -> str:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether the group's only members are this user and root, as Debian's ssh decides it."""
+    """Return whether the group's only members are this user and root, as Debian's ssh decides it."""
     import grp
     import pwd
 
@@ -135,8 +135,8 @@ def _is_private_group(gid: int, uid: int) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether ``uid`` stands for all users outside this user namespace (a rootless container). None of them
-    is a user inside it."""
+    """Return whether ``uid`` stands for all users outside this user namespace (a rootless container). None of
+    them is a user inside it."""
     try:
         overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
         mapped_count = sum(

@@ -379,7 +379,7 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, whatever a name server answers."""
+    """Return whether a host name or address means this machine, whatever a name server answers."""
     host = host.rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761; S3 puts the bucket in front
         return True

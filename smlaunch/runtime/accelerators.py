@@ -44,7 +44,7 @@ def count_neuron_cores(instance_type: str) -> int:
 
 
 def default_ranks_per_host(gpu_count: int, neuron_count: int, environ: Mapping[str, str]) -> int:
-    """Ranks per host for ``auto``: the accelerators that a process may use, otherwise 1.
+    """Return the ranks per host for ``auto``: the accelerators that a process may use, otherwise 1.
 
     CUDA_VISIBLE_DEVICES limits GPUs as in CUDA itself: devices after an invalid index do not exist.
     """

@@ -60,7 +60,7 @@ class HostContext(NamedTuple):
     """A folder from which ranks can import smlaunch.train."""
 
     def reference_values(self, local_rank: int) -> Dict[str, str]:
-        """The values of the references, by name."""
+        """Return the values of the references, by name."""
         return {
             "python": self.python,
             "source": self.paths.code,
@@ -80,7 +80,7 @@ class HostContext(NamedTuple):
 
 
 def rank_commands(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str]) -> List[ProcessCommand]:
-    """The commands of this host's ranks. ``environ``: the environment that every rank inherits. Raises
+    """Return the commands of this host's ranks. ``environ``: the environment that every rank inherits. Raises
     SetupError.
     """
     rank_spec = spec.ranks
@@ -107,7 +107,7 @@ def rank_commands(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str
 
 
 def base_environment(host: HostContext, environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of every program of the user."""
+    """Return the environment of every program of the user."""
     variables = dict(environ)
     # Otherwise prints stay in a buffer until the script exits, and are lost when it is killed. AWS's images
     # set it too.
@@ -122,7 +122,7 @@ def base_environment(host: HostContext, environ: Mapping[str, str]) -> Dict[str,
 
 
 def find_entry_point(spec: LaunchSpec) -> Optional[str]:
-    """The user's program as a path within the source, or the module that ``-m`` names; None
+    """Return the user's program as a path within the source, or the module that ``-m`` names; None
     without either.
     """
     argv = spec.ranks.argv
@@ -136,7 +136,7 @@ def find_entry_point(spec: LaunchSpec) -> Optional[str]:
 
 
 def helper_command(argv: Iterable[str], environ: Mapping[str, str]) -> ProcessCommand:
-    """The command of one of the runtime's own helper programs."""
+    """Return the command of one of the runtime's own helper programs."""
     return ProcessCommand(
         tuple(_encode(argument, "argument") for argument in argv), resolve_environment(environ)
     )
@@ -157,7 +157,7 @@ def check_source_files(spec: LaunchSpec, paths: Paths) -> None:
 
 
 def _list_folder(folder: str) -> str:
-    """The first entries of a folder, for a message."""
+    """Return the first entries of a folder, for a message."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -172,7 +172,8 @@ def resolve_argv(
     hyperparameters: Hyperparameters,
     spec_path: str = "ranks",
 ) -> Tuple[bytes, ...]:
-    """The arguments as bytes. ``spec_path``: where they are in job.json, for messages. Raises SetupError."""
+    """Return the arguments as bytes. ``spec_path``: where they are in job.json, for messages. Raises
+    SetupError."""
     argv: List[bytes] = []
     for index, arg in enumerate(args):
         arg_path = "{}.argv[{}]".format(spec_path, index)
@@ -191,7 +192,7 @@ def resolve_argv(
 
 
 def resolve_arg(arg: Arg, references: Mapping[str, str], spec_path: str) -> str:
-    """The text of one argument. Raises SetupError."""
+    """Return the text of one argument. Raises SetupError."""
     if isinstance(arg, str):
         return arg
     if isinstance(arg, Concat):
@@ -214,7 +215,7 @@ def resolve_arg(arg: Arg, references: Mapping[str, str], spec_path: str) -> str:
 
 
 def _resolve_address(name: str) -> str:
-    """The IP address of a host, for programs that take no names. The leader's name is known to resolve
+    """Return the IP address of a host, for programs that take no names. The leader's name is known to resolve
     (name_lookup.py).
     """
     import socket
@@ -231,7 +232,7 @@ def resolve_environment(
     references: Optional[Mapping[str, str]] = None,
     spec_path: str = "ranks",
 ) -> Dict[bytes, bytes]:
-    """Variables as bytes. ``args``: the job's own variables, which take precedence."""
+    """Return the variables as bytes. ``args``: the job's own variables, which take precedence."""
     encoded: Dict[bytes, bytes] = {}
     job_variables = (
         (name, resolve_arg(arg, references or {}, "{}.env.{}".format(spec_path, name))) for name, arg in args
@@ -259,7 +260,7 @@ def _encode(text: str, description: str) -> bytes:
 
 
 def interpreter_path() -> str:
-    """The Python that runs this process, for the ranks."""
+    """Return the Python that runs this process, for the ranks."""
     if not sys.executable:
         raise SetupError(
             "the path of the Python interpreter is not known: start the runtime by its full path"

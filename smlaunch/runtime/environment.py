@@ -38,7 +38,8 @@ class HostHardware(NamedTuple):
 
 
 def read_input_data_config(path: str) -> Dict[str, Any]:
-    """The channels by name. A job without channels has no such file, or an empty one. Raises SetupError."""
+    """Return the channels by name. A job without channels has no such file, or an empty one. Raises
+    SetupError."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -63,8 +64,8 @@ def sagemaker_variables(
     port: int,
     environ: Mapping[str, str],
 ) -> Dict[str, str]:
-    """The SM_* variables. ``entry_point``: relative to the source. ``distributed``: the ranks of the group
-    form one process group, which meets at ``port`` of its leader.
+    """Return the SM_* variables. ``entry_point``: relative to the source. ``distributed``: the ranks of the
+    group form one process group, which meets at ``port`` of its leader.
     """
     groups = {group["instance_group_name"]: group for group in resource_config.get("instance_groups") or ()}
     instance_group = groups.get(cluster.group_name)

@@ -21,7 +21,7 @@ def find_on_path(name: str) -> Optional[str]:
 
 
 def tool_output(program: str, *options: str) -> str:
-    """What a program prints; empty when it cannot be run, fails or does not finish in time."""
+    """Return what a program prints; empty when it cannot be run, fails or does not finish in time."""
     import subprocess
 
     try:

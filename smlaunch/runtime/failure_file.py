@@ -27,9 +27,9 @@ _MAX_FRAMES = 6
 """Innermost frames of each rank's stack that a FailureReason can hold. The log has all frames."""
 
 
-def describe_failure(host: str, outcome: HostOutcome, out_of_memory: bool) -> Optional[str]:
-    """Text of the failure file; None when nothing failed. ``out_of_memory``: the kernel's OOM killer has
-    killed a process since the ranks were started.
+def describe_failure(host: str, outcome: HostOutcome, oom_kill_happened: bool) -> Optional[str]:
+    """Return the text of the failure file of the host ``host``; None when nothing failed.
+    ``oom_kill_happened``: the kernel's OOM killer has killed a process since the ranks were started.
     """
     if outcome.hang is not None:
         return _describe_hang(host, outcome.hang, outcome.processes)
@@ -52,7 +52,7 @@ def describe_failure(host: str, outcome: HostOutcome, out_of_memory: bool) -> Op
     elif is_thread_abort:
         cause_line, traceback = _THREAD_ABORT_HINT, ""
     else:
-        cause_line, traceback = _exit_hint(process, out_of_memory), ""
+        cause_line, traceback = _exit_hint(process, oom_kill_happened), ""
     # Compared with ended_at, not failed_at: peers notice a lost process before it can be waited for.
     exited_ranks = [
         other.rank
@@ -74,8 +74,8 @@ def describe_failure(host: str, outcome: HostOutcome, out_of_memory: bool) -> Op
 
 
 def _shorten_traceback(cause: tracebacks.FailureCause) -> str:
-    """The traceback, shortened where cause and traceback together exceed the limit: a long message is cut off
-    in the traceback, so that the frames stay.
+    """Return the traceback, shortened where cause and traceback together exceed the limit: a long message is
+    cut off in the traceback, so that the frames stay.
     """
     if len(cause.line) + len(cause.traceback) <= MAX_FAILURE_LENGTH:
         return cause.traceback
@@ -84,8 +84,8 @@ def _shorten_traceback(cause: tracebacks.FailureCause) -> str:
 
 
 def _describe_hang(host: str, hang: Hang, processes: Sequence[FinishedProcess]) -> str:
-    """Ranks with the same stack are listed together, small groups first: a rank that differs from all others
-    is the likely cause.
+    """Return the text of the failure file after a hang. Ranks with the same stack are listed together, small
+    groups first: a rank that differs from all others is the likely cause.
     """
     ranks_by_stack: Dict[str, List[int]] = {}
     for process in processes:
@@ -121,7 +121,8 @@ def _shorten_stacks(stacks: str) -> str:
 
 
 def _describe_exited_ranks(ranks: Sequence[Optional[int]]) -> str:
-    """Ranks that exited with 0 before the failure: their peers may have failed because they were gone."""
+    """Return the ranks that exited with 0 before the failure: their peers may have failed because they were
+    gone."""
     numbers = [rank for rank in ranks if rank is not None]
     return _format_ranks(numbers) + " had left with exit code 0" if numbers else ""
 
@@ -135,11 +136,11 @@ def _format_ranks(ranks: Sequence[int]) -> str:
     return "ranks {} and {}".format(", ".join(listed[:-1]), listed[-1])
 
 
-def _exit_hint(process: FinishedProcess, out_of_memory: bool) -> str:
-    """What to say of a process without a traceback."""
+def _exit_hint(process: FinishedProcess, oom_kill_happened: bool) -> str:
+    """Return what to say of a process without a traceback."""
     if process.signal_name is None:
         return tracebacks.last_line(process.output_tail)
-    if process.status == -signal.SIGKILL and out_of_memory:
+    if process.status == -signal.SIGKILL and oom_kill_happened:
         return "out of memory: the kernel killed it"
     return _SIGNAL_HINTS.get(process.signal_name, "")
 

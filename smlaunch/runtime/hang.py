@@ -96,7 +96,7 @@ def abort_processes(pids: Sequence[int]) -> List[int]:
 
 
 def living_pids(pids: Sequence[int]) -> List[int]:
-    """The pids of processes that still exist."""
+    """Return the pids of processes that still exist."""
     processes_by_pid = processes.list_processes()
     return [pid for pid in pids if pid in processes_by_pid]
 
@@ -135,13 +135,13 @@ def _cpu_seconds(launchers: Collection[int], services: Collection[int]) -> Dict[
 def _working_pids(
     child: int, launchers: Collection[int], processes_by_pid: Dict[int, processes.ProcessInfo]
 ) -> List[int]:
-    """The child and its descendants; of a launcher only the descendants."""
+    """Return the child and its descendants; of a launcher only the descendants."""
     pids = [] if child in launchers else [child]
     return pids + processes.descendants_of(child, processes_by_pid)
 
 
 def _is_busy(before: Dict[int, float], after: Dict[int, float], elapsed_seconds: float) -> bool:
-    """Whether any child used the CPU between two samples, or a child started or exited."""
+    """Return whether any child used the CPU between two samples, or a child started or exited."""
     if before.keys() != after.keys():
         return True
     # abs: the sum becomes smaller when a descendant exits and is not waited for.

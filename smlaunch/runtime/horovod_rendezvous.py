@@ -87,7 +87,7 @@ class RendezvousHandler(BaseHTTPRequestHandler):
 
 
 def serve(port: int, ranks: int, hosts: int) -> ThreadingHTTPServer:
-    """A server that listens; call ``serve_forever``."""
+    """Return a server that listens; call ``serve_forever``."""
     handler = type("Bound", (RendezvousHandler,), {"store": RendezvousStore(ranks, hosts)})
     return ThreadingHTTPServer(("", port), handler)
 

@@ -150,9 +150,9 @@ class HostOutcome(NamedTuple):
         return 128 + self.stop_signal
 
     def is_planned_end(self, other_hosts_stopping: bool) -> bool:
-        """Whether the ranks were stopped because they ran past the planned end. ``other_hosts_stopping``: the
-        planned end has passed and there are other hosts, whose ranks may have been stopped a moment
-        earlier; ranks here then fail because their peers are gone.
+        """Return whether the ranks were stopped because they ran past the planned end.
+        ``other_hosts_stopping``: the planned end has passed and there are other hosts, whose ranks may have
+        been stopped a moment earlier; ranks here then fail because their peers are gone.
         """
         if self.hang is not None or self.failed_service is not None or self.unready_service is not None:
             return False
@@ -162,7 +162,7 @@ class HostOutcome(NamedTuple):
         return self.overstayed_seconds is not None or (other_hosts_stopping and failed_alone)
 
     def _ended_by_stop(self, process: FinishedProcess) -> bool:
-        """Whether the stop signal ended the process."""
+        """Return whether the stop signal ended the process."""
         return self.stop_signal is not None and process.status in (-self.stop_signal, 128 + self.stop_signal)
 
 

@@ -87,7 +87,7 @@ def decode_hyperparameters(encoded: Mapping[str, Any]) -> Hyperparameters:
 
 
 def _decode_value(encoded: Any) -> Tuple[Any, str]:
-    """The decoded value, and the text as it was sent."""
+    """Return the decoded value, and the text as it was sent."""
     if not isinstance(encoded, str):
         return encoded, str(encoded)
     try:
@@ -103,7 +103,7 @@ def _option_name(key: str) -> str:
 
 
 def _format_value(value: Any, raw_text: str) -> str:
-    """A value as a command-line argument."""
+    """Return a value as a command-line argument."""
     if value is None:
         return ""
     if isinstance(value, dict):

@@ -44,8 +44,8 @@ def cuda_variables(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def needs_forward_compatibility(driver_version: str, compat_version: str) -> bool:
-    """Whether the machine's driver is older than the image's; a newer one does not work with the image's
-    driver. False where either version is unknown.
+    """Return whether the machine's driver is older than the image's; a newer one does not work with the
+    image's driver. False where either version is unknown.
     """
     driver, compat = _parse_version(driver_version), _parse_version(compat_version)
     return driver is not None and compat is not None and driver < compat

@@ -32,8 +32,8 @@ def give_way(package: ModuleType, archive: str) -> None:
 
 
 def _find_installed(folder: str) -> Optional[ModuleSpec]:
-    """The installed smlaunch that has a ``train``; None without one. ``folder``: the entry of sys.path to
-    skip.
+    """Return the installed smlaunch that has a ``train``; None without one. ``folder``: the entry of sys.path
+    to skip.
     """
     other_entries = [entry for entry in sys.path if entry != folder]
     for finder in sys.meta_path:

@@ -59,8 +59,8 @@ class IndependentRanks(NamedTuple):
 def read_independent_ranks(
     segment: Segment, cluster: Cluster, ranks_per_host: int
 ) -> Optional[IndependentRanks]:
-    """What earlier segments have left. None where there is one rank, or no checkpoint directory. Raises
-    SetupError.
+    """Return what earlier segments have left. None where there is one rank, or no checkpoint directory.
+    Raises SetupError.
     """
     total = len(cluster.hosts) * ranks_per_host
     if segment.checkpoint_dir is None or total == 1:

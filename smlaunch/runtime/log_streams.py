@@ -107,7 +107,8 @@ class HostOutput:
 
 
 def _open_non_blocking(descriptor: int) -> Tuple[int, int]:
-    """A descriptor for the same output, and how many bytes can be written to it at once without blocking.
+    """Return a descriptor for the same output, and how many bytes can be written to it at once without
+    blocking.
 
     A file accepts everything. A pipe can be opened a second time, non-blocking for this process alone;
     O_NONBLOCK on the descriptor itself would apply to every process that shares it. Where that fails, a pipe
@@ -171,7 +172,7 @@ class ProcessOutput:
                 self._partial_line = b""
 
     def tail(self) -> str:
-        """The end of the output."""
+        """Return the end of the output."""
         return b"".join(self._tail_blocks).decode("utf-8", "replace")
 
     def _write_lines(self, block: bytes) -> None:

@@ -129,7 +129,11 @@ def _run_segment(
     signals: SignalQueue,
     started_at: float,
 ) -> int:
-    """Run this host's part of a segment, unless the training is finished already. Returns the exit code."""
+    """Run this host's part of a segment, unless the training is finished already. Returns the exit code.
+
+    ``resource_config`` and ``channels``: the platform's descriptions of the hosts and of the inputs, as they
+    were read. ``started_at``: when this host started, in seconds since the epoch.
+    """
     spec = _read_launch_spec(os.path.join(paths.channel_dir(RUNTIME_CHANNEL), LAUNCH_FILE))
     runtime_folder = runtime_dir.make_runtime_dir(paths)
     segment = segment_lifecycle.prepare_segment(spec, paths, runtime_folder, os.environ, started_at)
@@ -187,7 +191,10 @@ def _run_segment(
 
 
 def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlChannel]" = None) -> int:
-    """Prepare the host, run its processes and report how they ended. Returns the exit code."""
+    """Prepare the host, run its processes and report how they ended. Returns the exit code.
+
+    ``channel``: the connections to the other hosts, where only the leader has ranks.
+    """
     spec, paths, cluster = task.spec, task.paths, task.cluster
     leader_lookup = None
     if (spec.ranks.rendezvous or spec.services or channel is not None) and len(cluster.hosts) > 1:
@@ -265,13 +272,13 @@ def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlC
         task.segment_end.has_passed and len(cluster.hosts) > 1
     )
     if task.is_leader:
-        segment_outcome = _write_outcome(task, step_tracker, outcome)
+        segment_outcome = _write_segment_outcome(task, step_tracker, outcome)
         # Exit code 0 without a readable outcome would look like the end of the run.
         is_planned_end = (
             is_planned_end and segment_outcome is not None and segment_outcome.result == "continue"
         )
     elif task.has_ranks and not spec.ranks.rendezvous:
-        segment_outcome = _write_outcome(task, step_tracker, outcome)
+        segment_outcome = _write_segment_outcome(task, step_tracker, outcome)
         is_planned_end = is_planned_end and segment_outcome is not None
     if is_planned_end and outcome.exit_code != 0:
         _log("the segment is at its planned end, and its ranks have been stopped: this is no failure")
@@ -298,7 +305,7 @@ def _install_requirements(
 
 
 def _rank_environment(task: _HostTask, host_context: commands.HostContext) -> Dict[str, str]:
-    """The environment that every program of the user inherits."""
+    """Return the environment that every program of the user inherits."""
     sagemaker_variables = environment.sagemaker_variables(
         task.paths,
         task.cluster,
@@ -319,17 +326,17 @@ def _rank_environment(task: _HostTask, host_context: commands.HostContext) -> Di
     }
 
 
-def _write_outcome(
+def _write_segment_outcome(
     task: _HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
 ) -> "Optional[SegmentOutcome]":
-    """Write the segment's outcome. None where nothing was written. The training itself is done, so a failure
-    to write is only logged; the client continues a run whose outcome is missing.
+    """Write the segment's outcome and return it; None where nothing was written. The training itself is done,
+    so a failure to write is only logged; the client continues a run whose outcome is missing.
     """
     segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
-    was_signalled = host_outcome.stop_signal is not None
-    ranks_ended = outcome_files.RanksEnded(
+    were_signalled = host_outcome.stop_signal is not None
+    ranks_end = outcome_files.RanksEnd(
         ranks_succeeded,
-        was_signalled,
+        were_signalled,
         task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
         host_outcome.processes,
         (task.paths.model, task.paths.output_data),
@@ -343,7 +350,7 @@ def _write_outcome(
             task.segment_end,
             task.previous_outcome,
             step_tracker,
-            ranks_ended,
+            ranks_end,
             task.cluster.current_host if has_own_outcome else None,
             task.independent_ranks,
             is_leader=task.is_leader,
@@ -360,15 +367,15 @@ def _write_outcome(
         _log(PROGRESS_UNKNOWN)
     if ranks_succeeded:
         # What ranks of other hosts have come to in this segment is not known here.
-        others = "" if task.independent_ranks is None else " (as far as this host knows)"
-        _log("segment {} of run {}: {}{}".format(segment.segment, segment.run, outcome.result, others))
+        scope_note = "" if task.independent_ranks is None else " (as far as this host knows)"
+        _log("segment {} of run {}: {}{}".format(segment.segment, segment.run, outcome.result, scope_note))
         if outcome.result == "finished":
             _print_finished_metric(1)
     return outcome
 
 
 def _may_read_stop_file(task: _HostTask) -> bool:
-    """Whether the program may read the stop file. True for a program of the image, which cannot be
+    """Return whether the program may read the stop file. True for a program of the image, which cannot be
     searched.
     """
     if task.spec.source is None:
@@ -383,7 +390,7 @@ def _may_read_stop_file(task: _HostTask) -> bool:
 
 
 def _may_read_planned_end(task: _HostTask) -> bool:
-    """Whether the program may read when the planned end is. False for a program of the image."""
+    """Return whether the program may read when the planned end is. False for a program of the image."""
     if task.spec.source is None:
         return False
     from smlaunch.runtime import stop_file_scan

@@ -41,7 +41,7 @@ def _cgroup_counter_paths() -> List[str]:
 
 
 def _read_oom_kills(path: str) -> Optional[int]:
-    """The counter ``oom_kill`` of a file; None without it."""
+    """Return the counter ``oom_kill`` of a file; None without it."""
     try:
         with open(path, encoding="ascii") as file:
             for line in file:

@@ -30,13 +30,13 @@ class PreviousOutcome(NamedTuple):
     """Of this attempt's own outcome file, to recognize that the ranks write a new one."""
 
 
-class RanksEnded(NamedTuple):
+class RanksEnd(NamedTuple):
     """How the ranks of one host ended."""
 
     succeeded: bool
     """All ranks exited with 0."""
 
-    signalled: bool
+    were_signalled: bool
     """The SIGTERM of the platform or of the planned end reached them."""
 
     train_together: bool
@@ -72,38 +72,39 @@ def write_finished_outcome(segment: Segment, finished_outcome: "SegmentOutcome")
 def write_outcome(
     segment: Segment,
     segment_end: SegmentEnd,
-    previous: PreviousOutcome,
+    previous_outcome: PreviousOutcome,
     step_tracker: StepTracker,
-    ranks_ended: RanksEnded,
+    ranks_end: RanksEnd,
     host: Optional[str] = None,
     independent_ranks: "Optional[IndependentRanks]" = None,
     *,
     is_leader: bool = True,
 ) -> "Optional[SegmentOutcome]":
-    """Write the outcome when all ranks of the host have exited: completed, where the ranks wrote one. Returns
-    it; None where no checkpoints are kept. Raises OSError.
+    """Write the outcome of this attempt when all ranks of the host have exited; where the ranks wrote one,
+    add what they did not know. Returns it; None where no checkpoints are kept. Raises OSError.
 
-    ``host``: its name, where hosts train apart from each other; the host then writes an outcome of its own,
-    and the leader that of the attempt besides.
+    ``previous_outcome``: the files that were there when the host started. ``host``: its name, where hosts
+    train apart from each other; the host then writes an outcome of its own, and the leader that of the
+    attempt besides.
     """
     from smlaunch.contract.outcome import CONTINUE, FINISHED  # takes milliseconds, and most jobs have none
 
     if segment.checkpoint_dir is None:
         return None
-    outcome, is_new = _outcome_of_ranks(segment, segment_end, previous, step_tracker, ranks_ended)
+    outcome, is_new = _outcome_of_ranks(segment, segment_end, previous_outcome, step_tracker, ranks_end)
     outcome = outcome._replace(
-        ranks_succeeded=ranks_ended.succeeded,
+        ranks_succeeded=ranks_end.succeeded,
         repeats_steps=segment_end.has_passed
         and outcome.reported_step is not None
         and step_tracker.mostly_repeats,
     )
     if independent_ranks is not None:
         job = segment.job or ""
-        if outcome.result == FINISHED and ranks_ended.succeeded:
+        if outcome.result == FINISHED and ranks_end.succeeded:
             independent_ranks = independent_ranks.after_all_finished(job)
         elif is_new:
             independent_ranks = independent_ranks.after(
-                ranks_ended.processes, segment_end, job, ranks_ended.may_read_stop_file
+                ranks_end.processes, segment_end, job, ranks_end.may_read_stop_file
             )
         outcome = outcome._replace(
             result=FINISHED if independent_ranks.all_finished else CONTINUE,
@@ -122,23 +123,24 @@ def write_outcome(
 def _outcome_of_ranks(
     segment: Segment,
     segment_end: SegmentEnd,
-    previous: PreviousOutcome,
+    previous_outcome: PreviousOutcome,
     step_tracker: StepTracker,
-    ranks_ended: RanksEnded,
+    ranks_end: RanksEnd,
 ) -> "Tuple[SegmentOutcome, bool]":
-    """The outcome that the ranks of this host wrote in this attempt, or else a new one, and which it is."""
+    """Return the outcome that the ranks of this host wrote in this attempt and False, or else a new one and
+    True."""
     from smlaunch.contract import outcome as outcomes
 
     outcome = _read_own_outcome(segment)
     highest_step = step_tracker.highest_step
     # Compared by file, not by job name: an interrupted spot job continues under the same name.
-    if outcome is not None and _outcome_stamp(segment) != previous.outcome_stamp:
+    if outcome is not None and _outcome_stamp(segment) != previous_outcome.outcome_stamp:
         return outcome._replace(reported_step=highest_step), False
     if outcome is not None and outcome.job == segment.job and outcome.reported_step is not None:
         highest_step = (
             outcome.reported_step if highest_step is None else max(highest_step, outcome.reported_step)
         )
-    has_finished = _has_finished(segment_end, step_tracker, ranks_ended)
+    has_finished = _has_finished(segment_end, step_tracker, ranks_end)
     result = outcomes.FINISHED if has_finished else outcomes.CONTINUE
     return outcomes.SegmentOutcome(
         result,
@@ -173,35 +175,35 @@ def _write_ranks_of_host(
     _write_atomically(os.path.join(checkpoint_dir, ranks_of_host.path), ranks_of_host.to_bytes())
 
 
-def _has_finished(segment_end: SegmentEnd, step_tracker: StepTracker, ranks_ended: RanksEnded) -> bool:
-    """Whether the ranks have trained to the end. Ranks that exit with 0 have, unless they exited because they
-    were asked to, or because they watched the time.
+def _has_finished(segment_end: SegmentEnd, step_tracker: StepTracker, ranks_end: RanksEnd) -> bool:
+    """Return whether the ranks have trained to the end. Ranks that exit with 0 have, unless they exited
+    because they were asked to, or because they watched the time.
 
     The last progress line decides where it speaks for all ranks. A rank that got a signal may have exited
     anywhere, also in the middle of saving its model: it has finished if no later segment could do better,
     because there is nothing to resume from, or the whole training was repeated.
     """
-    if not ranks_ended.succeeded:
+    if not ranks_end.succeeded:
         return False
-    is_midway = ranks_ended.train_together and step_tracker.is_midway
+    is_midway = ranks_end.train_together and step_tracker.is_midway
     if not segment_end.stop_requested:
-        return not (segment_end.is_near and is_midway and ranks_ended.may_read_planned_end())
+        return not (segment_end.is_near and is_midway and ranks_end.may_read_planned_end())
     if is_midway:
         return False
-    is_complete = ranks_ended.train_together and step_tracker.is_complete
-    if is_complete and not ranks_ended.signalled:
+    is_complete = ranks_end.train_together and step_tracker.is_complete
+    if is_complete and not ranks_end.were_signalled:
         return True
-    has_result = any(own_files(directory) for directory in ranks_ended.result_dirs)
-    if ranks_ended.train_together and step_tracker.knows_total and has_result:
+    has_result = any(own_files(directory) for directory in ranks_end.result_dirs)
+    if ranks_end.train_together and step_tracker.knows_total and has_result:
         cannot_resume = segment_end.checkpoints_were_removed()
         if cannot_resume or step_tracker.repeats_whole_training:
             return True
-    return not ranks_ended.signalled and not ranks_ended.may_read_stop_file()
+    return not ranks_end.were_signalled and not ranks_end.may_read_stop_file()
 
 
 def read_ranks_of_hosts(segment: Segment) -> "List[RanksOfHost]":
-    """What hosts that train apart wrote in the segments before this one. Raises SetupError for an outcome
-    that another release wrote."""
+    """Return what hosts that train apart wrote in the segments before this one. Raises SetupError for an
+    outcome that another release wrote."""
     from smlaunch.contract.formats import FormatError
     from smlaunch.contract.outcome import find_ranks_of_hosts
 
@@ -212,7 +214,8 @@ def read_ranks_of_hosts(segment: Segment) -> "List[RanksOfHost]":
 
 
 def _read_newest_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
-    """The newest outcome of the run's attempts. Raises SetupError for one that another release wrote."""
+    """Return the newest outcome of the run's attempts. Raises SetupError for one that another release
+    wrote."""
     files = _reserved_files(segment)
     if not files:
         return None
@@ -226,7 +229,7 @@ def _read_newest_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
 
 
 def _reserved_files(segment: Segment) -> List[str]:
-    """Paths of smlaunch's own files, below the checkpoint directory."""
+    """Return the paths of smlaunch's own files, below the checkpoint directory."""
     if segment.checkpoint_dir is None:
         return []
     try:
@@ -245,7 +248,7 @@ def _read_reserved(segment: Segment, path: str) -> bytes:
 
 
 def _read_own_outcome(segment: Segment) -> "Optional[SegmentOutcome]":
-    """The outcome of this attempt."""
+    """Return the outcome of this attempt."""
     from smlaunch.contract.outcome import parse_outcome
 
     content = _read_small_file(_own_outcome_path(segment))

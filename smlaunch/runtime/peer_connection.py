@@ -132,8 +132,8 @@ class PeerConnection:
         return Frame(header[:1], payload)
 
     def receive_available(self) -> Optional[Frame]:
-        """The next frame of a non-blocking connection; None while it is incomplete. Raises PeerError, and
-        PeerLost when the other side has closed the connection.
+        """Return the next frame of a non-blocking connection; None while it is incomplete. Raises PeerError,
+        and PeerLost when the other side has closed the connection.
         """
         try:
             frame = self.receive()
@@ -166,8 +166,8 @@ class IncomingHandshake:
         self._nonces: Optional[Tuple[bytes, bytes]] = None
 
     def accept(self) -> Tuple[PeerConnection, Dict[str, Any]]:
-        """The verified connection and its request. Raises PeerError where the other side does not know the
-        key or the request is for another host, ValueError where the request is no JSON.
+        """Return the verified connection and its request. Raises PeerError where the other side does not know
+        the key or the request is for another host, ValueError where the request is no JSON.
         """
         if self._nonces is None:
             peer_nonce = self._incoming.read_exactly(secret.NONCE_BYTES)
@@ -241,8 +241,8 @@ def connect_to_agent(
 
 
 def connect_with_retry(host: str, port: int, deadline: float, attempt_seconds: float) -> socket.socket:
-    """A connection to a host whose name may not resolve yet, or whose port may not be open yet: retry until
-    ``deadline`` (time.monotonic). One attempt takes ``attempt_seconds`` at most. Raises OSError or
+    """Return a connection to a host whose name may not resolve yet, or whose port may not be open yet: retry
+    until ``deadline`` (time.monotonic). One attempt takes ``attempt_seconds`` at most. Raises OSError or
     UnicodeError.
     """
     pause_seconds = _FIRST_PAUSE_SECONDS
@@ -270,8 +270,8 @@ def configure_socket(connection: socket.socket) -> None:
 
 
 def listen_address(host: str) -> str:
-    """The address that other hosts know this one by; empty (all addresses) where the name does not resolve.
-    The look-up may take long.
+    """Return the address that other hosts know this one by; empty (all addresses) where the name does not
+    resolve. The look-up may take long.
     """
     try:
         return socket.gethostbyname(host)
@@ -287,8 +287,8 @@ class _ReceiveBuffer:
         self._received = bytearray()
 
     def read_exactly(self, size: int, allow_end: bool = False) -> bytes:
-        """The first ``size`` bytes. Raises PeerLost for fewer. ``allow_end``: return b"" where the other side
-        has closed the connection before the first byte.
+        """Return the first ``size`` bytes. Raises PeerLost for fewer. ``allow_end``: return b"" where the
+        other side has closed the connection before the first byte.
         """
         while len(self._received) < size:
             try:

@@ -35,7 +35,7 @@ def list_processes() -> Dict[int, ProcessInfo]:
 
 
 def descendants_of(root_pid: int, processes: Dict[int, ProcessInfo]) -> List[int]:
-    """Pids of all descendants of ``root_pid``, parents before their children."""
+    """Return the pids of all descendants of ``root_pid``, parents before their children."""
     children: Dict[int, List[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent_pid, []).append(pid)

@@ -14,7 +14,7 @@ _LOOPBACK = "127.0.0.1"
 def shared_variables(
     cluster: Cluster, ranks_per_host: int, port: int, environ: Mapping[str, str]
 ) -> Dict[str, str]:
-    """The variables that all ranks of this host share."""
+    """Return the variables that all ranks of this host share."""
     world_size = len(cluster.hosts) * ranks_per_host
     variables = {
         "GROUP_RANK": str(cluster.host_rank),

@@ -15,15 +15,15 @@ from smlaunch.runtime.errors import SetupError
 
 
 def target_python(python: str, paths: Paths, environ: Mapping[str, str]) -> str:
-    """The interpreter to install for and to run the ranks with."""
+    """Return the interpreter to install for and to run the ranks with."""
     if environ.get(SHARED_PYTHON_VARIABLE) == "1":
         return make_overlay_venv(python, paths.venv_overlay)
     return python
 
 
 def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
-    """The command of pip. ``requirements``: relative to the source. Raises SetupError when the file does not
-    exist.
+    """Return the command of pip. ``requirements``: relative to the source. Raises SetupError when the file
+    does not exist.
     """
     path = os.path.join(paths.code, requirements)
     if not os.path.isfile(path):
@@ -36,7 +36,7 @@ def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
 
 
 def install_error(requirements: str, pip_output: str) -> SetupError:
-    """The reason, from pip's output: the first line that begins with ERROR."""
+    """Return the reason, from pip's output: the first line that begins with ERROR."""
     lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
     errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines[-1:] or ["pip gave no reason"])[0]

@@ -22,8 +22,8 @@ _HEX_DIGITS = 64
 
 
 def read_secret(path: str) -> bytes:
-    """The job's key from its file: 32 bytes as 64 hexadecimal digits. Raises SetupError, whose message never
-    shows the content of the file.
+    """Return the job's key from its file: 32 bytes as 64 hexadecimal digits. Raises SetupError, whose message
+    never shows the content of the file.
     """
     try:
         with open(path, "rb") as file:

@@ -75,7 +75,7 @@ class SegmentEnd:
         return self.signal_at if self.stop_requested else self.planned_at
 
     def seconds_until_kill(self, now: float) -> float:
-        """Seconds from ``now`` until ranks that were stopped are killed."""
+        """Return the seconds from ``now`` until ranks that were stopped are killed."""
         return (
             (now if self.planned_at is None else self.planned_at)
             + _SIGKILL_MARGIN_SHARE * self._margin_seconds
@@ -102,29 +102,31 @@ class SegmentEnd:
         return self.planned_at - time.monotonic() <= 0.25 * (self.planned_at - self._created_at)
 
     def checkpoints_were_removed(self) -> bool:
-        """Whether the ranks have left nothing to resume from: no file, or fewer files than when the stop was
-        requested and no new one. Other files may lie there, such as a log.
+        """Return whether the ranks have left nothing to resume from: no file, or fewer files than when the
+        stop was requested and no new one. Other files may lie there, such as a log.
         """
         remaining = own_files(self._checkpoint_dir)
         return not remaining or remaining < self._checkpoints_at_request
 
     def record_signal(self) -> None:
-        """The ranks get a stop signal now."""
+        """Record that the ranks get a stop signal now."""
         self._signalled_at = time.time()
 
     def was_requested_before(self, ended_at: float) -> bool:
-        """Whether the stop file appeared before a rank exited. ``ended_at``: in seconds since the epoch."""
+        """Return whether the stop file appeared before a rank exited. ``ended_at``: in seconds since the
+        epoch."""
         return self._requested_at is not None and self._requested_at <= ended_at
 
     def was_signalled_before(self, ended_at: float) -> bool:
-        """The same for the stop signal."""
+        """Return the same for the stop signal."""
         return self._signalled_at is not None and self._signalled_at <= ended_at
 
 
 def prepare_segment(
     spec: LaunchSpec, paths: Paths, runtime_dir: str, environ: Mapping[str, str], now: float
 ) -> Segment:
-    """The segment that this host's ranks train. Makes the directories that it names. Raises SetupError.
+    """Return the segment that this host's ranks train. Makes the directories that it names. Raises
+    SetupError.
 
     ``runtime_dir``: for the stop file. ``environ``: of the request. ``now``: when the host started, in
     seconds since the epoch. The request takes precedence over job.json: an orchestrator uses one job.json for
@@ -168,14 +170,14 @@ def prepare_segment(
 
 
 def make_segment_end(segment: Segment, spec: LaunchSpec) -> SegmentEnd:
-    """The planned end, in the clock of the supervisor's loop."""
+    """Return the planned end, in the clock of the supervisor's loop."""
     margin_seconds = spec.grace_seconds if spec.margin_seconds is None else spec.margin_seconds
     planned_at = None if segment.stop_at is None else time.monotonic() + segment.stop_at - time.time()
     return SegmentEnd(segment.stop_file or "", planned_at, margin_seconds, segment.checkpoint_dir)
 
 
 def read_stop_after(environ: Mapping[str, str]) -> Optional[float]:
-    """Seconds from the start of an attempt to its planned end. Raises SetupError."""
+    """Return the seconds from the start of an attempt to its planned end. Raises SetupError."""
     text = environ.get(names.STOP_AFTER_VARIABLE)
     if not text:
         return None
@@ -191,13 +193,13 @@ def read_stop_after(environ: Mapping[str, str]) -> Optional[float]:
 
 
 def read_previous_highest_step(environ: Mapping[str, str]) -> int:
-    """The highest step that earlier jobs have reported; -1 without any."""
+    """Return the highest step that earlier jobs have reported; -1 without any."""
     text = environ.get(names.FROM_REPORTED_VARIABLE, "")
     return int(text) if text.isdigit() else -1
 
 
 def own_files(directory: Optional[str]) -> FrozenSet[str]:
-    """Paths of the script's own files in a directory; of a large tree, the first ones."""
+    """Return the paths of the script's own files in a directory; of a large tree, the first ones."""
     found: Set[str] = set()
     for folder, folder_names, file_names in os.walk(directory or ""):
         if folder == directory and RESERVED_FOLDER in folder_names:

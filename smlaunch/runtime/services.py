@@ -42,7 +42,7 @@ class ServiceStart(NamedTuple):
 
 
 def plan_services(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str]) -> List[ServiceStart]:
-    """What this host starts or waits for. ``environ``: the environment that every program of the user
+    """Return what this host starts or waits for. ``environ``: the environment that every program of the user
     inherits. Raises SetupError.
     """
     references = {

@@ -81,7 +81,7 @@ def kill_group(pid: int) -> None:
 
 
 def _start_problem(command: ProcessCommand, error: OSError) -> str:
-    """Why a program cannot be started, for a message."""
+    """Return why a program cannot be started, for a message."""
     program = command.argv[0].decode("utf-8", "replace")
     if error.errno == errno.E2BIG:
         argv_bytes = sum(map(len, command.argv))

@@ -23,7 +23,7 @@ def may_read_stop_file(folder: str, texts: Iterable[str] = ()) -> bool:
 
 
 def may_read_planned_end(folder: str) -> bool:
-    """The same for the variables that have the time of the planned end."""
+    """Return the same for the variables that have the time of the planned end."""
     return _mentions(folder, _PLANNED_END_MENTION)
 
 

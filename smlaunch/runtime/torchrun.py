@@ -64,7 +64,7 @@ def run(
 def _torchrun_command(
     spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str
 ) -> ProcessCommand:
-    """The command of torchrun. ``folder``: empty, for the FIFOs. Raises SetupError."""
+    """Return the command of torchrun. ``folder``: empty, for the FIFOs. Raises SetupError."""
     _check_references(spec)
     references = {
         name: value for name, value in host.reference_values(0).items() if name not in _RANK_REFERENCES
@@ -118,7 +118,8 @@ def _check_references(spec: LaunchSpec) -> None:
 
 
 def _outcome_by_rank(outcome: HostOutcome) -> HostOutcome:
-    """The outcome with the ranks that torchrun reports instead of torchrun itself, where it reports any."""
+    """Return the outcome with the ranks that torchrun reports instead of torchrun itself, where it reports
+    any."""
     processes: List[FinishedProcess] = []
     for launcher in outcome.processes:
         if outcome.hang is not None:
@@ -131,7 +132,8 @@ def _outcome_by_rank(outcome: HostOutcome) -> HostOutcome:
 
 
 def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
-    """The rank that failed first by torchrun's report; without a report, torchrun itself as no rank."""
+    """Return the rank that failed first by torchrun's report; without a report, torchrun itself as no
+    rank."""
     root_cause = _last_match(_ROOT_CAUSE, launcher.output_tail)
     if launcher.status != 0 and root_cause is not None:
         process = _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
@@ -152,8 +154,8 @@ def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
 
 
 def _first_rank_to_fail(launcher: FinishedProcess, before: float, seconds: float) -> Optional[int]:
-    """The first rank whose output ends with an exception that was raised within ``seconds`` before ``before``
-    (in seconds since the epoch); None without one.
+    """Return the first rank whose output ends with an exception that was raised within ``seconds`` before
+    ``before`` (in seconds since the epoch); None without one.
     """
     failures = [
         (traceback_at, rank)
@@ -166,7 +168,7 @@ def _first_rank_to_fail(launcher: FinishedProcess, before: float, seconds: float
 
 
 def _as_rank_process(launcher: FinishedProcess, rank: int, status: int) -> FinishedProcess:
-    """The process of one of torchrun's ranks."""
+    """Return the process of one of torchrun's ranks."""
     output_tail, traceback_at = launcher.rank_outputs.get(rank, ("", None))
     failed_at = launcher.ended_at
     if (

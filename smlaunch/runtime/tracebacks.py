@@ -27,7 +27,7 @@ class FailureCause(NamedTuple):
 
 
 def find_cause(output: str) -> Optional[FailureCause]:
-    """The exception, syntax error or fatal error at the end of the output; None without one."""
+    """Return the exception, syntax error or fatal error at the end of the output; None without one."""
     lines = _RANK_PREFIX.sub("", _ANSI_COLOR.sub("", output)).splitlines()
     header_index = _last_match(lines, _HEADER)
     if header_index is not None:
@@ -51,7 +51,7 @@ def find_cause(output: str) -> Optional[FailureCause]:
 
 
 def last_line(output: str) -> str:
-    """The last line that is not empty."""
+    """Return the last line that is not empty."""
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
 
 

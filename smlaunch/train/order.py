@@ -282,7 +282,7 @@ class ResumableOrder:
 
 
 def _splitmix64(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Mix the bits of a number: the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return value ^ (value >> 31)

@@ -55,7 +55,7 @@ class StopSignal:
         return None
 
     def seconds_left(self) -> Optional[float]:
-        """Seconds to the planned end; None without one."""
+        """Return the seconds to the planned end; None without one."""
         return None if self._stop_at is None else self._stop_at - self._clock()
 
     def _on_sigterm(self, signal_number: int, frame: Optional[FrameType]) -> None:

@@ -93,7 +93,7 @@ def patch_definite_paths() -> None:
 
 
 def _is_definite(expression: Any) -> bool:
-    """Whether a JSONPath expression can match one value at most."""
+    """Return whether a JSONPath expression can match one value at most."""
     if isinstance(expression, Child):
         return _is_definite(expression.left) and _is_definite(expression.right)
     if isinstance(expression, Fields):

@@ -20,7 +20,7 @@ class InvalidSearch(ValueError):
 
 
 def matches(expression: Mapping[str, Any], document: Document) -> bool:
-    """Whether a document matches an expression. Raises InvalidSearch."""
+    """Return whether a document matches an expression. Raises InvalidSearch."""
     results: list[bool] = [
         *(_filter_matches(entry, document) for entry in expression.get("Filters") or ()),
         *(_nested_filter_matches(entry, document) for entry in expression.get("NestedFilters") or ()),
@@ -73,7 +73,7 @@ def _values_at(value: Any, name: str) -> Iterable[Any]:
 
 
 def _nested_filter_matches(entry: Mapping[str, Any], document: Document) -> bool:
-    """Whether one member of the list matches all filters."""
+    """Return whether one member of the list matches all filters."""
     prefix = entry["NestedPropertyName"]
     members = list(_values_at(document, prefix))
     filters = [

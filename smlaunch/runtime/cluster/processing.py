@@ -23,7 +23,7 @@ def read_cluster(paths: ProcessingPaths) -> Tuple[Cluster, Dict[str, Any]]:
 
 
 def read_job(paths: ProcessingPaths) -> Tuple[str, Dict[str, Any]]:
-    """The job's name, and its inputs at channel paths in the form of a training job's channels. Raises
+    """Return the job's name, and its inputs at channel paths in the form of a training job's channels. Raises
     SetupError.
     """
     try:
@@ -47,8 +47,8 @@ def read_job(paths: ProcessingPaths) -> Tuple[str, Dict[str, Any]]:
 
 
 def _detect_interface(host: str) -> str:
-    """The interface by which the hosts reach each other: loopback where their addresses are loopback ones,
-    otherwise SageMaker's own.
+    """Return the interface by which the hosts reach each other: loopback where their addresses are loopback
+    ones, otherwise SageMaker's own.
     """
     import socket
 

@@ -13,7 +13,7 @@ from smlaunch.runtime.errors import SetupError
 
 
 def read_cluster(path: str) -> Tuple[Cluster, Dict[str, Any]]:
-    """The cluster, and the content of the file. Raises SetupError."""
+    """Return the cluster, and the content of the file. Raises SetupError."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)

@@ -103,7 +103,7 @@ class MpiHost:
         return self.report
 
     def _make_agent(self) -> ExecAgent:
-        """The agent of this host. Raises SetupError where its port is not available."""
+        """Return the agent of this host. Raises SetupError where its port is not available."""
         environment = {os.fsencode(name): os.fsencode(value) for name, value in self.config.env.items()}
         environment[mpi_rank.FOLDER_VARIABLE.encode()] = os.fsencode(self._folder)
         address = listen_address(self.config.host)
@@ -139,7 +139,7 @@ class MpiHost:
         raise NotImplementedError
 
     def on_disconnected(self, host: str, reason: str) -> None:
-        """The connection to another host is lost."""
+        """Called when the connection to another host is lost."""
         raise NotImplementedError
 
     def on_rank_exit(self, rank_exit: RankExit) -> None:
@@ -150,7 +150,7 @@ class MpiHost:
         """A stop signal has been sent to every rank of this host."""
 
     def on_hang(self, host: str) -> None:
-        """The runtime of a host has found that its ranks hang, and ends them."""
+        """Called when the runtime of a host has found that its ranks hang, and ends them."""
         raise NotImplementedError
 
     def on_ranks_exited(self) -> None:
@@ -271,7 +271,7 @@ _START_PROGRAM = (
 
 
 def module_command(module: str, python: str, archive: str) -> List[str]:
-    """The command that runs a module of the runtime from the archive, with this Python. Its
+    """Return the command that runs a module of the runtime from the archive, with this Python. Its
     arguments follow.
     """
     return [python, "-I", "-S", "-c", _START_PROGRAM.format(module), archive]

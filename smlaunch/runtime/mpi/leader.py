@@ -215,7 +215,7 @@ class _MpirunProcess:
             self._process_output.pump()
 
     def reap(self) -> bool:
-        """Whether it has exited since the last call."""
+        """Return whether it has exited since the last call."""
         if self._pid is None or self.status is not None:
             return False
         pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -234,7 +234,7 @@ class _MpirunProcess:
         return needs_sigkill
 
     def last_output(self) -> str:
-        """The end of its output."""
+        """Return the end of its output."""
         if self._process_output is None:
             return ""
         while self._process_output.pump():

@@ -88,7 +88,7 @@ class LocalRanks:
         self._output.flush(deadline)
 
     def read_events(self) -> List[RankExit]:
-        """The exits reported since the last call."""
+        """Return the exits reported since the last call."""
         try:
             while True:
                 self._partial_event += os.read(self._events, 1 << 16)
@@ -140,12 +140,12 @@ class LocalRanks:
                 rank.send_signal(signal.SIGKILL)
 
     def collect_exits(self) -> List[RankExit]:
-        """How every rank ended, with the end of its output."""
+        """Return how every rank ended, with the end of its output."""
         self.drain()
         return [self._rank_exit(rank) for rank in self._ranks.values()]
 
     def _rank_exit(self, rank: _LocalRank) -> RankExit:
-        """How a rank ended, with the end of its output."""
+        """Return how a rank ended, with the end of its output."""
         output = self._outputs.get(rank.local_rank)
         output_tail = "" if output is None else output.tail()[-_TAIL_CHARACTERS:]
         ended_at = failed_at = rank.ended_at or time.time()

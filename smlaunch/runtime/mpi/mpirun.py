@@ -57,14 +57,15 @@ def run(
 
 
 def _temporary_folder() -> str:
-    """MPIs split the path of their remote shell at spaces and colons."""
+    """Return the folder for temporary files: /tmp if the default one has characters at which MPIs split the
+    path of their remote shell."""
     default_folder = tempfile.gettempdir()
     return default_folder if not set(default_folder) & set(" \t\n:'\"$") else "/tmp"  # noqa: S108
 
 
 def _job_digest(environ: Mapping[str, str]) -> str:
-    """The same on all hosts of a job: Open MPI's daemons look for the remote shell at the leader's path, even
-    where they do not use it.
+    """Return a digest of the job's name, the same on all its hosts: Open MPI's daemons look for the remote
+    shell at the leader's path, even where they do not use it.
     """
     import hashlib
 
@@ -220,7 +221,8 @@ def _known_interface(name: str) -> Optional[str]:
 
 
 def _is_oversubscribed(host: HostContext) -> bool:
-    """Whether there are more ranks than processors. Hosts with the loopback interface share one machine."""
+    """Return whether there are more ranks than processors. Hosts with the loopback interface share one
+    machine."""
     shares_machine = (
         host.cluster.network_interface == mpirun_args.LOOPBACK_INTERFACE
     )  # then all hosts are on this machine
@@ -239,7 +241,8 @@ def _read_report(folder: str) -> Optional[MpiReport]:
 
 
 def _outcome_by_rank(outcome: HostOutcome, report: Optional[MpiReport], host: str) -> HostOutcome:
-    """The outcome with the ranks of all hosts in the place of this host's process. Raises SetupError."""
+    """Return the outcome with the ranks of all hosts in the place of this host's process. Raises
+    SetupError."""
     (host_process,) = outcome.processes
     if report is None:
         return outcome._replace(processes=(host_process._replace(rank=None),))
@@ -259,7 +262,7 @@ def _outcome_by_rank(outcome: HostOutcome, report: Optional[MpiReport], host: st
         )
         if failed_host == host:
             return outcome
-        failure_text = failure_file.describe_failure(failed_host, outcome, out_of_memory=False) or ""
+        failure_text = failure_file.describe_failure(failed_host, outcome, oom_kill_happened=False) or ""
         return outcome._replace(
             peer_status=PeerStatus(first_failure.exit_code, failure_text, first_failure.failed_at)
         )

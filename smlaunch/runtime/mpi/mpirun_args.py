@@ -48,7 +48,7 @@ class MpiWorld(NamedTuple):
 
 
 def detect_mpi(version: str) -> Optional[str]:
-    """The MPI, from what ``mpirun --version`` prints; None for an unknown one."""
+    """Return the MPI, from what ``mpirun --version`` prints; None for an unknown one."""
     open_mpi = _OPEN_MPI.search(version)
     if open_mpi is not None:
         return OPEN_MPI_4 if int(open_mpi.group(1)) < 5 else OPEN_MPI_5
@@ -58,7 +58,7 @@ def detect_mpi(version: str) -> Optional[str]:
 
 
 def build_command(mpi: str, program: str, world: MpiWorld, options: Sequence[str]) -> List[str]:
-    """The launcher's command up to the ranks' own program."""
+    """Return the launcher's command up to the ranks' own program."""
     option_groups = {OPEN_MPI_4: _open_mpi_4, OPEN_MPI_5: _open_mpi_5, HYDRA: _hydra}[mpi](world)
     user_option_keys = _option_keys(options)
     arguments = [
@@ -144,7 +144,7 @@ _PARAMETER_OPTIONS = frozenset(("mca", "prtemca", "pmixmca", "gmca"))
 
 
 def _option_key(option_group: Sequence[str]) -> Tuple[str, ...]:
-    """What a group of arguments sets: ``--mca btl_tcp_if_include lo`` sets that parameter."""
+    """Return what a group of arguments sets: ``--mca btl_tcp_if_include lo`` sets that parameter."""
     name = option_group[0].lstrip("-")
     if name in _PARAMETER_OPTIONS and len(option_group) > 1:
         return ("mca", option_group[1])

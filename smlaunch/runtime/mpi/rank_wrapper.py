@@ -91,7 +91,7 @@ class RankNumbers(NamedTuple):
 
 
 def read_rank_numbers(environ: Mapping[bytes, bytes]) -> RankNumbers:
-    """The rank's numbers, from the MPI's variables. Raises ValueError without any."""
+    """Return the rank's numbers, from the MPI's variables. Raises ValueError without any."""
     return RankNumbers(
         _read_number(environ, mpirun_args.RANK_VARIABLES, None),
         _read_number(environ, mpirun_args.LOCAL_RANK_VARIABLES, 0),
@@ -101,7 +101,7 @@ def read_rank_numbers(environ: Mapping[bytes, bytes]) -> RankNumbers:
 
 
 def _read_number(environ: Mapping[bytes, bytes], names: Sequence[str], default: Optional[int]) -> int:
-    """The first variable of ``names`` that is a number. Raises ValueError without one and
+    """Return the first variable of ``names`` that is a number. Raises ValueError without one and
     without a default.
     """
     for name in names:
@@ -224,7 +224,8 @@ class _RankParent:
             return None
 
     def _open_output(self) -> int:
-        """The user's options may start more ranks on this host than there are FIFOs."""
+        """Open the FIFO for the rank's output and return its descriptor; that of standard output where there
+        is no FIFO, since the user's options may start more ranks on this host than there are FIFOs."""
         try:
             return os.open(
                 os.path.join(self._folder, OUTPUT_FIFO.format(self._numbers.local_rank)), os.O_WRONLY
@@ -287,8 +288,8 @@ class _RankParent:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Whether the process is exiting. Its connections close before it can be waited for, and launchers notice
-    that.
+    """Return whether the process is exiting. Its connections close before it can be waited for, and launchers
+    notice that.
     """
     try:
         with open("/proc/{}/stat".format(pid), "rb") as file:

@@ -98,7 +98,7 @@ class MpiReport(NamedTuple):
 
 
 def report_of_lost_leader(rank_exits: Sequence[RankExit], leader: str, reason: str, now: float) -> MpiReport:
-    """The report of a host that has lost the leader."""
+    """Return the report of a host that has lost the leader."""
     return MpiReport(
         tuple(map(assume_killed, rank_exits)), None, None, LostHost(leader, "it is gone: " + reason), "", now
     )
@@ -111,7 +111,7 @@ def compose_report(
     now: float,
     lost_host: Optional[LostHost] = None,
 ) -> MpiReport:
-    """The leader's report. ``rank_exits``: of all ranks that any host has seen."""
+    """Return the leader's report. ``rank_exits``: of all ranks that any host has seen."""
     exits = [assume_killed(rank_exit) for rank_exit in sorted(rank_exits)]
     abort = _find_abort(exits, mpirun_output)
     if abort is not None:
@@ -139,8 +139,8 @@ def assume_killed(rank_exit: RankExit) -> RankExit:
 
 
 def _find_victims(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int]:
-    """Ranks that failed because a peer was gone. The peer's connections close before its exit can be
-    reported, so on a busy machine the victims may be reported first.
+    """Return the ranks that failed because a peer was gone. The peer's connections close before its exit can
+    be reported, so on a busy machine the victims may be reported first.
     """
     failed = [rank_exit for rank_exit in rank_exits if _has_failed(rank_exit)]
     lost_peer = {int(number) for number in _LOST_PEER_PATTERN.findall(mpirun_output)}
@@ -175,7 +175,7 @@ def _has_failed(rank_exit: RankExit) -> bool:
 
 
 def _find_abort(rank_exits: Sequence[RankExit], mpirun_output: str) -> Optional[Tuple[int, int]]:
-    """The rank that called MPI_Abort first, and its error code."""
+    """Return the rank that called MPI_Abort first, and its error code."""
     for text in (mpirun_output, *(rank_exit.output_tail for rank_exit in rank_exits)):
         for pattern in _ABORT_PATTERNS:
             match = pattern.search(text)
@@ -185,8 +185,9 @@ def _find_abort(rank_exits: Sequence[RankExit], mpirun_output: str) -> Optional[
 
 
 def _mark_aborted(rank_exit: RankExit, exit_code: int, first_failure_at: float) -> RankExit:
-    """The launcher may kill the aborting rank like all others before it exits by itself. Not where others had
-    failed before: then they are the cause of the abort.
+    """Return the exit of the rank that called MPI_Abort as a failure that came before all others: the
+    launcher may kill it like all others before it exits by itself. Unchanged where others had failed before:
+    then they are the cause of the abort.
     """
     if _has_failed(rank_exit) and rank_exit.failed_at > first_failure_at:
         return rank_exit

@@ -27,8 +27,9 @@ class RemoteCommand(NamedTuple):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Optional[RemoteCommand]:
-    """The command's arguments are joined by spaces for a shell on the other side, as with ssh; callers expect
-    that and quote. None without a host or a command.
+    """Return the host and the command line that ssh's arguments name; None without one of them. The
+    arguments of the command are joined by spaces for a shell on the other side, as with ssh; callers expect
+    that and quote.
     """
     remaining: List[str] = list(arguments)
     while remaining and remaining[0].startswith("-"):

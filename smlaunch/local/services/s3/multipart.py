@@ -318,7 +318,7 @@ class S3MultipartUploads:
 
 
 def _matches_part(entry: ElementTree.Element, part: _StoredPart) -> bool:
-    """Whether ETag and checksums of a CompleteMultipartUpload's entry are those of the stored part."""
+    """Return whether ETag and checksums of a CompleteMultipartUpload's entry are those of the stored part."""
     if (text_of(entry, "ETag") or "").strip('"') != part.etag:
         return False
     stated_checksums = {name: text_of(entry, f"Checksum{name}") for name in checksums.ALGORITHMS}
