@@ -88,7 +88,7 @@ def verify_resume(
                     job,
                     endpoint_target(info),
                     traces,
-                    cuts=cuts,
+                    cut_count=cuts,
                     signals=_SIGNALS[signal],
                     seed=seed,
                     on_message=print_message,
@@ -124,8 +124,8 @@ def _trial_lines(trial: TrialReport) -> Iterator[str]:
     """Yield the lines about one run with cuts."""
     name = {"term": "SIGTERM", "kill": "SIGKILL"}[trial.signal]
     yield f"{name}: cut " + ", ".join(_describe_cut(cut) for cut in trial.cuts)
-    if trial.late_cuts:
-        yield f"  {trial.late_cuts} further cuts came too late: the script had ended"
+    if trial.late_cut_count:
+        yield f"  {trial.late_cut_count} further cuts came too late: the script had ended"
     for difference in trial.comparison.difference_texts:
         yield f"  differs: {difference}"
     for cause in trial.comparison.causes:

@@ -149,17 +149,17 @@ def find_newest_outcome(
 
 
 def find_ranks_of_hosts(
-    files: Iterable[str], read_file: ReadFile, before: CheckpointWriter, *, also_own: bool = False
+    files: Iterable[str], read_file: ReadFile, before: CheckpointWriter, *, includes_own_segment: bool = False
 ) -> List[RanksOfHost]:
-    """The newest outcome of each host from the segments before that of ``before``; ``also_own``: and from
-    this attempt. Raises FormatError."""
+    """The newest outcome of each host from the segments before that of ``before``; ``includes_own_segment``:
+    and from this attempt. Raises FormatError."""
     newest: Dict[str, Tuple[int, int, str]] = {}
     for match in map(_OUTCOME.fullmatch, files):
         if match is None or match.group("host") is None or match.group("run") != before.run:
             continue
         attempt = int(match.group("segment")), int(match.group("attempt"))
         is_own = attempt == (before.segment, before.attempt)
-        if attempt[0] < before.segment or (also_own and is_own):
+        if attempt[0] < before.segment or (includes_own_segment and is_own):
             host = match.group("host")
             newest[host] = max((*attempt, match.string), newest.get(host, (0, 0, "")))
     found = []
@@ -173,7 +173,7 @@ def find_ranks_of_hosts(
 
 def _with_hosts(outcome: SegmentOutcome, files: List[str], read_file: ReadFile) -> SegmentOutcome:
     """The outcome of the attempt with that of its hosts."""
-    hosts = find_ranks_of_hosts(files, read_file, outcome.writer, also_own=True)
+    hosts = find_ranks_of_hosts(files, read_file, outcome.writer, includes_own_segment=True)
     is_of_attempt = [(host.segment, host.attempt) == (outcome.segment, outcome.attempt) for host in hosts]
     hosts_of_attempt = [host for host, is_own in zip(hosts, is_of_attempt) if is_own]
     steps = [

@@ -58,16 +58,16 @@ class SizeScan:
     """Rows (ascending) and sizes of the regular sample, without rows of the head."""
 
 
-def scan_sizes(blocks: SizeBlocks, count: int, hosts: int) -> SizeScan:
+def scan_sizes(blocks: SizeBlocks, count: int, host_count: int) -> SizeScan:
     """Read all sizes once and collect what the second pass needs."""
-    range_ends = even_ranges(count, hosts).bounds
-    sums_at_ends: list[Number] = [0] * (hosts + 1)
-    round_robin_loads: list[Number] = [0] * hosts
+    range_ends = even_ranges(count, host_count).bounds
+    sums_at_ends: list[Number] = [0] * (host_count + 1)
+    round_robin_loads: list[Number] = [0] * host_count
     per_host = min(
-        max(count // hosts // _ROWS_PER_SMOOTHING_ROW, _SMOOTHING_ROWS_PER_HOST[0]),
+        max(count // host_count // _ROWS_PER_SMOOTHING_ROW, _SMOOTHING_ROWS_PER_HOST[0]),
         _SMOOTHING_ROWS_PER_HOST[1],
     )
-    sample_count = min(per_host * hosts, count // 8)
+    sample_count = min(per_host * host_count, count // 8)
     sample_stride = count // sample_count if sample_count else 1
     largest_rows = _LargestRows(_MAX_HEAD_ROWS)
     samples: list[Any] = []
@@ -103,13 +103,13 @@ def scan_sizes(blocks: SizeBlocks, count: int, hosts: int) -> SizeScan:
         raise ValueError(f"{count} sizes were announced, but {start_row} were read")
     sample = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
     ordinary_sizes = sample[sample <= per_host / 2 * total / max(count, 1)]
-    head = largest_rows.above(max(ordinary_sizes.sum().item() / 2, _MIN_HEAD_SHARE * total) / hosts)
+    head = largest_rows.above(max(ordinary_sizes.sum().item() / 2, _MIN_HEAD_SHARE * total) / host_count)
     rows = (
         np.arange(sample_stride // 2, count, sample_stride) if sample_count else np.zeros(0, dtype=np.int64)
     )
     is_not_in_head = np.isin(rows, head[0], invert=True)
     by_count = CountLoads(
-        tuple(sums_at_ends[host + 1] - sums_at_ends[host] for host in range(hosts)),
+        tuple(sums_at_ends[host + 1] - sums_at_ends[host] for host in range(host_count)),
         tuple(round_robin_loads),
     )
     return SizeScan(total, largest, by_count, head, (rows[is_not_in_head], sample[is_not_in_head]))

@@ -52,10 +52,10 @@ class TableAssignment:
         return self.host_by_row[start:stop]
 
 
-def even_ranges(count: int, hosts: int) -> RangeAssignment:
+def even_ranges(count: int, host_count: int) -> RangeAssignment:
     no_rows = np.zeros(0, dtype=np.int64)
     return RangeAssignment(
-        np.arange(hosts + 1, dtype=np.int64) * count // hosts, no_rows, no_rows.astype(np.uint16)
+        np.arange(host_count + 1, dtype=np.int64) * count // host_count, no_rows, no_rows.astype(np.uint16)
     )
 
 

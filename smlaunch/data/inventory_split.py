@@ -25,9 +25,9 @@ class InventorySplit(NamedTuple):
 
 
 def split_inventory(
-    inventory: Inventory, hosts: int, *, weight: str = SIZE_COLUMN, previous: Path | None = None
+    inventory: Inventory, host_count: int, *, weight: str = SIZE_COLUMN, previous: Path | None = None
 ) -> InventorySplit:
-    """Split an inventory's objects over ``hosts`` by the column ``weight``.
+    """Split an inventory's objects over ``host_count`` by the column ``weight``.
 
     ``previous``: a folder that ``write_split`` wrote; keys then keep their host as far as the loads stay
     equal. Reads only numbers, block by block; with ``previous`` the keys too, and holds all sizes in memory.
@@ -36,11 +36,11 @@ def split_inventory(
     keys = InventoryKeys(inventory)
     try:
         if previous is None:
-            host_split = split_blocks(lambda: keys.column_blocks(weight), keys.count, hosts)
+            host_split = split_blocks(lambda: keys.column_blocks(weight), keys.count, host_count)
         else:
             sizes = [*keys.column_blocks(weight)]
             all_sizes = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
-            host_split = split(all_sizes, hosts, previous=previous_hosts(keys, previous))
+            host_split = split(all_sizes, host_count, previous=previous_hosts(keys, previous))
     except ValueError as error:
         raise JobError([Problem("--weight" if weight != SIZE_COLUMN else "", str(error))]) from error
     return InventorySplit(keys, host_split, _summary(inventory, keys, host_split, weight))

@@ -44,11 +44,11 @@ class MultipartTransfer:
     def __init__(self, storage: PartStorage) -> None:
         self._storage = storage
 
-    def put(self, bucket: str, item: TransferItem, at_once: int, on_moved: OnMoved) -> None:
-        """``at_once``: parts under way at a time, here and below."""
-        self._upload_parts(bucket, item, at_once, part_size(item.size), None, on_moved)
+    def put(self, bucket: str, item: TransferItem, max_concurrent: int, on_moved: OnMoved) -> None:
+        """``max_concurrent``: parts under way at a time, here and below."""
+        self._upload_parts(bucket, item, max_concurrent, part_size(item.size), None, on_moved)
 
-    def resume(self, bucket: str, item: TransferItem, at_once: int, on_moved: OnMoved) -> bool:
+    def resume(self, bucket: str, item: TransferItem, max_concurrent: int, on_moved: OnMoved) -> bool:
         """Resume an interrupted upload of this file: only missing parts are sent. Return False if there is
         none."""
         try:
@@ -60,7 +60,7 @@ class MultipartTransfer:
         for upload in uploads:
             part_bytes = _uniform_part_size(upload, item.size)
             if part_bytes is not None:
-                self._upload_parts(bucket, item, at_once, part_bytes, upload, on_moved)
+                self._upload_parts(bucket, item, max_concurrent, part_bytes, upload, on_moved)
                 return True
         return False
 
@@ -68,16 +68,16 @@ class MultipartTransfer:
         self,
         bucket: str,
         item: TransferItem,
-        at_once: int,
+        max_concurrent: int,
         part_bytes: int,
         unfinished: MultipartUpload | None,
         on_moved: OnMoved,
     ) -> None:
         """Upload the parts that ``unfinished`` lacks or has with another content, and complete the upload."""
         upload = unfinished.upload_id if unfinished is not None else self._storage.begin(bucket, item.key)
-        existing_parts = unfinished.parts if unfinished is not None else {}
+        existing_part_by_number = unfinished.parts if unfinished is not None else {}
         numbered_ranges = list(enumerate(part_ranges(item.size, part_bytes), 1))
-        sent_parts: dict[int, UploadedPart] = {}
+        sent_part_by_number: dict[int, UploadedPart] = {}
         with explain_read_error(item.path):
             descriptor = os.open(item.path, os.O_RDONLY)
         try:
@@ -89,27 +89,27 @@ class MultipartTransfer:
                     content = os.pread(descriptor, length, start)
                 if len(content) != length:
                     raise changed_file_error(item.path)
-                part = existing_parts.get(number)
+                part = existing_part_by_number.get(number)
                 if part is None or part.sha256 != encode_digest(
                     "sha256", new_digest("sha256", content).digest()
                 ):
                     part = self._storage.put_part(bucket, item.key, upload, number, content)
-                sent_parts[number] = part
+                sent_part_by_number[number] = part
                 on_moved(length, 0)
 
-            for_each(send, numbered_ranges, at_once)
+            for_each(send, numbered_ranges, max_concurrent)
             status_after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         if (status_after.st_size, status_after.st_mtime_ns) != (item.size, status_before.st_mtime_ns):
             raise changed_file_error(item.path)
         self._storage.complete(
-            bucket, item.key, upload, [sent_parts[number] for number, _ in numbered_ranges]
+            bucket, item.key, upload, [sent_part_by_number[number] for number, _ in numbered_ranges]
         )
         on_moved(0, 1)
 
     def get(
-        self, bucket: str, item: TransferItem, get_range: GetRange, at_once: int, on_moved: OnMoved
+        self, bucket: str, item: TransferItem, get_range: GetRange, max_concurrent: int, on_moved: OnMoved
     ) -> None:
         """Download a file by ranges and compare its digest with S3's. Raises JobError if they differ."""
         checksum = self._storage.object_checksum(bucket, item.key)
@@ -138,19 +138,19 @@ class MultipartTransfer:
                     if expected is not None and object_part_bytes is not None
                     else None
                 )
-                got = 0
+                received_bytes = 0
                 for content in get_range(bucket, item.key, start, length, item.etag):
                     if digest is not None:
                         digest.update(content)
-                    target.write(content, start + got)
-                    got += len(content)
+                    target.write(content, start + received_bytes)
+                    received_bytes += len(content)
                     on_moved(len(content), 0)
-                if got != length:
+                if received_bytes != length:
                     raise wrong_content_error(item.key)
                 if digest is not None:
                     digests[number] = digest.digest()
 
-            for_each(fetch, numbered_ranges, at_once)
+            for_each(fetch, numbered_ranges, max_concurrent)
             if expected is not None:
                 algorithm, expected_value = expected
                 has_part_digests = object_part_bytes is not None

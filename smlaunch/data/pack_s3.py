@@ -199,25 +199,25 @@ class S3Destination:
     ) -> None:
         self._storage, self._bucket, self._transfer = storage, bucket, transfer
         self._prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-        self._existing_sizes: dict[str, int] = {}
+        self._size_by_existing_name: dict[str, int] = {}
 
     @contextmanager
     def open(self, resume: bool) -> Iterator[None]:
         """List and check the prefix, and mark it as a pack's."""
         prefix_length = len(self._prefix)
-        self._existing_sizes = {
+        self._size_by_existing_name = {
             entry.key[prefix_length:]: entry.size
             for folder_prefix in (SHARDS_FOLDER, WORK_FOLDER, INDEX_FILE)
             for entry in self._storage.list(self._bucket, self._prefix + folder_prefix)
         }
         uri = f"s3://{self._bucket}/{self._prefix}"
-        if not resume and INDEX_FILE in self._existing_sizes:
+        if not resume and INDEX_FILE in self._size_by_existing_name:
             raise destination_error(f"{uri} {FINISHED_MESSAGE}")
-        has_records = any(name.startswith(WORK_FOLDER) for name in self._existing_sizes)
+        has_records = any(name.startswith(WORK_FOLDER) for name in self._size_by_existing_name)
         if not resume and has_records:
             raise destination_error(f"{uri} {UNFINISHED_MESSAGE}")
-        shards = [name for name in self._existing_sizes if name.startswith(SHARDS_FOLDER)]
-        is_pack = has_records or INDEX_FILE in self._existing_sizes
+        shards = [name for name in self._size_by_existing_name if name.startswith(SHARDS_FOLDER)]
+        is_pack = has_records or INDEX_FILE in self._size_by_existing_name
         foreign_names = [name for name in shards if not is_pack or not is_shard(name)]
         if foreign_names:
             raise destination_error(uri + " " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
@@ -228,7 +228,7 @@ class S3Destination:
             yield
 
     def finished_index(self) -> ShardIndex | None:
-        if INDEX_FILE not in self._existing_sizes:
+        if INDEX_FILE not in self._size_by_existing_name:
             return None
         try:
             return parse_index(self._storage.get_bytes(self._bucket, self._prefix + INDEX_FILE) or b"")
@@ -237,28 +237,30 @@ class S3Destination:
 
     def delete_other_shards(self, names: set[str]) -> None:
         old_names = [
-            name for name in self._existing_sizes if name.startswith(SHARDS_FOLDER) and name not in names
+            name
+            for name in self._size_by_existing_name
+            if name.startswith(SHARDS_FOLDER) and name not in names
         ]
         self._delete(old_names)
 
     def reusable_checksum(self, shard: TarShard, fingerprint: str) -> str | None:
         if (
-            self._existing_sizes.get(shard.name) != shard.archive_bytes
-            or record_key(shard) not in self._existing_sizes
+            self._size_by_existing_name.get(shard.name) != shard.archive_bytes
+            or record_key(shard) not in self._size_by_existing_name
         ):
             return None
         content = self._storage.get_bytes(self._bucket, self._prefix + record_key(shard))
         return checksum_in_record(content, shard, fingerprint)
 
     def has_shard(self, record: ShardRecord) -> bool:
-        return self._existing_sizes.get(record.name) == record.bytes
+        return self._size_by_existing_name.get(record.name) == record.bytes
 
     def temporary_path(self, shard: TarShard) -> Path:
         return self._temporary_folder / shard.name[len(SHARDS_FOLDER) :]
 
     def publish_shard(self, shard: TarShard, archive_path: Path, checksum: str, fingerprint: str) -> None:
         # A record must never describe bytes that are being replaced.
-        if record_key(shard) in self._existing_sizes:
+        if record_key(shard) in self._size_by_existing_name:
             self._delete([record_key(shard)])
         key = self._prefix + shard.name
         if self._transfer is None:

@@ -97,7 +97,7 @@ def list_prefix(
     out: Path,
     *,
     resume: bool = False,
-    workers: int = DEFAULT_WORKERS,
+    worker_count: int = DEFAULT_WORKERS,
     on_progress: OnListingProgress = lambda counts: None,
     interval_seconds: float = 1.0,
 ) -> ListingProgress:
@@ -114,7 +114,9 @@ def list_prefix(
         )
         raise JobError([Problem(f"s3://{bucket}/", message)])
     with SortedRuns(out, {"bucket": bucket, "prefix": prefix}, resume=resume) as runs:
-        counts = _ParallelListing(pager, bucket, prefix, runs, workers).run(on_progress, interval_seconds)
+        counts = _ParallelListing(pager, bucket, prefix, runs, worker_count).run(
+            on_progress, interval_seconds
+        )
         with InventoryWriter(out, bucket, prefix) as file:
             for table in runs.merged_tables():
                 file.write(table)
@@ -154,7 +156,9 @@ class _UnsavedPages:
 class _ParallelListing:
     """The state that all workers share, and the workers themselves."""
 
-    def __init__(self, pager: KeyPager, bucket: str, prefix: str, runs: SortedRuns, workers: int) -> None:
+    def __init__(
+        self, pager: KeyPager, bucket: str, prefix: str, runs: SortedRuns, worker_count: int
+    ) -> None:
         self._pager, self._bucket, self._prefix, self._runs = pager, bucket, prefix, runs
         done: list[KeyRange] = []
         self._objects = self._bytes = self._requests = self._empty_requests = 0
@@ -170,7 +174,7 @@ class _ParallelListing:
         self._changed = Condition()
         self._failure: BaseException | None = None
         self._stopped = False
-        self._running_threads = self._max_workers = self._allowed_workers = workers
+        self._running_threads = self._max_workers = self._allowed_workers = worker_count
         self._refusals = self._pages_since_refusal = 0
         self._refused_at = self._pause_until = 0.0
 

@@ -117,8 +117,8 @@ class HostSplit:
         return self.assignment.hosts_of(start, stop)
 
 
-def split(sizes: Any, hosts: int, *, previous: Any = None) -> HostSplit:
-    """Split rows with these sizes (anything NumPy converts to an int64 or float64 array) over ``hosts``.
+def split(sizes: Any, host_count: int, *, previous: Any = None) -> HostSplit:
+    """Split rows with these sizes (anything NumPy converts to an int64 or float64 array) over ``host_count``.
 
     ``previous``: the host each row had, -1 for a new row; rows then keep their host as far as the loads stay
     equal. Raises ValueError for sizes that are negative, not finite, or 2**62 and more in total, and for a
@@ -131,8 +131,8 @@ def split(sizes: Any, hosts: int, *, previous: Any = None) -> HostSplit:
             yield size_array[start : start + BLOCK_ROWS]
 
     if previous is None:
-        return split_blocks(blocks, len(size_array), hosts)
-    return _rebalance(size_array, blocks, hosts, np.asarray(previous))
+        return split_blocks(blocks, len(size_array), host_count)
+    return _rebalance(size_array, blocks, host_count, np.asarray(previous))
 
 
 def to_size_array(values: Any) -> Any:
@@ -148,18 +148,18 @@ def to_size_array(values: Any) -> Any:
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
-def split_blocks(blocks: SizeBlocks, count: int, hosts: int) -> HostSplit:
+def split_blocks(blocks: SizeBlocks, count: int, host_count: int) -> HostSplit:
     """Like ``split``, for ``count`` rows that come in blocks (``to_size_array``), which are read twice."""
-    if not 1 <= hosts <= MAX_HOSTS:
-        raise ValueError(f"{hosts} hosts: there may be 1 to {MAX_HOSTS}")
-    scan = scan_sizes(blocks, count, hosts)
+    if not 1 <= host_count <= MAX_HOSTS:
+        raise ValueError(f"{host_count} hosts: there may be 1 to {MAX_HOSTS}")
+    scan = scan_sizes(blocks, count, host_count)
     if count <= partitioning.KARMARKAR_KARP_MAX_ITEMS:
-        return _split_exactly(blocks, hosts, scan)
-    ranges, loads = fill_hosts(blocks, count, scan, [0] * hosts)
+        return _split_exactly(blocks, host_count, scan)
+    ranges, loads = fill_hosts(blocks, count, scan, [0] * host_count)
     by_count = scan.by_count
     candidates: list[tuple[str, Sequence[Number], RangeAssignment | RoundRobinAssignment]] = [
-        (partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, hosts)),
-        (partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(hosts)),
+        (partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, host_count)),
+        (partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(host_count)),
         (RANGES_METHOD, loads, ranges),
     ]
     method, host_loads, assignment = min(candidates, key=lambda candidate: max(candidate[1]))
@@ -168,9 +168,9 @@ def split_blocks(blocks: SizeBlocks, count: int, hosts: int) -> HostSplit:
     )
 
 
-def _split_exactly(blocks: SizeBlocks, hosts: int, scan: SizeScan) -> HostSplit:
+def _split_exactly(blocks: SizeBlocks, host_count: int, scan: SizeScan) -> HostSplit:
     sizes = [size for block in blocks() for size in block.tolist()]
-    best = partitioning.best_partition(sizes, hosts)
+    best = partitioning.best_partition(sizes, host_count)
     assignment = TableAssignment(np.asarray(best.host_by_item, dtype=np.uint16))
     return HostSplit(best.method, best.loads, best.counts, scan.largest_size, scan.by_count, assignment)
 
@@ -178,30 +178,32 @@ def _split_exactly(blocks: SizeBlocks, hosts: int, scan: SizeScan) -> HostSplit:
 # ---- after an earlier split --------------------------------------------------------------------------------
 
 
-def _rebalance(sizes: Any, blocks: SizeBlocks, hosts: int, previous: Any) -> HostSplit:
+def _rebalance(sizes: Any, blocks: SizeBlocks, host_count: int, previous: Any) -> HostSplit:
     """Split with a previous split: rows keep their host. Only a host's load above an equal share is released,
     and is assigned together with the new rows to hosts with less."""
     if previous.shape != sizes.shape or (previous.size and previous.dtype.kind not in "iu"):
         raise ValueError("previous must be one whole number per size")
-    new_split = split_blocks(blocks, len(sizes), hosts)
-    host_by_row = np.where((previous >= 0) & (previous < hosts), previous, hosts).astype(np.uint16)
-    fair_load = partitioning.lower_bound(sum(new_split.loads), new_split.largest_size, hosts)
-    loads = _host_loads(sizes, host_by_row, hosts)
+    new_split = split_blocks(blocks, len(sizes), host_count)
+    host_by_row = np.where((previous >= 0) & (previous < host_count), previous, host_count).astype(np.uint16)
+    fair_load = partitioning.lower_bound(sum(new_split.loads), new_split.largest_size, host_count)
+    loads = _host_loads(sizes, host_by_row, host_count)
     for round_number in range(_MAX_ROUNDS):
         overloaded_hosts = (
-            [host for host in range(hosts) if loads[host] > fair_load * _MAX_IMBALANCE]
+            [host for host in range(host_count) if loads[host] > fair_load * _MAX_IMBALANCE]
             if round_number
             else []
         )
         for host in overloaded_hosts:
             host_by_row[
                 _rows_to_release(sizes, np.flatnonzero(host_by_row == host), loads[host] - fair_load)
-            ] = hosts
-        free_rows = np.flatnonzero(host_by_row == hosts)
+            ] = host_count
+        free_rows = np.flatnonzero(host_by_row == host_count)
         if round_number and not len(free_rows):
             break
-        host_by_row[free_rows] = _assign_free_rows(sizes[free_rows], _host_loads(sizes, host_by_row, hosts))
-        loads = _host_loads(sizes, host_by_row, hosts)
+        host_by_row[free_rows] = _assign_free_rows(
+            sizes[free_rows], _host_loads(sizes, host_by_row, host_count)
+        )
+        loads = _host_loads(sizes, host_by_row, host_count)
     if partitioning.imbalance(loads, new_split.largest_size) > new_split.imbalance_by_count:
         # A split by count must never be better, not even if it would move fewer rows.
         host_by_row = new_split.hosts_of(0, len(sizes))
@@ -210,7 +212,7 @@ def _rebalance(sizes: Any, blocks: SizeBlocks, hosts: int, previous: Any) -> Hos
         method = STABLE_METHOD
     is_moved = (previous >= 0) & (previous != host_by_row)
     moved = (int(np.count_nonzero(is_moved)), sizes[is_moved].sum().item())
-    row_counts = np.bincount(host_by_row, minlength=hosts).tolist()
+    row_counts = np.bincount(host_by_row, minlength=host_count).tolist()
     return HostSplit(
         method,
         tuple(loads),
@@ -222,11 +224,11 @@ def _rebalance(sizes: Any, blocks: SizeBlocks, hosts: int, previous: Any) -> Hos
     )
 
 
-def _host_loads(sizes: Any, host_by_row: Any, hosts: int) -> list[Number]:
+def _host_loads(sizes: Any, host_by_row: Any, host_count: int) -> list[Number]:
     """Return the load of each host. Rows without a host have the number after the last host."""
-    loads = np.zeros(hosts + 1, dtype=sizes.dtype)
+    loads = np.zeros(host_count + 1, dtype=sizes.dtype)
     np.add.at(loads, host_by_row, sizes)
-    host_loads: list[Number] = loads[:hosts].tolist()
+    host_loads: list[Number] = loads[:host_count].tolist()
     return host_loads
 
 

@@ -16,7 +16,7 @@ class Cancelled(Exception):
 
 
 def for_each(
-    action: Callable[[Item], None], items: Iterable[Item], threads: int, cancelled: Event | None = None
+    action: Callable[[Item], None], items: Iterable[Item], thread_count: int, cancelled: Event | None = None
 ) -> None:
     """Run the action for every item. Items are drawn lazily, so there may be millions.
 
@@ -41,9 +41,9 @@ def for_each(
                     errors.append(error)
                 cancelled.set()
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(thread_count) as pool:
         try:
-            for future in [pool.submit(run_worker) for _ in range(threads)]:
+            for future in [pool.submit(run_worker) for _ in range(thread_count)]:
                 future.result()
         except BaseException:
             cancelled.set()

@@ -120,17 +120,19 @@ class S3Transfer:
         cancelled, on_progress = _cancellable(on_progress)
 
         def get_range(bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
-            got = 0
+            received_bytes = 0
             if fast is not None and not self._fast_has_failed and fast.supports_key(key):
                 try:
                     for piece in fast.get_range(bucket, key, start, length, etag):
-                        got += len(piece)
+                        received_bytes += len(piece)
                         yield piece
                     return
                 except FastTransferFailed:
                     self._fast_has_failed = True
-            if got < length:
-                yield from self._parts.get_range(bucket, key, start + got, length - got, etag)
+            if received_bytes < length:
+                yield from self._parts.get_range(
+                    bucket, key, start + received_bytes, length - received_bytes, etag
+                )
 
         def fetch(item: TransferItem) -> None:
             pieces = get_range(bucket, item.key, 0, item.size, item.etag) if item.size else ()

@@ -122,17 +122,19 @@ class _DefinitionWriter:
         written: list[dict[str, Any]] = []
         for job in self._jobs.values():
             for finished_segments in self._order.paths_to(job.name):
-                if not self._order.nearest_gates[job.name]:
+                if not self._order.nearest_gates_by_step[job.name]:
                     written.append(self._job(job, 1, finished_segments))
                 written += (
                     self._chain(job, finished_segments)
                     if job.is_chain
                     else self._checks(job, finished_segments)
                 )
-        shared_gates = dict.fromkeys(gates for gates in self._order.nearest_gates.values() if len(gates) > 1)
+        shared_gates = dict.fromkeys(
+            gates for gates in self._order.nearest_gates_by_step.values() if len(gates) > 1
+        )
         for gates in shared_gates:
             first_job = next(
-                job for job in self._jobs.values() if self._order.nearest_gates[job.name] == gates
+                job for job in self._jobs.values() if self._order.nearest_gates_by_step[job.name] == gates
             )
             written += [
                 self._joined(first_job, gates, finished_segments)
@@ -199,7 +201,9 @@ class _DefinitionWriter:
 
     def _after(self, gates: tuple[str, ...], finished_segments: FinishedSegments) -> list[dict[str, Any]]:
         """First steps of the jobs behind exactly these gates."""
-        jobs_behind = [job for job in self._jobs.values() if self._order.nearest_gates[job.name] == gates]
+        jobs_behind = [
+            job for job in self._jobs.values() if self._order.nearest_gates_by_step[job.name] == gates
+        ]
         return [self._job(job, 1, finished_segments) for job in jobs_behind]
 
     def _job(self, job: PlannedStep, segment: int, finished_segments: FinishedSegments) -> dict[str, Any]:

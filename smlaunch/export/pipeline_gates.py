@@ -36,50 +36,54 @@ FinishedSegments = Mapping[str, int]
 
 @dataclass(frozen=True)
 class StepOrder:
-    """Gates by step name: ``gates`` before a step; ``nearest_gates``: those without another gate in between;
-    ``chains``: the chains among them, with their number of segments."""
+    """Gates by step name: ``gates_by_step`` before a step; ``nearest_gates_by_step``: those without another
+    gate in between; ``segment_counts_by_step``: the chains among them, with their number of segments."""
 
-    gates: Mapping[str, frozenset[str]]
-    nearest_gates: Mapping[str, tuple[str, ...]]
-    chains: Mapping[str, Mapping[str, int]]
+    gates_by_step: Mapping[str, frozenset[str]]
+    nearest_gates_by_step: Mapping[str, tuple[str, ...]]
+    segment_counts_by_step: Mapping[str, Mapping[str, int]]
 
     def paths_to(self, name: str) -> Iterator[FinishedSegments]:
         """All combinations of finished segments that lead to a step."""
-        chains = self.chains[name]
-        for segments in product(*(range(1, count + 1) for count in chains.values())):
-            yield dict(zip(chains, segments, strict=True))
+        segment_count_by_chain = self.segment_counts_by_step[name]
+        for segments in product(*(range(1, count + 1) for count in segment_count_by_chain.values())):
+            yield dict(zip(segment_count_by_chain, segments, strict=True))
 
     def suffix(self, name: str, finished_segments: FinishedSegments) -> str:
         """Suffix of a step's name on one path. ``finished_segments`` may have more chains."""
-        segments = [str(finished_segments[chain]) for chain in self.chains[name]]
+        segments = [str(finished_segments[chain]) for chain in self.segment_counts_by_step[name]]
         return "-".join(["", "At", *segments]) if segments else ""
 
 
 def build_step_order(jobs: Sequence[PlannedStep]) -> StepOrder:
     """Compute the gates of all steps. Raises CycleError."""
-    by_name = {job.name: job for job in jobs}
-    gates: dict[str, frozenset[str]] = {}
+    step_by_name = {job.name: job for job in jobs}
+    gates_by_step: dict[str, frozenset[str]] = {}
     for step in sort_steps([job.step for job in jobs]):
-        needed_jobs = [by_name[name] for name in sorted(step.required_steps & gates.keys())]
+        needed_jobs = [step_by_name[name] for name in sorted(step.required_steps & gates_by_step.keys())]
         own_gates = {job.name for job in needed_jobs if is_gate(job)}
-        gates[step.name] = frozenset(own_gates.union(*(gates[job.name] for job in needed_jobs)))
-    nearest = {
+        gates_by_step[step.name] = frozenset(
+            own_gates.union(*(gates_by_step[job.name] for job in needed_jobs))
+        )
+    nearest_gates_by_step = {
         name: tuple(
             sorted(
-                gate for gate in gate_names if not any(gate in gates[other_gate] for other_gate in gate_names)
+                gate
+                for gate in gate_names
+                if not any(gate in gates_by_step[other_gate] for other_gate in gate_names)
             )
         )
-        for name, gate_names in gates.items()
+        for name, gate_names in gates_by_step.items()
     }
-    chains = {
+    segment_counts_by_step = {
         name: {
-            gate: len(by_name[gate].segments)
-            for gate in gates
-            if gate in gate_names and by_name[gate].is_chain
+            gate: len(step_by_name[gate].segments)
+            for gate in gates_by_step
+            if gate in gate_names and step_by_name[gate].is_chain
         }
-        for name, gate_names in gates.items()
+        for name, gate_names in gates_by_step.items()
     }
-    return StepOrder(gates, nearest, chains)
+    return StepOrder(gates_by_step, nearest_gates_by_step, segment_counts_by_step)
 
 
 def is_gate(job: PlannedStep) -> bool:
@@ -88,15 +92,15 @@ def is_gate(job: PlannedStep) -> bool:
 
 def find_problems(jobs: Sequence[PlannedStep]) -> Iterator[Problem]:
     """Problems of steps that could be parsed and planned."""
-    by_name = {job.name: job for job in jobs}
+    step_by_name = {job.name: job for job in jobs}
     for job in jobs:
         yield from find_plan_problems(job.step, job.plan)
         if len(job.segments) > MAX_SEGMENTS:
             text = f"the chain would be unrolled into more than {MAX_SEGMENTS} segments; make them longer"
             yield job.step.job_problem(Problem("limits.segment", text))
-        yield from _input_problems(job, by_name)
+        yield from _input_problems(job, step_by_name)
         yield from _requirement_problems(job)
-        yield from _cache_problems(job, by_name)
+        yield from _cache_problems(job, step_by_name)
     if all(len(job.segments) <= MAX_SEGMENTS for job in jobs):
         with suppress(CycleError):  # reported by the parser of the file
             yield from _size_problems(jobs, build_step_order(jobs))
@@ -147,11 +151,11 @@ def _plan_problems(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _input_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
-    """Yield a problem for each input that cannot be the model archive of the step before. ``by_name``: steps
-    of the pipeline by name."""
+def _input_problems(job: PlannedStep, step_by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
+    """Yield a problem for each input that cannot be the model archive of the step before. ``step_by_name``:
+    steps of the pipeline by name."""
     for channel, source in job.step.inputs.items():
-        source_job = by_name.get(source.step)
+        source_job = step_by_name.get(source.step)
         if source_job is None or source_job.template.is_processing:
             continue
         path = f"inputs.{channel}"
@@ -190,8 +194,8 @@ def _is_metric(name: str) -> bool:
     return parse_line(f"smlaunch: metric {name}=1") is not None and "=" not in name and " " not in name
 
 
-def _cache_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
-    """Yield a problem for each reason why the step's results cannot be reused. ``by_name``: steps of the
+def _cache_problems(job: PlannedStep, step_by_name: Mapping[str, PlannedStep]) -> Iterator[Problem]:
+    """Yield a problem for each reason why the step's results cannot be reused. ``step_by_name``: steps of the
     pipeline by name."""
     if job.step.cache_seconds is None:
         return
@@ -204,7 +208,7 @@ def _cache_problems(job: PlannedStep, by_name: Mapping[str, PlannedStep]) -> Ite
             "cache", f"its checkpoints {_CHECKPOINTS_NOT_CACHED}; leave the job's checkpoints out, or this"
         )
     for channel, source in job.step.inputs.items():
-        source_job = by_name.get(source.step)
+        source_job = step_by_name.get(source.step)
         if source_job is not None and source_job.step.cache_seconds is None:
             text = (
                 f"its input {channel!r} differs in every execution, as step {source_job.name!r} is not "
@@ -217,7 +221,9 @@ _CHECKPOINTS_NOT_CACHED = "are the execution's own, and the next execution would
 
 
 def _size_problems(jobs: Sequence[PlannedStep], order: StepOrder) -> Iterator[Problem]:
-    counts = {job.name: _steps_per_path(job) * prod(order.chains[job.name].values()) for job in jobs}
+    counts = {
+        job.name: _steps_per_path(job) * prod(order.segment_counts_by_step[job.name].values()) for job in jobs
+    }
     total = sum(counts.values())
     if total > MAX_STEPS:
         largest = max(counts, key=lambda name: counts[name])

@@ -97,13 +97,13 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def _build_definition(
-    template: RunTemplate, name: str, items: list[dict[str, Any]], inline: bool
+    template: RunTemplate, name: str, items: list[dict[str, Any]], is_inline: bool
 ) -> dict[str, Any]:
     """Return the state machine's definition. ``items``: what differs between the shards of a sharded run.
-    ``inline``: the shards run in one execution instead of child executions."""
+    ``is_inline``: the shards run in one execution instead of child executions."""
     builder = StateMachineBuilder(template, name)
     builder.add(BEGIN_STATE, _begin_state(template))
-    for state_name, state in (shard_states(template, items, inline) if template.shards else {}).items():
+    for state_name, state in (shard_states(template, items, is_inline) if template.shards else {}).items():
         builder.add(state_name, state)
     builder.add(*_first_job_state(template), _take_over_state(template))
     JobStates(builder).add()

@@ -84,7 +84,7 @@ class DatasetCounter:
             self.table_bytes += size
 
     def add_histogram(
-        self, buckets: Mapping[int, int], total_seconds: int, largest: int, small: int, tables: int
+        self, buckets: Mapping[int, int], total_seconds: int, largest: int, small: int, table_count: int
     ) -> None:
         """Add files counted elsewhere. ``buckets``: number of files by the bit length of their size;
         ``total`` and ``table_bytes`` in bytes."""
@@ -94,7 +94,7 @@ class DatasetCounter:
         self.bytes += total_seconds
         self.largest_bytes = max(self.largest_bytes, largest)
         self.small_files += small
-        self.table_bytes += tables
+        self.table_bytes += table_count
 
     def stats(self, is_truncated: bool = False) -> DatasetStats:
         return DatasetStats(

@@ -30,16 +30,16 @@ class EfaSettings:
     explanation: str
 
 
-def efa_settings(instance_type: str, image: str, hosts: int, own_image: bool) -> EfaSettings | None:
-    """EFA settings of a job; None for one host, or for a type without adapters. ``own_image``: the job
+def efa_settings(instance_type: str, image: str, host_count: int, has_own_image: bool) -> EfaSettings | None:
+    """EFA settings of a job; None for one host, or for a type without adapters. ``has_own_image``: the job
     names the image, which may not be AWS's."""
-    interface_count = efa_interfaces(instance_type) if hosts > 1 else 0
+    interface_count = efa_interfaces(instance_type) if host_count > 1 else 0
     if not interface_count:
         return None
     adapters = f"{instance_type} has {interface_count} EFA interface{'' if interface_count == 1 else 's'}"
     version = _framework_version(image)
     if version is None:
-        if not own_image:
+        if not has_own_image:
             return None
         return EfaSettings(
             (),

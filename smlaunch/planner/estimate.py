@@ -131,12 +131,12 @@ def estimate_duration(
     return work_seconds + STARTUP_RANGE + download_seconds
 
 
-def estimate_hourly_price(instance: InstanceType, hosts: int) -> EstimateRange | None:
+def estimate_hourly_price(instance: InstanceType, host_count: int) -> EstimateRange | None:
     """Dollars per hour of all hosts; None if the price is unknown."""
     if instance.usd_per_hour is None:
         return None
     spread = PRICE_SPREAD.get(instance.price_confidence, PRICE_SPREAD["low"])
-    listed_price = instance.usd_per_hour * hosts
+    listed_price = instance.usd_per_hour * host_count
     return EstimateRange(listed_price * (1 - spread), listed_price * (1 + spread))
 
 

@@ -76,17 +76,17 @@ def exit_code_of_error(error: str) -> int | None:
     return next((code for code, name in ERROR_NAMES.items() if name == error), None)
 
 
-def definite_result(run: str, observed: ObservedRun, planned_end: bool) -> Finish | None:
+def definite_result(run: str, observed: ObservedRun, has_planned_end: bool) -> Finish | None:
     """Result of the run if its newest job decides it, whatever the execution does; otherwise None.
 
-    ``planned_end``: that job is one of a chain, or may be retried.
+    ``has_planned_end``: that job is one of a chain, or may be retried.
     """
     newest_job = observed.jobs[-1]
     ending, outcome = newest_job.ending, observed.outcome
     if ending is None:
         return None
     is_finished = outcome is not None and outcome.run in (None, run) and outcome.result == FINISHED
-    if ending is Ending.COMPLETED and (is_finished or not planned_end):
+    if ending is Ending.COMPLETED and (is_finished or not has_planned_end):
         return Finish(EXIT_COMPLETED, "Completed", "completed")
     if ENDING_RULES[ending].remedy is Remedy.GIVE_UP:
         return _finish(

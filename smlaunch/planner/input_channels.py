@@ -79,13 +79,13 @@ def plan_inputs(
     facts: Facts,
     layout: RunLayout,
     diagnostics: Diagnostics,
-    shardings: Mapping[str, InputSharding] = {},
+    sharding_by_channel: Mapping[str, InputSharding] = {},
     shard_index: int | None = None,
 ) -> tuple[list[InputChannel], list[Upload]]:
     """The job's channels in order, the channel of file lists, and the uploads they need.
 
-    ``shardings``: of the channels with ``split: bytes``. ``shard_index``: from 0, if each shard is a job
-    of its own.
+    ``sharding_by_channel``: of the channels with ``split: bytes``. ``shard_index``: from 0, if each shard is
+    a job of its own.
     """
     channels: list[InputChannel] = []
     uploads: list[Upload] = []
@@ -105,7 +105,7 @@ def plan_inputs(
             uploads.append(upload)
             uri = layout.data_prefix(input_facts.sha256 or "")
         _explain_split(name, channel, job.compute.hosts, diagnostics)
-        sharding = shardings.get(name)
+        sharding = sharding_by_channel.get(name)
         is_sharded, is_manifest = channel.split == "key", False
         if sharding is not None and sharding.split_via == SHARDS:
             is_sharded = True
@@ -118,7 +118,7 @@ def plan_inputs(
             uploads.append(upload)
             uri, is_manifest = upload.uri, True
         channels.append(InputChannel(name, uri, channel.mode, is_sharded, channel.content_type, is_manifest))
-    if any(sharding.split_via == LISTS for sharding in shardings.values()):
+    if any(sharding.split_via == LISTS for sharding in sharding_by_channel.values()):
         channels.append(InputChannel(SHARDS_CHANNEL, layout.file_lists_prefix))
     return channels, uploads
 
@@ -178,16 +178,17 @@ def _data_upload(channel: Channel, facts: InputFacts, layout: RunLayout) -> Uplo
     return Upload("data", uri, path=channel.uri, sha256=facts.sha256, bytes=facts.bytes)
 
 
-def _explain_split(name: str, channel: Channel, hosts: int, diagnostics: Diagnostics) -> None:
+def _explain_split(name: str, channel: Channel, host_count: int, diagnostics: Diagnostics) -> None:
     """Add the reason for a channel with ``split: key``."""
     if channel.split != "key":
         return
-    if hosts == 1:
+    if host_count == 1:
         diagnostics.add_reason(f"inputs.{name}.split", "One host gets every object, split or not.")
         return
     diagnostics.add_reason(
         f"inputs.{name}.split",
-        f"Every object goes to exactly one of {hosts} hosts; which one is the service's choice, by number of "
+        f"Every object goes to exactly one of {host_count} hosts; which one is the service's choice, by "
+        "number of "
         "objects and not by size. Ranks may see unequal amounts of data.",
     )
 

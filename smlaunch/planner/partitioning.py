@@ -47,9 +47,9 @@ class Partition(NamedTuple):
         return tuple(counted)
 
 
-def lower_bound(total: Number, largest: Number, hosts: int) -> float:
+def lower_bound(total: Number, largest: Number, host_count: int) -> float:
     """Lower bound of the largest load."""
-    return max(total / hosts, largest)
+    return max(total / host_count, largest)
 
 
 def imbalance(loads: Sequence[Number], largest: Number) -> float:
@@ -58,36 +58,40 @@ def imbalance(loads: Sequence[Number], largest: Number) -> float:
     return max(1.0, max(loads) / bound) if bound else 1.0  # sums of floats may be a bit less
 
 
-def best_partition(sizes: Sequence[Number], hosts: int) -> Partition:
+def best_partition(sizes: Sequence[Number], host_count: int) -> Partition:
     """The best of Karmarkar-Karp, largest-first and both distributions by count; the simpler one if equal.
 
     Raises ValueError for a size that is negative or not a number, and for less than one host.
     """
-    partitions = [contiguous(sizes, hosts), round_robin(sizes, hosts), largest_first(sizes, hosts)]
-    if len(sizes) <= KARMARKAR_KARP_MAX_ITEMS and len(sizes) * hosts <= KARMARKAR_KARP_MAX_WORK:
-        partitions.append(karmarkar_karp(sizes, hosts))
+    partitions = [
+        contiguous(sizes, host_count),
+        round_robin(sizes, host_count),
+        largest_first(sizes, host_count),
+    ]
+    if len(sizes) <= KARMARKAR_KARP_MAX_ITEMS and len(sizes) * host_count <= KARMARKAR_KARP_MAX_WORK:
+        partitions.append(karmarkar_karp(sizes, host_count))
     return min(partitions, key=lambda parts: max(parts.loads))
 
 
-def contiguous(sizes: Sequence[Number], hosts: int) -> Partition:
+def contiguous(sizes: Sequence[Number], host_count: int) -> Partition:
     """By count: host ``h`` gets items ``h * n // hosts`` up to ``(h + 1) * n // hosts``."""
-    _check_sizes(sizes, hosts)
-    ends = [host * len(sizes) // hosts for host in range(hosts + 1)]
-    host_of = [host for host in range(hosts) for _ in range(ends[host], ends[host + 1])]
-    return _partition(CONTIGUOUS, sizes, hosts, host_of)
+    _check_sizes(sizes, host_count)
+    ends = [host * len(sizes) // host_count for host in range(host_count + 1)]
+    host_of = [host for host in range(host_count) for _ in range(ends[host], ends[host + 1])]
+    return _partition(CONTIGUOUS, sizes, host_count, host_of)
 
 
-def round_robin(sizes: Sequence[Number], hosts: int) -> Partition:
+def round_robin(sizes: Sequence[Number], host_count: int) -> Partition:
     """By count: item ``i`` goes to host ``i % hosts``."""
-    _check_sizes(sizes, hosts)
-    return _partition(ROUND_ROBIN, sizes, hosts, [item % hosts for item in range(len(sizes))])
+    _check_sizes(sizes, host_count)
+    return _partition(ROUND_ROBIN, sizes, host_count, [item % host_count for item in range(len(sizes))])
 
 
-def largest_first(sizes: Sequence[Number], hosts: int) -> Partition:
+def largest_first(sizes: Sequence[Number], host_count: int) -> Partition:
     """Assign each item, largest first, to the least loaded host: at most 4/3 of the optimum (Graham,
     "Bounds on Multiprocessing Timing Anomalies", 1969)."""
-    _check_sizes(sizes, hosts)
-    return _partition(LARGEST_FIRST, sizes, hosts, assign_largest_first(sizes, [0] * hosts))
+    _check_sizes(sizes, host_count)
+    return _partition(LARGEST_FIRST, sizes, host_count, assign_largest_first(sizes, [0] * host_count))
 
 
 def assign_largest_first(sizes: Sequence[Number], loads: Sequence[Number]) -> list[int]:
@@ -128,38 +132,40 @@ class _Bundle:
 _Heap = list[tuple[Number, int, list[tuple[Number, int, _Bundle]]]]
 
 
-def karmarkar_karp(sizes: Sequence[Number], hosts: int) -> Partition:
+def karmarkar_karp(sizes: Sequence[Number], host_count: int) -> Partition:
     """The largest differencing method (Karmarkar and Karp, 1982; for several hosts as in Michiels et al.,
     "Performance Ratios for the Karmarkar-Karp Differencing Method", 2003). Time: items times hosts.
 
-    A partial solution is at most ``hosts`` bundles, largest first, reduced by the size common to all. The
-    two solutions with the largest differences are joined, largest bundles with smallest, until one is
+    A partial solution is at most ``host_count`` bundles, largest first, reduced by the size common to all.
+    The two solutions with the largest differences are joined, largest bundles with smallest, until one is
     left.
     """
-    _check_sizes(sizes, hosts)
+    _check_sizes(sizes, host_count)
     sized_items = [item for item, size in enumerate(sizes) if size]
     heap: _Heap = [(-sizes[item], item, [(sizes[item], item, _Bundle(item))]) for item in sized_items]
     heapify(heap)
     while len(heap) > 1:
         _, tie_order, first_solution = heappop(heap)
-        joined_solution = _join_solutions(first_solution, heap[0][2], hosts)
-        difference = joined_solution[0][0] - (joined_solution[-1][0] if len(joined_solution) == hosts else 0)
+        joined_solution = _join_solutions(first_solution, heap[0][2], host_count)
+        difference = joined_solution[0][0] - (
+            joined_solution[-1][0] if len(joined_solution) == host_count else 0
+        )
         heapreplace(heap, (-difference, tie_order, joined_solution))
     host_of = [0] * len(sizes)
     for host, (_, _, bundle) in enumerate(heap[0][2] if heap else ()):
         for item in bundle.items():
             host_of[item] = host
-    _assign_empty_items(sizes, hosts, host_of)
-    return _partition(KARMARKAR_KARP, sizes, hosts, host_of)
+    _assign_empty_items(sizes, host_count, host_of)
+    return _partition(KARMARKAR_KARP, sizes, host_count, host_of)
 
 
 def _join_solutions(
     first_solution: list[tuple[Number, int, _Bundle]],
     second_solution: list[tuple[Number, int, _Bundle]],
-    hosts: int,
+    host_count: int,
 ) -> list[tuple[Number, int, _Bundle]]:
     """Join two partial solutions. Bundles paired with an empty host are unchanged."""
-    overlap = max(0, len(first_solution) + len(second_solution) - hosts)
+    overlap = max(0, len(first_solution) + len(second_solution) - host_count)
     host_bundles = (
         first_solution[: len(first_solution) - overlap] + second_solution[: len(second_solution) - overlap]
     )
@@ -171,14 +177,14 @@ def _join_solutions(
     ):
         host_bundles.append((size + added_size, tie_order, _Bundle(-1, bundle, added_bundle)))
     host_bundles.sort(key=lambda place: (-place[0], place[1]))
-    if len(host_bundles) == hosts and (common := host_bundles[-1][0]):
+    if len(host_bundles) == host_count and (common := host_bundles[-1][0]):
         host_bundles = [(size - common, tie_order, bundle) for size, tie_order, bundle in host_bundles]
     return host_bundles
 
 
-def _assign_empty_items(sizes: Sequence[Number], hosts: int, host_of: list[int]) -> None:
+def _assign_empty_items(sizes: Sequence[Number], host_count: int, host_of: list[int]) -> None:
     """Assign items of size 0 to the hosts with the fewest items."""
-    counted = [0] * hosts
+    counted = [0] * host_count
     for item, size in enumerate(sizes):
         if size:
             counted[host_of[item]] += 1
@@ -190,18 +196,18 @@ def _assign_empty_items(sizes: Sequence[Number], hosts: int, host_of: list[int])
             insort(fewest, (count + 1, host))
 
 
-def _check_sizes(sizes: Sequence[Number], hosts: int) -> None:
+def _check_sizes(sizes: Sequence[Number], host_count: int) -> None:
     """Raise ValueError for fewer hosts than one, or a size that is negative or not finite."""
-    if hosts < 1:
-        raise ValueError(f"shards for {hosts} hosts: there must be one at least")
+    if host_count < 1:
+        raise ValueError(f"shards for {host_count} hosts: there must be one at least")
     for item, size in enumerate(sizes):
         if not 0 <= size < float("inf"):
             raise ValueError(f"item {item} has size {size}; sizes are finite and not negative")
 
 
-def _partition(method: str, sizes: Sequence[Number], hosts: int, host_of: Sequence[int]) -> Partition:
+def _partition(method: str, sizes: Sequence[Number], host_count: int, host_of: Sequence[int]) -> Partition:
     """The partition with its loads."""
-    loads: list[Number] = [0] * hosts
+    loads: list[Number] = [0] * host_count
     for item, host in enumerate(host_of):
         loads[host] += sizes[item]
     return Partition(method, tuple(host_of), tuple(loads))

@@ -64,14 +64,14 @@ def make_plan(job: Job, facts: Facts, run_id: str) -> Plan:
         for note in input_facts.warnings:
             diagnostics.add_warning(f"inputs.{name}: {note}")
     settled_job, candidates = _choose_machines(job, facts, diagnostics)
-    shardings = plan_sharding(settled_job, facts, diagnostics)
+    sharding_by_channel = plan_sharding(settled_job, facts, diagnostics)
     job_digest = job_hash(job, facts)
-    if any(sharding.split_via == JOBS for sharding in shardings.values()):
+    if any(sharding.split_via == JOBS for sharding in sharding_by_channel.values()):
         plan = plan_shard_runs(
-            settled_job, facts, run_id, shardings, diagnostics, plan_single_run, job_digest
+            settled_job, facts, run_id, sharding_by_channel, diagnostics, plan_single_run, job_digest
         )
     else:
-        plan = plan_single_run(settled_job, facts, run_id, shardings, diagnostics, job_digest)
+        plan = plan_single_run(settled_job, facts, run_id, sharding_by_channel, diagnostics, job_digest)
     return replace(plan, job=job, candidates=candidates) if candidates else plan
 
 
@@ -120,14 +120,14 @@ def plan_single_run(
     job: Job,
     facts: Facts,
     run_id: str,
-    shardings: Mapping[str, InputSharding],
+    sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
     job_digest: str,
     shard_index: int | None = None,
 ) -> Plan:
     """Plan a run of one job or one chain. ``shard_index``: from 0, if it processes one shard of several."""
     stated_job, stated_facts = job, facts
-    job, facts = apply_sharding(job, facts, shardings)
+    job, facts = apply_sharding(job, facts, sharding_by_channel)
     _check_facts(job, facts, run_id, diagnostics)
     strategy = load_strategy(choose_strategy(job, facts, diagnostics))
     if strategy.operation == CREATE_PROCESSING_JOB:
@@ -151,8 +151,8 @@ def plan_single_run(
 
     layout = RunLayout(facts.bucket, run_id)
     checkpoint_spec = plan_checkpoints(job, facts, layout, is_chain, shapes[0], diagnostics)
-    channels, uploads = plan_inputs(job, facts, layout, diagnostics, shardings, shard_index)
-    _check_hosts(shapes, shardings, diagnostics)
+    channels, uploads = plan_inputs(job, facts, layout, diagnostics, sharding_by_channel, shard_index)
+    _check_hosts(shapes, sharding_by_channel, diagnostics)
     compiler = RequestCompiler(
         run_id, job_digest, strategy, facts, layout, checkpoint_spec, tuple(channels), diagnostics
     )
@@ -230,7 +230,7 @@ def plan_single_run(
         workflow=workflow,
         checkpoints=checkpoint_spec,
         schedule=expected_schedule,
-        input_shardings=tuple(shardings.values()),
+        input_shardings=tuple(sharding_by_channel.values()),
     )
 
 
@@ -391,11 +391,15 @@ def _check_without_script(job: Job, diagnostics: Diagnostics) -> None:
 
 
 def _check_hosts(
-    shapes: Sequence[segments.SegmentShape], shardings: Mapping[str, InputSharding], diagnostics: Diagnostics
+    shapes: Sequence[segments.SegmentShape],
+    sharding_by_channel: Mapping[str, InputSharding],
+    diagnostics: Diagnostics,
 ) -> None:
     """Report file lists with a varying number of hosts."""
     host_numbers = {shape.job.compute.hosts for shape in shapes}
-    if len(host_numbers) > 1 and any(sharding.split_via == LISTS for sharding in shardings.values()):
+    if len(host_numbers) > 1 and any(
+        sharding.split_via == LISTS for sharding in sharding_by_channel.values()
+    ):
         numbers_text = ", ".join(map(str, sorted(host_numbers)))
         diagnostics.add_problem(
             "segments", f"file lists are made for one number of hosts, not for {numbers_text}"

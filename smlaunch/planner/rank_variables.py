@@ -11,13 +11,13 @@ MPLBACKEND = "MPLBACKEND"
 
 
 def add_rank_variables(
-    spec: LaunchSpec, context: LaunchContext, own_image: bool, diagnostics: Diagnostics
+    spec: LaunchSpec, context: LaunchContext, has_own_image: bool, diagnostics: Diagnostics
 ) -> LaunchSpec:
-    """Add the variables to the launch specification. ``own_image``: the job names its image. Variables of
+    """Add the variables to the launch specification. ``has_own_image``: the job names its image. Variables of
     the job take precedence and are not reported."""
     variables = {
         **_display_variables(context, diagnostics),
-        **_efa_variables(context, own_image, diagnostics),
+        **_efa_variables(context, has_own_image, diagnostics),
     }
     existing_names = context.environment_names | {name for name, _ in spec.ranks.env}
     added_variables = tuple(pair for pair in variables.items() if pair[0] not in existing_names)
@@ -38,11 +38,11 @@ def _display_variables(context: LaunchContext, diagnostics: Diagnostics) -> dict
     return {MPLBACKEND: "Agg"}
 
 
-def _efa_variables(context: LaunchContext, own_image: bool, diagnostics: Diagnostics) -> dict[str, str]:
+def _efa_variables(context: LaunchContext, has_own_image: bool, diagnostics: Diagnostics) -> dict[str, str]:
     """Variables for EFA adapters."""
     if context.target != "aws":
         return {}
-    settings = efa_settings(context.instance_type, context.image, context.hosts, own_image)
+    settings = efa_settings(context.instance_type, context.image, context.hosts, has_own_image)
     if settings is None:
         return {}
     diagnostics.add_reason(settings.rule, settings.explanation)

@@ -410,10 +410,10 @@ def _balance_text(sharding: InputSharding) -> str:
     )
 
 
-def _input_text(channel: Channel, facts: InputFacts, hosts: int, sharding: InputSharding | None) -> str:
+def _input_text(channel: Channel, facts: InputFacts, host_count: int, sharding: InputSharding | None) -> str:
     """Address, size, mode and distribution of a channel."""
     distribution = (
-        "a shard for each host" if channel.split == "key" and hosts > 1 else "all of it on every host"
+        "a shard for each host" if channel.split == "key" and host_count > 1 else "all of it on every host"
     )
     mode = channel.mode
     if sharding is not None:

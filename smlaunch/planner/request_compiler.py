@@ -179,7 +179,7 @@ class RequestCompiler:
                     "compute.instance_preferences" if is_type_problem else problem.path, problem.message
                 )
 
-    def _launch_spec(self, context: LaunchContext, own_image: bool) -> LaunchSpec | None:
+    def _launch_spec(self, context: LaunchContext, has_own_image: bool) -> LaunchSpec | None:
         """The launch specification; None if the image contains its own program."""
         spec = self.strategy.launch_spec(context) if context.entry else None
         if spec is not None and spec.source is not None:
@@ -198,7 +198,7 @@ class RequestCompiler:
         if spec.services and spec.ranks.launcher != RUNTIME:
             message = f"{self.strategy.name} starts more than ranks, which {spec.ranks.launcher} does not"
             self.diagnostics.add_problem("launcher", f"{message}; leave it out")
-        return add_rank_variables(spec, context, own_image, self.diagnostics)
+        return add_rank_variables(spec, context, has_own_image, self.diagnostics)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)

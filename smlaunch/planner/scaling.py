@@ -35,19 +35,19 @@ class ScaledRate:
     explanation: str
 
 
-def scale_learning_rate(optimizer: str | None, rate: float | None, ranks: int) -> ScaledRate:
-    """Scale the learning rate for ``ranks`` times the batch, by the optimizer's rule. An unknown optimizer
-    is treated as SGD, and the explanation says so."""
+def scale_learning_rate(optimizer: str | None, rate: float | None, rank_count: int) -> ScaledRate:
+    """Scale the learning rate for ``rank_count`` times the batch, by the optimizer's rule. An unknown
+    optimizer is treated as SGD, and the explanation says so."""
     optimizer_name = (optimizer or "").lower()
     if optimizer_name in _SQUARE_ROOT_OPTIMIZERS:
-        factor = math.sqrt(ranks)
+        factor = math.sqrt(rank_count)
         because = f"by the square root ({MALLADI}; valid while gradients are mostly noise)"
         return ScaledRate("square root", factor, None if rate is None else rate * factor, because)
     because = f"linearly, with a warm-up over the first five epochs ({GOYAL})"
     if optimizer_name not in _LINEAR_OPTIMIZERS:
         optimizer_text = optimizer or "the optimizer, which is not named,"
         because += f"; {optimizer_text} is treated as SGD"
-    return ScaledRate("linear", float(ranks), None if rate is None else rate * ranks, because)
+    return ScaledRate("linear", float(rank_count), None if rate is None else rate * rank_count, because)
 
 
 def advise_scaling(job: Job, ranks: int | None, diagnostics: Diagnostics) -> None:
@@ -74,14 +74,14 @@ def advise_scaling(job: Job, ranks: int | None, diagnostics: Diagnostics) -> Non
         )
 
 
-def _scaling_sentence(job: Job, ranks: int, scaled: ScaledRate, rate_hyperparameter: str | None) -> str:
+def _scaling_sentence(job: Job, rank_count: int, scaled: ScaledRate, rate_hyperparameter: str | None) -> str:
     """How ranks change batch size and learning rate."""
     workload = job.workload
-    batch_text = f"{ranks} ranks make a batch {ranks} times as large"
+    batch_text = f"{rank_count} ranks make a batch {rank_count} times as large"
     if workload.batch_size is not None:
         batch_text = (
-            f"{ranks} ranks with {workload.batch_size:,} samples each make batches of "
-            f"{workload.batch_size * ranks:,}"
+            f"{rank_count} ranks with {workload.batch_size:,} samples each make batches of "
+            f"{workload.batch_size * rank_count:,}"
         )
     if scaled.rate is not None and workload.learning_rate is not None:
         rate_text = f"the learning rate of {workload.learning_rate:g} becomes {scaled.rate:.3g}"

@@ -24,7 +24,7 @@ def plan_shard_runs(
     job: Job,
     facts: Facts,
     run_id: str,
-    shardings: Mapping[str, InputSharding],
+    sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
     plan_single_run: Callable[..., Plan],
     job_digest: str,
@@ -33,14 +33,14 @@ def plan_shard_runs(
     filled_shards = [
         shard_index
         for shard_index in range(job.compute.hosts)
-        if any(sharding.files_by_host[shard_index] for sharding in shardings.values())
+        if any(sharding.files_by_host[shard_index] for sharding in sharding_by_channel.values())
     ]
     if filled_shards and len(shard_run_id(run_id, filled_shards[-1] + 1)) > MAX_RUN_ID_LENGTH:
         max_length = MAX_RUN_ID_LENGTH - len(shard_run_id("", filled_shards[-1] + 1))
         diagnostics.add_problem(
             "name", f"{run_id!r} is too long for the shards' names: {max_length} characters at most"
         )
-    for sharding in shardings.values():
+    for sharding in sharding_by_channel.values():
         if any(not sharding.files_by_host[shard_index] for shard_index in filled_shards):
             diagnostics.add_problem(
                 f"inputs.{sharding.channel}",
@@ -63,7 +63,7 @@ def plan_shard_runs(
                 shard_job,
                 facts,
                 shard_run_id(run_id, shard_index + 1),
-                shardings,
+                sharding_by_channel,
                 shard_diagnostics,
                 job_digest,
                 shard_index,

@@ -56,24 +56,26 @@ def plan_sharding(job: Job, facts: Facts, diagnostics: Diagnostics) -> dict[str,
         for name in split_channels:
             diagnostics.add_reason(f"inputs.{name}.split", "One host gets every object, split or not.")
         return {}
-    shardings: dict[str, InputSharding] = {}
+    sharding_by_channel: dict[str, InputSharding] = {}
     for name, channel in split_channels.items():
         input_facts = facts.inputs.get(name)
         if input_facts is None or input_facts.problem is not None or not input_facts.exists:
             continue  # the channel itself is reported
         files = _files_to_split(f"inputs.{name}", channel, input_facts, diagnostics)
         if files is not None:
-            shardings[name] = _ShardingPlanner(
+            sharding_by_channel[name] = _ShardingPlanner(
                 name, channel, input_facts, files, job, facts, diagnostics
             ).sharding()
-    if {sharding.split_via for sharding in shardings.values()} > {JOBS}:
-        other_channels = ", ".join(name for name, sharding in shardings.items() if sharding.split_via != JOBS)
+    if {sharding.split_via for sharding in sharding_by_channel.values()} > {JOBS}:
+        other_channels = ", ".join(
+            name for name, sharding in sharding_by_channel.items() if sharding.split_via != JOBS
+        )
         diagnostics.add_problem(
             "inputs",
             f"single-host jobs for one channel leave nothing to split for {other_channels}: use split_via: "
             "jobs for all of them, or none",
         )
-    return shardings
+    return sharding_by_channel
 
 
 def shard_names(index: bytes) -> tuple[str, ...] | None:
@@ -353,10 +355,10 @@ class _ShardingPlanner:
             )
 
 
-def too_few_message(count: int, unit: str, hosts: int) -> str:
+def too_few_message(count: int, unit: str, host_count: int) -> str:
     """Problem text: some hosts would get nothing and still be billed. ``unit``: shard, file or object."""
     count_text = f"{count} {unit}{'' if count == 1 else 's'}"
-    message = f"{count_text} cannot be split among {hosts} hosts: some would get none"
+    message = f"{count_text} cannot be split among {host_count} hosts: some would get none"
     return f"{message}; take fewer hosts, or smaller {unit}s"
 
 
@@ -364,9 +366,9 @@ def asks_for_files(script: ScriptFacts) -> bool:
     return any(name in _FILE_LIST_IMPORTS for name in script.imports | script.module_imports)
 
 
-def _worst_by_count(sizes: Sequence[int], hosts: int) -> partitioning.Partition:
+def _worst_by_count(sizes: Sequence[int], host_count: int) -> partitioning.Partition:
     """The worse of both distributions by number: the service does not document which one it uses."""
-    partitions = partitioning.contiguous(sizes, hosts), partitioning.round_robin(sizes, hosts)
+    partitions = partitioning.contiguous(sizes, host_count), partitioning.round_robin(sizes, host_count)
     return max(partitions, key=lambda one: max(one.loads))
 
 
@@ -374,10 +376,12 @@ def _whole_loads(partition: partitioning.Partition) -> tuple[int, ...]:
     return tuple(int(load) for load in partition.loads)
 
 
-def apply_sharding(job: Job, facts: Facts, shardings: Mapping[str, InputSharding]) -> tuple[Job, Facts]:
+def apply_sharding(
+    job: Job, facts: Facts, sharding_by_channel: Mapping[str, InputSharding]
+) -> tuple[Job, Facts]:
     """The job and the facts as one host sees them: its input modes and its share of each channel."""
     channels, inputs = dict(job.inputs), dict(facts.inputs)
-    for name, sharding in shardings.items():
+    for name, sharding in sharding_by_channel.items():
         if sharding.split_via == LISTS:
             channels[name] = channels[name].model_copy(update={"mode": "FastFile"})
         else:

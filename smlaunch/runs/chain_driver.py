@@ -79,8 +79,8 @@ class ChainDriver:
         self._on_message = on_message or _ignore_message
         self._clock = clock
         self._retried_failure: JobName | None = None
-        self._due_times: dict[JobName, float] = {}
-        self._quota_waits: dict[JobName, tuple[int, float]] = {}
+        self._due_time_by_job: dict[JobName, float] = {}
+        self._quota_wait_by_job: dict[JobName, tuple[int, float]] = {}
 
     def resume(self) -> None:
         """Drive the run from now on, even if its newest job was stopped or failed: a person has requested
@@ -92,12 +92,12 @@ class ChainDriver:
         if newest is not None and observe_job(newest, descriptions[newest]).ending is not None:
             self._retried_failure = newest
 
-    def choose_action(self, *, read_checkpoints: bool = False) -> Action:
+    def choose_action(self, *, reads_checkpoints: bool = False) -> Action:
         """Observe the run and return its next action. Changes nothing.
 
-        ``read_checkpoints`` reads the checkpoints even while a job runs.
+        ``reads_checkpoints`` reads the checkpoints even while a job runs.
         """
-        action = next_action(self.workflow, self._observe_run(read_checkpoints))
+        action = next_action(self.workflow, self._observe_run(reads_checkpoints))
         self.final_result = action if isinstance(action, Finish) else None
         return action
 
@@ -130,7 +130,7 @@ class ChainDriver:
             if sleep(pause) is True:
                 return None
 
-    def _observe_run(self, read_checkpoints: bool) -> ObservedRun:
+    def _observe_run(self, reads_checkpoints: bool) -> ObservedRun:
         storage = self._target.storage
         jobs = [
             observe_job(name, description) for name, description in self.job_history.describe_all().items()
@@ -141,7 +141,7 @@ class ChainDriver:
             override_failure=self._retried_failure,
             time_scale=self._target.polling.time_scale,
         )
-        if not jobs or (jobs[-1].ending is None and not read_checkpoints):
+        if not jobs or (jobs[-1].ending is None and not reads_checkpoints):
             # Nothing in S3 changes the action while a job runs.
             return observed
         self.checkpoint_status = read_checkpoint_status(self.workflow.run, self._checkpoints, storage)
@@ -191,11 +191,11 @@ class ChainDriver:
         try:
             submit(planned_job, self.workflow.job_hash, control, storage)
         except CallError as error:
-            tries, waited_seconds = self._quota_waits.get(name, (0, 0.0))
+            tries, waited_seconds = self._quota_wait_by_job.get(name, (0, 0.0))
             delay = QUOTA_BACKOFF.next_delay(tries + 1, waited_seconds, random_fraction=1.0)
             if not ((is_later_job or self._waits_for_quota) and is_quota_in_use(error)) or delay is None:
                 raise
-            self._quota_waits[name] = (tries + 1, waited_seconds + delay)
+            self._quota_wait_by_job[name] = (tries + 1, waited_seconds + delay)
             seconds = delay * self._target.polling.time_scale
             self._on_message(
                 f"{name}: the quota is in use ({error.message}); trying again in {seconds:.0f} s"
@@ -209,9 +209,9 @@ class ChainDriver:
 
     def _report_next_job(self, action: Submit, pause: float) -> None:
         """Report once that a job is going to be submitted. ``pause``: seconds until then."""
-        if action.name in self._due_times:
+        if action.name in self._due_time_by_job:
             return
-        self._due_times[action.name] = self._clock()
+        self._due_time_by_job[action.name] = self._clock()
         segment, attempt = action.name.segment, action.name.attempt
         attempt_text = f", attempt {attempt}" if attempt > 1 else ""
         pause_text = f"; in {pause:.0f} s" if pause >= 1 else ""
@@ -219,9 +219,9 @@ class ChainDriver:
 
     def _report_overdue_job(self, action: Submit) -> None:
         """Report once that a due job is not submitted by any driver."""
-        due_at = self._due_times.setdefault(action.name, max(self._clock(), action.not_before))
+        due_at = self._due_time_by_job.setdefault(action.name, max(self._clock(), action.not_before))
         if 0 <= due_at < self._clock() - 3 * self._target.polling.max_seconds:
-            self._due_times[action.name] = -1.0
+            self._due_time_by_job[action.name] = -1.0
             self._on_message(
                 f"{action.name} is due and no driver submits it; "
                 f"`smlaunch resume {self.workflow.run}` continues the run"

@@ -196,12 +196,12 @@ class ExternalRun(Run):
 
     def describe(self) -> RunOutcome:
         with translate_call_errors(self.target):
-            self._refresh_state(read_checkpoints=True)
+            self._refresh_state(reads_checkpoints=True)
         return self._build_outcome()
 
     def refresh(self) -> RunOutcome:
         with translate_call_errors(self.target):
-            self._refresh_state(read_checkpoints=True)
+            self._refresh_state(reads_checkpoints=True)
             follower = JobFollower(self.target, self._jobs[-1])
             follower.refresh()
         return self._build_outcome(follower)
@@ -298,10 +298,10 @@ class ExternalRun(Run):
     def _is_job_running(self) -> bool:
         return self._newest_job["TrainingJobStatus"] not in TERMINAL_STATUSES
 
-    def _refresh_state(self, *, read_checkpoints: bool = False) -> None:
+    def _refresh_state(self, *, reads_checkpoints: bool = False) -> None:
         """Describe the jobs again and derive the run's final result.
 
-        ``read_checkpoints`` also reads the state of all checkpoints, which the final result does not depend
+        ``reads_checkpoints`` also reads the state of all checkpoints, which the final result does not depend
         on.
         """
         self._external_jobs.refresh()
@@ -309,7 +309,7 @@ class ExternalRun(Run):
         self.target.bucket_owners.add_from_environment(self._newest_job.get("Environment", {}))
         uri, storage = checkpoints_uri_of(self._newest_job), self.target.storage
         checkpoints = RunCheckpoints(uri, storage) if uri else None
-        if read_checkpoints:
+        if reads_checkpoints:
             self._checkpoint_status = read_checkpoint_status(self.name, checkpoints, storage)
         elif checkpoints is not None and not self._is_job_running:
             outcome = checkpoints.read_outcome(self.name)

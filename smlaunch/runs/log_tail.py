@@ -29,11 +29,11 @@ def split_rank_prefix(text: str) -> tuple[int | None, str]:
 
 class LogTail:
     def __init__(self) -> None:
-        self._tails: dict[tuple[str, int | None], deque[str]] = {}
+        self._lines_by_process: dict[tuple[str, int | None], deque[str]] = {}
 
     def add_line(self, host: str, text: str) -> None:
         rank, line = split_rank_prefix(text)
-        self._tails.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
+        self._lines_by_process.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
 
     def find_traceback(self, failure: Failure) -> str:
         """Return the failed rank's complete traceback from its log, else the one that the failure itself
@@ -41,7 +41,9 @@ class LogTail:
         if failure.host is None:
             return failure.traceback
         for rank in (failure.rank, None):
-            traceback = _last_traceback(list(self._tails.get((failure.host, rank), ())), failure.cause)
+            traceback = _last_traceback(
+                list(self._lines_by_process.get((failure.host, rank), ())), failure.cause
+            )
             if traceback:
                 return traceback
         return failure.traceback

@@ -180,7 +180,7 @@ class Run:
                 describe = self.target.control.describe
                 outcomes = [job_outcome(call_with_retries(partial(describe, job))) for job in self._jobs]
                 return RunOutcome(self.name, tuple(outcomes))
-            driver.choose_action(read_checkpoints=True)
+            driver.choose_action(reads_checkpoints=True)
         return self._outcome_of_chain(driver)
 
     def refresh(self) -> RunOutcome:
@@ -192,7 +192,7 @@ class Run:
         follower = JobFollower(self.target, self._jobs[-1])
         with translate_call_errors(self.target):
             if driver is not None:
-                driver.choose_action(read_checkpoints=True)
+                driver.choose_action(reads_checkpoints=True)
                 follower = JobFollower(
                     self.target, driver.job_history.known_descriptions[-1]["TrainingJobName"]
                 )

@@ -113,8 +113,8 @@ class RunFolder:
     def is_stop_requested(self, storage: ObjectStorage) -> bool:
         return call_with_retries(lambda: storage.size(self.bucket, self.prefix + STOP_FILE)) is not None
 
-    def set_stop_requested(self, storage: ObjectStorage, requested: bool) -> None:
-        if requested:
+    def set_stop_requested(self, storage: ObjectStorage, is_requested: bool) -> None:
+        if is_requested:
             storage.put_bytes(self.bucket, self.prefix + STOP_FILE, b"")
         else:
             storage.delete(self.bucket, [self.prefix + STOP_FILE])

@@ -30,28 +30,29 @@ _MARSHAL_VERSION = 2
 """Newer marshal formats depend on how often an object is referred to."""
 
 
-def build_runtime_archive(mpi: bool = False) -> bytes:
+def build_runtime_archive(uses_mpi: bool = False) -> bytes:
     """Return the zip file's bytes, which are the same for the same sources and the same Python.
 
-    The files are stored without compression, because that starts faster. ``mpi`` adds the modules for ranks
-    that mpirun starts (launch_spec.MPI).
+    The files are stored without compression, because that starts faster. ``uses_mpi`` adds the modules for
+    ranks that mpirun starts (launch_spec.MPI).
     """
     package = Path(__file__).resolve().parent.parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, source in (("__main__.py", _MAIN_SOURCE), ("smlaunch/__init__.py", b"")):
             _add_module(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
-        for path in _module_paths(package, mpi):
+        for path in _module_paths(package, uses_mpi):
             name = f"smlaunch/{path.relative_to(package).as_posix()}"
             _add_module(archive, name, path.read_bytes(), _cached_code(path, name))
     return buffer.getvalue()
 
 
-def _module_paths(package: Path, mpi: bool) -> Iterator[Path]:
-    """Yield the files of the runtime that a job needs. ``mpi``: including those for jobs under mpirun."""
+def _module_paths(package: Path, uses_mpi: bool) -> Iterator[Path]:
+    """Yield the files of the runtime that a job needs. ``uses_mpi``: including those for jobs under
+    mpirun."""
     for package_name in _PACKAGES:
         for path in sorted((package / package_name).rglob("*.py")):
-            if mpi or path.parent != package / _MPI_PACKAGE:
+            if uses_mpi or path.parent != package / _MPI_PACKAGE:
                 yield path
 
 

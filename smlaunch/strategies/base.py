@@ -258,7 +258,7 @@ class Strategy:
         message = f"does not import {self.libraries[0]}: unless one of its modules does"
         return f"{message}, {self.name} starts processes that it does not use"
 
-    def image_family_for(self, accelerated: bool) -> str | None:
+    def image_family_for(self, has_accelerators: bool) -> str | None:
         """``image_family``, for hosts with or without accelerators."""
         return self.image_family
 

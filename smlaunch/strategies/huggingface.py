@@ -17,9 +17,9 @@ class HuggingFace(DDP):
     libraries = ("transformers", "accelerate")
     other_libraries = DDP.libraries
 
-    def image_family_for(self, accelerated: bool) -> str | None:
+    def image_family_for(self, has_accelerators: bool) -> str | None:
         # AWS publishes it only for GPUs (facts: Deep Learning Containers, "GPU only").
-        return "huggingface" if accelerated else "pytorch"
+        return "huggingface" if has_accelerators else "pytorch"
 
     def advice(self, context: LaunchContext) -> list[str]:
         has_only_torch = any(name in context.image for name in ("/pytorch:", "/pytorch-training:"))

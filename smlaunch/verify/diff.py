@@ -24,7 +24,7 @@ class RunRecord:
     """One run as it happened."""
 
     jobs: tuple[str, ...]
-    rank_traces: Mapping[int, RankTrace]
+    trace_by_rank: Mapping[int, RankTrace]
     files: ArtifactFiles = field(default_factory=dict)
     """Files of the last job."""
     earlier_files: tuple[ArtifactFiles | None, ...] = ()
@@ -32,11 +32,11 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        return max((rank.last_step for rank in self.rank_traces.values()), default=0)
+        return max((rank.last_step for rank in self.trace_by_rank.values()), default=0)
 
     @property
     def is_traced(self) -> bool:
-        return bool(self.rank_traces)
+        return bool(self.trace_by_rank)
 
 
 class RunDifference(NamedTuple):
@@ -71,7 +71,7 @@ class Comparison:
     """Those of the causes that exist without any cut, too."""
     compared: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
-    compared_state: bool = False
+    has_compared_state: bool = False
     """State or weights were compared, and not only files beside them."""
 
     @property
@@ -97,16 +97,19 @@ def compare_runs(unsplit_run: RunRecord, resumed_run: RunRecord, lint_findings: 
     script's text."""
     differences: list[RunDifference] = []
     likely_causes: list[str] = []
-    if set(unsplit_run.rank_traces) != set(resumed_run.rank_traces):
+    if set(unsplit_run.trace_by_rank) != set(resumed_run.trace_by_rank):
         text = (
-            f"{len(unsplit_run.rank_traces)} ranks trained unsplit, {len(resumed_run.rank_traces)} when cut"
+            f"{len(unsplit_run.trace_by_rank)} ranks trained unsplit, {len(resumed_run.trace_by_rank)} "
+            "when cut"
         )
         differences.append(RunDifference("ranks", text=text))
         likely_causes.append(causes.RANK_COUNT_DIFFERS)
     for step_difference, step_causes in _diff_steps(unsplit_run, resumed_run, lint_findings):
         differences.append(step_difference)
         likely_causes += step_causes
-    generators = {name for rank in unsplit_run.rank_traces.values() for name in rank.initial_generators}
+    generators = {
+        name for rank in unsplit_run.trace_by_rank.values() for name in rank.initial_digest_by_generator
+    }
     state_differences, unused_generators = _diff_states(unsplit_run, resumed_run)
     unseeded_names = [
         difference.name
@@ -142,7 +145,7 @@ def compare_runs(unsplit_run: RunRecord, resumed_run: RunRecord, lint_findings: 
             *(f"{name}: no random numbers were drawn from it" for name in unused_generators),
             *log_notes.values(),
         ),
-        compared_state=bool(component_names) or equal_weights,
+        has_compared_state=bool(component_names) or equal_weights,
     )
 
 
@@ -158,9 +161,9 @@ def _diff_steps(
     ``lint_findings``: what the script's text shows about its data loaders and random generators.
     """
     first_differences: list[tuple[int, int, TracedStep | None, TracedStep | None]] = []
-    for rank in sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)):
-        expected_by_step = {step_row.step: step_row for step_row in unsplit_run.rank_traces[rank].steps}
-        for step_row in resumed_run.rank_traces[rank].steps:
+    for rank in sorted(set(unsplit_run.trace_by_rank) & set(resumed_run.trace_by_rank)):
+        expected_by_step = {step_row.step: step_row for step_row in unsplit_run.trace_by_rank[rank].steps}
+        for step_row in resumed_run.trace_by_rank[rank].steps:
             expected_row = expected_by_step.get(step_row.step)
             if expected_row is None or (step_row.samples, step_row.loss) != (
                 expected_row.samples,
@@ -169,7 +172,7 @@ def _diff_steps(
                 first_differences.append((step_row.step, rank, step_row, expected_row))
                 break
         missing_step = min(
-            set(expected_by_step) - {step_row.step for step_row in resumed_run.rank_traces[rank].steps},
+            set(expected_by_step) - {step_row.step for step_row in resumed_run.trace_by_rank[rank].steps},
             default=None,
         )
         if missing_step is not None:
@@ -187,10 +190,10 @@ def _diff_steps(
         return
     is_first_after_cut = (
         resumed_row.job_index > 0
-        and resumed_run.rank_traces[rank].first_step_of(resumed_row.job_index) == resumed_row.step
+        and resumed_run.trace_by_rank[rank].first_step_of(resumed_row.job_index) == resumed_row.step
     )
     location = f"step {step} on rank {rank}, " + _position_after_cut(
-        resumed_run.rank_traces[rank], resumed_row
+        resumed_run.trace_by_rank[rank], resumed_row
     )
     if resumed_row.samples != expected_row.samples:
         used_samples, expected_samples = (
@@ -223,7 +226,7 @@ def _position_after_cut(trace: RankTrace, row: TracedStep) -> str:
 
 def _traced_component_names(record: RunRecord) -> set[str]:
     """Return the names of the components whose state the ranks have traced."""
-    return {name for rank in record.rank_traces.values() for name in rank.final_digests}
+    return {name for rank in record.trace_by_rank.values() for name in rank.final_digest_by_component}
 
 
 def _diff_states(unsplit_run: RunRecord, resumed_run: RunRecord) -> tuple[list[RunDifference], list[str]]:
@@ -235,9 +238,9 @@ def _diff_states(unsplit_run: RunRecord, resumed_run: RunRecord) -> tuple[list[R
     ranks_by_final_component: dict[str, list[int]] = {}
     step_by_checkpoint_component: dict[str, int] = {}
     unused_generators: set[str] = set()
-    for rank in sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)):
-        unsplit_trace, resumed_trace = unsplit_run.rank_traces[rank], resumed_run.rank_traces[rank]
-        final = unsplit_trace.final_digests, resumed_trace.final_digests
+    for rank in sorted(set(unsplit_run.trace_by_rank) & set(resumed_run.trace_by_rank)):
+        unsplit_trace, resumed_trace = unsplit_run.trace_by_rank[rank], resumed_run.trace_by_rank[rank]
+        final = unsplit_trace.final_digest_by_component, resumed_trace.final_digest_by_component
         if all(final):
             for name in _differing_components(*final, unsplit_trace, resumed_trace, unused_generators):
                 ranks_by_final_component.setdefault(name, []).append(rank)
@@ -249,7 +252,7 @@ def _diff_states(unsplit_run: RunRecord, resumed_run: RunRecord) -> tuple[list[R
                     step_by_checkpoint_component.setdefault(name, state.step)
     differences = []
     for name, ranks in ranks_by_final_component.items():
-        is_on_all_ranks = len(ranks) == len(unsplit_run.rank_traces)
+        is_on_all_ranks = len(ranks) == len(unsplit_run.trace_by_rank)
         text = "" if is_on_all_ranks else f"rank {_join_numbers(ranks)}"
         differences.append(RunDifference("state", name, text=text))
     for name, step in step_by_checkpoint_component.items():
@@ -282,10 +285,10 @@ def _is_unused_generator(name: str, trace: RankTrace) -> bool:
 def _is_unseeded_generator(name: str, unsplit_run: RunRecord, resumed_run: RunRecord) -> bool:
     """Return whether the generator started in another state although no cut had been made."""
     return any(
-        name in unsplit_run.rank_traces[rank].initial_generators
-        and unsplit_run.rank_traces[rank].initial_generators[name]
-        != resumed_run.rank_traces[rank].initial_generators.get(name)
-        for rank in set(unsplit_run.rank_traces) & set(resumed_run.rank_traces)
+        name in unsplit_run.trace_by_rank[rank].initial_digest_by_generator
+        and unsplit_run.trace_by_rank[rank].initial_digest_by_generator[name]
+        != resumed_run.trace_by_rank[rank].initial_digest_by_generator.get(name)
+        for rank in set(unsplit_run.trace_by_rank) & set(resumed_run.trace_by_rank)
     )
 
 
@@ -388,8 +391,8 @@ def _compared_scope(
     notes of their own."""
     compared: list[str] = []
     not_compared: list[str] = []
-    common_ranks = sorted(set(unsplit_run.rank_traces) & set(resumed_run.rank_traces))
-    steps = [row for rank in common_ranks for row in unsplit_run.rank_traces[rank].steps]
+    common_ranks = sorted(set(unsplit_run.trace_by_rank) & set(resumed_run.trace_by_rank))
+    steps = [row for rank in common_ranks for row in unsplit_run.trace_by_rank[rank].steps]
     if not unsplit_run.is_traced:
         not_compared.append(
             "samples, losses, state: the script does not use the Checkpointer of smlaunch.train"
@@ -407,8 +410,8 @@ def _compared_scope(
         state_names = {
             name
             for rank in common_ranks
-            if resumed_run.rank_traces[rank].final_digests
-            for name in unsplit_run.rank_traces[rank].final_digests
+            if resumed_run.trace_by_rank[rank].final_digest_by_component
+            for name in unsplit_run.trace_by_rank[rank].final_digest_by_component
         }
         if state_names - set(handled_separately):
             compared.append(f"final state: {', '.join(sorted(state_names - set(handled_separately)))}")
@@ -416,7 +419,8 @@ def _compared_scope(
             rank
             for rank in common_ranks
             if not (
-                unsplit_run.rank_traces[rank].final_digests and resumed_run.rank_traces[rank].final_digests
+                unsplit_run.trace_by_rank[rank].final_digest_by_component
+                and resumed_run.trace_by_rank[rank].final_digest_by_component
             )
         ]
         if ranks_without_state:

@@ -31,12 +31,12 @@ class TrialReport:
 
     signal: CutSignal
     cuts: tuple[AppliedCut, ...]
-    late_cuts: int
+    late_cut_count: int
     comparison: Comparison
 
     def to_dict(self) -> dict[str, Any]:
         cuts = [cut.to_dict() for cut in self.cuts]
-        return {"signal": self.signal, "cuts": cuts, "late": self.late_cuts, **self.comparison.to_dict()}
+        return {"signal": self.signal, "cuts": cuts, "late": self.late_cut_count, **self.comparison.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def verify_resume(
     target: Target,
     folder: Path,
     *,
-    cuts: int,
+    cut_count: int,
     signals: Sequence[CutSignal],
     seed: int,
     on_message: Callable[[str], None],
@@ -98,18 +98,18 @@ def verify_resume(
     started_at = time.time()
     on_message("unsplit: the run that the others are compared with")
     unsplit = trials.run("unsplit")
-    if not unsplit.record.rank_traces and not unsplit.record.files:
+    if not unsplit.record.trace_by_rank and not unsplit.record.files:
         raise JobError([Problem("", _NOTHING_TO_COMPARE)])
     findings = lint_script(Path(job.entry).read_text("utf-8", "replace"), Path(job.entry).name)
     reports = []
     for signal in signals:
-        result = _run_with_cuts(trials, signal, cuts, unsplit, seed, on_message)
+        result = _run_with_cuts(trials, signal, cut_count, unsplit, seed, on_message)
         reports.append(
             TrialReport(
-                signal, result.applied_cuts, result.late_cuts, _compare_trial(unsplit, result, findings)
+                signal, result.applied_cuts, result.late_cut_count, _compare_trial(unsplit, result, findings)
             )
         )
-    report = VerifyReport(unsplit.last_step, len(unsplit.record.rank_traces), tuple(reports))
+    report = VerifyReport(unsplit.last_step, len(unsplit.record.trace_by_rank), tuple(reports))
     if all(difference.kind == "run" for trial in reports for difference in trial.comparison.differences):
         return report
     on_message("the runs differ: checking whether the unsplit run is repeatable")
@@ -125,7 +125,7 @@ def verify_resume(
 def _run_with_cuts(
     trials: TrialRunner,
     signal: CutSignal,
-    cuts: int,
+    cut_count: int,
     unsplit: TrialResult,
     seed: int,
     on_message: Callable[[str], None],
@@ -134,12 +134,12 @@ def _run_with_cuts(
 
     Raises JobError when there is none, because only a resume shows anything.
     """
-    ranks = len(unsplit.record.rank_traces)
+    ranks = len(unsplit.record.trace_by_rank)
     result = TrialResult(unsplit.record)
     earliest_fraction = 0.0
     for attempt in ("", "/again"):
         random = Random(f"{seed}/{signal}{attempt}")  # noqa: S311
-        planned_cuts = draw_cuts(signal, cuts, unsplit.last_step, ranks, random, earliest_fraction)
+        planned_cuts = draw_cuts(signal, cut_count, unsplit.last_step, ranks, random, earliest_fraction)
         steps_text = ", ".join(str(cut.after_step) for cut in planned_cuts if cut.after_step)
         on_message(
             f"{signal}: to be cut "

@@ -62,7 +62,7 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
     irrelevant = [
         difference
         for difference in unrepeatable
-        if _is_irrelevant(difference, repetition.compared_state, span)
+        if _is_irrelevant(difference, repetition.has_compared_state, span)
     ]
     notes = [
         describe_file_difference(name, [difference for difference in irrelevant if difference.name == name])
@@ -71,16 +71,20 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
     ]
     remaining = [difference for difference in comparison.differences if difference not in irrelevant]
     relevant_unrepeatable = [difference for difference in unrepeatable if difference not in irrelevant]
-    ignored_paths: dict[str, list[str]] = {}
+    ignored_paths_by_file: dict[str, list[str]] = {}
     for difference in irrelevant:
-        ignored_paths.setdefault(difference.name, []).append(escape_unprintable(difference.value_path))
+        ignored_paths_by_file.setdefault(difference.name, []).append(
+            escape_unprintable(difference.value_path)
+        )
     reduced = replace(
         comparison,
         differences=tuple(remaining),
         compared=tuple(
-            f"{name} but for {', '.join(ignored_paths[name])}" if name in ignored_paths else name
+            f"{name} but for {', '.join(ignored_paths_by_file[name])}"
+            if name in ignored_paths_by_file
+            else name
             for name in comparison.compared
-            if "" not in ignored_paths.get(name, ())
+            if "" not in ignored_paths_by_file.get(name, ())
         ),
         not_compared=(*comparison.not_compared, *notes),
     )
@@ -103,14 +107,15 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
 def is_repeatable(repetition: Comparison, span: TimeSpan) -> bool:
     """Return whether two unsplit runs are the same in all relevant values."""
     return all(
-        _is_irrelevant(difference, repetition.compared_state, span) for difference in repetition.differences
+        _is_irrelevant(difference, repetition.has_compared_state, span)
+        for difference in repetition.differences
     )
 
 
-def _is_irrelevant(difference: RunDifference, compared_state: bool, span: TimeSpan) -> bool:
+def _is_irrelevant(difference: RunDifference, has_compared_state: bool, span: TimeSpan) -> bool:
     """Return whether a value stands beside weights and state and is not a result of the training."""
     if difference.kind != "file" or difference.is_bulk:
         return False
-    return compared_state or (
+    return has_compared_state or (
         bool(difference.short_texts) and all(map(span.contains_time, difference.short_texts))
     )

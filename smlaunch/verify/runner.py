@@ -90,7 +90,7 @@ class TrialResult:
 
     record: RunRecord
     applied_cuts: tuple[AppliedCut, ...] = ()
-    late_cuts: int = 0
+    late_cut_count: int = 0
     """Number of cuts after which no training was left."""
     last_step: int = 0
     seconds: float = 0.0
@@ -106,7 +106,12 @@ class TrialResult:
 
 
 def draw_cuts(
-    signal: CutSignal, count: int, last_step: int, ranks: int, random: Random, earliest_fraction: float = 0.0
+    signal: CutSignal,
+    count: int,
+    last_step: int,
+    rank_count: int,
+    random: Random,
+    earliest_fraction: float = 0.0,
 ) -> list[PlannedCut]:
     """Draw cuts in the order in which they occur, before the last step and at different steps where possible.
 
@@ -122,7 +127,7 @@ def draw_cuts(
     )
     time_fractions = sorted(random.uniform(max(0.1, earliest_fraction), 0.9) for _ in range(count))
     return [
-        PlannedCut(signal, step, time_fraction, random.randrange(max(1, ranks)))
+        PlannedCut(signal, step, time_fraction, random.randrange(max(1, rank_count)))
         for step, time_fraction in zip(sorted(steps), time_fractions, strict=True)
     ]
 
@@ -249,7 +254,7 @@ class TrialRunner:
 
 def _first_steps(record: RunRecord, cut_jobs: Sequence[_CutJob]) -> list[int | None]:
     """Return the first step of each job; None where it did none, or reports none."""
-    trace = record.rank_traces.get(0)
+    trace = record.trace_by_rank.get(0)
     if trace is not None:
         return [trace.first_step_of(number) for number in range(len(cut_jobs))]
     return [cut_job.first_step for cut_job in cut_jobs]

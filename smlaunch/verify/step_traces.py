@@ -43,7 +43,7 @@ class RankTrace:
     steps: list[TracedStep] = field(default_factory=list)
     """In the order in which they were done. A step that was repeated after a kill occurs twice."""
     states: list[TracedState] = field(default_factory=list)
-    initial_generators: Mapping[str, str] = field(default_factory=dict)
+    initial_digest_by_generator: Mapping[str, str] = field(default_factory=dict)
     """Digests of the generators at the start of the first job."""
     drawn_generators: set[str] = field(default_factory=set)
     """Generators that random numbers were drawn from."""
@@ -55,7 +55,7 @@ class RankTrace:
         return max((row.step for row in self.steps), default=0)
 
     @property
-    def final_digests(self) -> Mapping[str, str]:
+    def final_digest_by_component(self) -> Mapping[str, str]:
         """Digests at the end of the last job; empty where it did not reach its end."""
         final_states = [state for state in self.states if state.is_final and state.step >= self.last_step]
         return final_states[-1].digests if final_states else {}
@@ -84,7 +84,7 @@ def _add_row(trace: RankTrace, job_index: int, trace_row: Mapping[str, Any]) -> 
     trace.generators.update(trace_row.get("entered", ()), trace_row.get("drawn", ()))
     trace.generators.update(name for name in trace_row.get("closing", ()) if name.startswith("smlaunch.rng."))
     if "entered" in trace_row:
-        trace.initial_generators = trace.initial_generators or trace_row["entered"]
+        trace.initial_digest_by_generator = trace.initial_digest_by_generator or trace_row["entered"]
     elif "samples" in trace_row:
         loss = repr(trace_row["loss"]) if "loss" in trace_row else None
         trace.steps.append(TracedStep(job_index, trace_row["step"], tuple(trace_row["samples"]), loss))

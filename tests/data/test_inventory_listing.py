@@ -99,7 +99,7 @@ def test_every_key_once(
     tmp_path_factory: pytest.TempPathFactory, keys: set[str], size: int, workers: int, prefix: str
 ) -> None:
     out = tmp_path_factory.mktemp("listing") / "keys.parquet"
-    counts = list_prefix(MemoryPager(keys, size), "bucket", prefix, out, workers=workers)
+    counts = list_prefix(MemoryPager(keys, size), "bucket", prefix, out, worker_count=workers)
     expected_keys = sorted(key for key in keys if key.startswith(prefix))
     assert keys_in(out) == expected_keys
     assert counts.objects == len(expected_keys) and counts.bytes == sum(map(len, expected_keys))
@@ -148,14 +148,14 @@ def test_what_ends_early_goes_on(
 
     pager = MemoryPager(keys, 10, on_request)
     with pytest.raises(_Killed):
-        list_prefix(pager, "b", "", out, workers=3)
+        list_prefix(pager, "b", "", out, worker_count=3)
     assert not out.exists()
     with pytest.raises(JobError, match="continue it with --resume"):
-        list_prefix(pager, "b", "", out, workers=3)
+        list_prefix(pager, "b", "", out, worker_count=3)
     with pytest.raises(JobError, match=r"'bucket': 'b'.*not {.*'bucket': 'other'"):
-        list_prefix(pager, "other", "", out, workers=3, resume=True)
+        list_prefix(pager, "other", "", out, worker_count=3, resume=True)
     second_pager = MemoryPager(keys, 10)
-    counts = list_prefix(second_pager, "b", "", out, workers=3, resume=True)
+    counts = list_prefix(second_pager, "b", "", out, worker_count=3, resume=True)
     assert keys_in(out) == keys
     assert counts.objects == len(keys) and counts.bytes == sum(map(len, keys))
     if failing_request == 90:
@@ -170,7 +170,7 @@ def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
         with pytest.raises(JobError, match="another process is writing it"):
             list_prefix(MemoryPager([]), "b", "", out, resume=True)
 
-    list_prefix(MemoryPager(["a"], on_request=on_request), "b", "", out, workers=1)
+    list_prefix(MemoryPager(["a"], on_request=on_request), "b", "", out, worker_count=1)
     assert keys_in(out) == ["a"]
 
 
@@ -208,7 +208,7 @@ def test_a_service_that_is_asked_too_much_is_asked_less(
 
     refused_pager = MemoryPager(keys, 20, deny_access)
     with pytest.raises(CallError, match="AccessDenied"):
-        list_prefix(refused_pager, "b", "", tmp_path / "third.parquet", workers=4)
+        list_prefix(refused_pager, "b", "", tmp_path / "third.parquet", worker_count=4)
     assert refused_pager.requests == 1
     remaining_files = sorted(path.name for path in tmp_path.iterdir())
     assert remaining_files == ["keys.parquet"], "nothing is left to go on with where nothing was listed"
@@ -229,7 +229,7 @@ def test_a_service_that_lists_otherwise_is_told(tmp_path: Path, page: KeyPage, m
             return page
 
     with pytest.raises(CallError, match=message):
-        list_prefix(UnsortedPager(), "b", "p/", tmp_path / "keys.parquet", workers=1)
+        list_prefix(UnsortedPager(), "b", "p/", tmp_path / "keys.parquet", worker_count=1)
 
 
 def test_a_directory_bucket_is_refused(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ from tests.data.pagers import MemoryPager
 listing._RUN_ROWS = 200
 keys = [f"{number:06d}" for number in range(20_000)]
 pager = MemoryPager(keys, 20, lambda number: time.sleep(0.002))
-listing.list_prefix(pager, "b", "", Path(sys.argv[1]), resume=True, workers=4)
+listing.list_prefix(pager, "b", "", Path(sys.argv[1]), resume=True, worker_count=4)
 """
     out = tmp_path / "keys.parquet"
     kills = 0

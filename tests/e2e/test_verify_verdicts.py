@@ -51,7 +51,13 @@ def run_verify(script: Script, folder: Path, places: tuple[Target, Path]) -> Ver
     job = Job(entry=str(folder / "train.py"), environment=environment)
     target, traces = places
     return verify_resume(
-        job, target, traces, cuts=1, signals=[signal], seed=seed_for(signal), on_message=lambda text: None
+        job,
+        target,
+        traces,
+        cut_count=1,
+        signals=[signal],
+        seed=seed_for(signal),
+        on_message=lambda text: None,
     )
 
 

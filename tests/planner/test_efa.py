@@ -31,7 +31,7 @@ NEW_IMAGE = f"{REGISTRY}/pytorch:2.13.0-cu133-amzn2023-sagemaker"
 def test_by_type_image_and_hosts(
     instance_type: str, image: str, hosts: int, rule: str | None, variables: tuple[str, ...]
 ) -> None:
-    settings = efa_settings(instance_type, image, hosts, own_image=True)
+    settings = efa_settings(instance_type, image, hosts, has_own_image=True)
     assert (settings.rule if settings else None) == rule
     assert tuple(name for name, _ in settings.variables) == variables if settings else variables == ()
 
@@ -39,7 +39,7 @@ def test_by_type_image_and_hosts(
 def test_nccl_proto_is_never_forced() -> None:
     for name in known_types():
         for image in (OLD_IMAGE, NEW_IMAGE):
-            settings = efa_settings(name, image, 2, own_image=False)
+            settings = efa_settings(name, image, 2, has_own_image=False)
             assert settings is None or "NCCL_PROTO" not in dict(settings.variables)
 
 

@@ -49,7 +49,7 @@ def account(
 def run_with_changed_step(step: int, **values: object) -> RunRecord:
     """Returns a run cut after step 3, with one step that differs."""
     cut = account(3)
-    rows = cut.rank_traces[0].steps
+    rows = cut.trace_by_rank[0].steps
     rows[step - 1] = rows[step - 1]._replace(**values)
     return cut
 
@@ -67,7 +67,7 @@ def test_equal_runs_have_no_difference() -> None:
 
 def test_a_repeated_step_is_compared_too() -> None:
     cut = account(3)
-    cut.rank_traces[0].steps.insert(3, TracedStep(1, 3, (6, 7), "0.25"))
+    cut.trace_by_rank[0].steps.insert(3, TracedStep(1, 3, (6, 7), "0.25"))
     verdict = compare_runs(account(), cut, LintFindings())
     assert "step 3 on rank 0, the first one after cut 1 had loss 0.25" in verdict.difference_texts[0]
 
@@ -107,19 +107,19 @@ def test_only_the_final_state_differs() -> None:
 
 def test_a_loop_with_its_own_count() -> None:
     longer = account(3)
-    longer.rank_traces[0].steps.append(TracedStep(1, STEPS + 1, (0, 1), "0.1"))
+    longer.trace_by_rank[0].steps.append(TracedStep(1, STEPS + 1, (0, 1), "0.1"))
     assert (
         "step 7 was done, and is not in the unsplit run"
         in compare_runs(account(), longer, LintFindings()).difference_texts[0]
     )
     shorter = account(3)
-    del shorter.rank_traces[0].steps[-1]
+    del shorter.trace_by_rank[0].steps[-1]
     assert "step 6 was skipped" in compare_runs(account(), shorter, LintFindings()).difference_texts[0]
 
 
 def test_a_step_is_compared_by_how_its_loss_reads() -> None:
     first, other = account(), account(3)
-    for trace in (first.rank_traces[0], other.rank_traces[0]):
+    for trace in (first.trace_by_rank[0], other.trace_by_rank[0]):
         trace.steps[:] = [row._replace(loss=repr(float("nan"))) for row in trace.steps]
     assert compare_runs(first, other, LintFindings()).is_identical
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_missing_or_too_many() -> None:
 def test_a_state_that_differs_only_at_a_checkpoint() -> None:
     first, other = account(), account(3)
     for number, each in enumerate((first, other)):
-        each.rank_traces[0].states.insert(
+        each.trace_by_rank[0].states.insert(
             0, TracedState(2, {**STATE_DIGESTS, "ema": str(number)}, is_final=False)
         )
     assert compare_runs(first, other, LintFindings()).difference_texts == [
@@ -159,7 +159,7 @@ def test_the_scope_lists_what_was_compared() -> None:
     )
     bare, other = account(files={}), account(3, files={})
     for each in (bare, other):
-        trace = each.rank_traces[0]
+        trace = each.trace_by_rank[0]
         trace.steps[:] = [row._replace(samples=(), loss=None) for row in trace.steps]
         trace.states.clear()
     verdict = compare_runs(bare, other, LintFindings())
@@ -321,8 +321,8 @@ def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
         file.write('{"step": 9, "sam')  # the process was killed
     (trace,) = step_traces.read_traces(tmp_path, ["s1", "s2"]).values()
     assert trace.steps == [TracedStep(0, 1, (4,), "0.5"), TracedStep(1, 2, (5,), None)]
-    assert trace.final_digests == {"model": "y"}
-    assert trace.initial_generators == {"smlaunch.rng.python": "a"}
+    assert trace.final_digest_by_component == {"model": "y"}
+    assert trace.initial_digest_by_generator == {"smlaunch.rng.python": "a"}
     assert (trace.drawn_generators, trace.generators) == (
         {"smlaunch.rng.numpy"},
         {"smlaunch.rng.python", "smlaunch.rng.numpy"},

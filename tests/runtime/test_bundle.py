@@ -49,8 +49,8 @@ def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -
         for room in rooms
         for path in (PACKAGE / room).rglob("*.py")
     } | {"__main__.py", "smlaunch/__init__.py"}
-    assert archived_sources(mpi=True) == all_files
-    assert all_files - archived_sources(mpi=False) == {
+    assert archived_sources(uses_mpi=True) == all_files
+    assert all_files - archived_sources(uses_mpi=False) == {
         MPI_PACKAGE + name + ".py"
         for name in (
             *("__init__", "exec_agent", "follower", "host", "leader", "local_ranks"),
@@ -91,7 +91,7 @@ def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
     }
     assert len(programs) == 4
     begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable.py", *programs}
-    others = {name for name in archived_sources(mpi=False) if name.startswith("smlaunch/runtime/")}
+    others = {name for name in archived_sources(uses_mpi=False) if name.startswith("smlaunch/runtime/")}
     unreached = others - reachable_files(begin, MPI_PACKAGE) - {"smlaunch/runtime/__init__.py"}
     assert unreached == set()
 
@@ -133,11 +133,11 @@ def test_a_job_of_another_kind_starts_without_what_is_mpi_s(tmp_path: Path) -> N
     with zipfile.ZipFile(host.runtime) as archive:
         assert [name for name in archive.namelist() if name.startswith(MPI_PACKAGE)] == []
     host.specify(launcher="mpi")
-    host.runtime.write_bytes(build_runtime_archive(mpi=False))
+    host.runtime.write_bytes(build_runtime_archive(uses_mpi=False))
     result = host.run()
     assert result.exit_code == 70
     assert "No module named 'smlaunch.runtime.mpi'" in host.failure
 
 
 def test_no_path_of_this_machine_is_in_it() -> None:
-    assert str(Path(__file__).parents[2]).encode() not in build_runtime_archive(mpi=True)
+    assert str(Path(__file__).parents[2]).encode() not in build_runtime_archive(uses_mpi=True)
