@@ -126,40 +126,41 @@ def commit_content(manifest: bytes) -> bytes:
 # ------------------------------------------------------------------------------------
 
 
-def iter_committed(files: Mapping[str, int], read_file: ReadFile) -> Iterator[Manifest]:
+def iter_committed(size_by_path: Mapping[str, int], read_file: ReadFile) -> Iterator[Manifest]:
     """Checkpoints that are complete by names and sizes, newest first.
 
-    ``files``: paths below the checkpoint directory with their sizes in bytes. COMMIT and manifest are read
-    and verified; shards must exist, and are verified by hash when they are loaded. Raises FormatError for a
-    checkpoint that another release wrote.
+    ``size_by_path``: paths below the checkpoint directory with their sizes in bytes. COMMIT and manifest are
+    read and verified; shards must exist, and are verified by hash when they are loaded. Raises FormatError
+    for a checkpoint that another release wrote.
     """
-    commit_paths = _commit_paths_by_step(files)
+    commit_paths = _commit_paths_by_step(size_by_path)
     for step in sorted(commit_paths, reverse=True):
         for commit_path in commit_paths[step]:
-            manifest = _read_committed_manifest(commit_path, step, files, read_file)
-            if manifest is not None and not shard_problems(manifest, files):
+            manifest = _read_committed_manifest(commit_path, step, size_by_path, read_file)
+            if manifest is not None and not shard_problems(manifest, size_by_path):
                 yield manifest
                 break
 
 
-def find_manifest(step: int, files: Mapping[str, int], read_file: ReadFile) -> Optional[Manifest]:
+def find_manifest(step: int, size_by_path: Mapping[str, int], read_file: ReadFile) -> Optional[Manifest]:
     """The manifest of the newest readable COMMIT of a step, a complete one if there is any; its shards may be
     missing. None without one.
     """
     manifests = (
-        _read_committed_manifest(path, step, files, read_file)
-        for path in _commit_paths_by_step(files).get(step, ())
+        _read_committed_manifest(path, step, size_by_path, read_file)
+        for path in _commit_paths_by_step(size_by_path).get(step, ())
     )
     readable = [manifest for manifest in manifests if manifest is not None]
-    complete = [manifest for manifest in readable if not shard_problems(manifest, files)]
+    complete = [manifest for manifest in readable if not shard_problems(manifest, size_by_path)]
     return next(iter(complete or readable), None)
 
 
-def shard_problems(manifest: Manifest, files: Mapping[str, int]) -> List[str]:
-    """What is wrong with the shards of a checkpoint, as far as names and sizes show."""
+def shard_problems(manifest: Manifest, size_by_path: Mapping[str, int]) -> List[str]:
+    """Return what is wrong with the shards of a checkpoint, as far as names and sizes show. ``size_by_path``:
+    bytes of each file below the checkpoint directory."""
     problems = []
     for shard in manifest.shards:
-        size = files.get("{}/{}".format(step_directory(manifest.step), shard.name))
+        size = size_by_path.get("{}/{}".format(step_directory(manifest.step), shard.name))
         if size is None:
             problems.append("{}: missing".format(shard.name))
         elif size != shard.size:
@@ -167,32 +168,33 @@ def shard_problems(manifest: Manifest, files: Mapping[str, int]) -> List[str]:
     return problems
 
 
-def _commit_paths_by_step(files: Iterable[str]) -> Dict[int, List[str]]:
-    """Paths of COMMITs by step, the newest segment and attempt first."""
-    commits: Dict[int, List[Tuple[int, int, str]]] = {}
-    for path in files:
+def _commit_paths_by_step(paths: Iterable[str]) -> Dict[int, List[str]]:
+    """Return the paths of COMMIT files by training step, the newest segment and attempt first."""
+    commits_by_step: Dict[int, List[Tuple[int, int, str]]] = {}
+    for path in paths:
         folder, _, name = path.rpartition("/")
         step, match = parse_step_path(folder), _COMMIT.fullmatch(name)
         if _UNVERSIONED_COMMIT.fullmatch(path):
             formats.COMMIT.check_version(None, path)
         if match is not None and step is not None and folder == step_directory(step):
             commit = int(match.group("segment")), int(match.group("attempt")), path
-            commits.setdefault(step, []).append(commit)
+            commits_by_step.setdefault(step, []).append(commit)
     return {
         step: [path for _, _, path in sorted(commits_of_step, reverse=True)]
-        for step, commits_of_step in commits.items()
+        for step, commits_of_step in commits_by_step.items()
     }
 
 
 def _read_committed_manifest(
-    commit_path: str, step: int, files: Mapping[str, int], read_file: ReadFile
+    commit_path: str, step: int, size_by_path: Mapping[str, int], read_file: ReadFile
 ) -> Optional[Manifest]:
-    """The manifest that a COMMIT names. None where COMMIT or manifest is torn or missing."""
+    """Return the manifest that a COMMIT file names; None where COMMIT or manifest is incomplete or
+    missing."""
     directory = step_directory(step) + "/"
     try:
         document = parse_document(formats.COMMIT, read_file(commit_path), commit_path)
         name = None if document is None else document.get("manifest")
-        if not isinstance(name, str) or directory + name not in files:
+        if not isinstance(name, str) or directory + name not in size_by_path:
             return None
         content = read_file(directory + name)
     except (FileNotFoundError, KeyError):
@@ -204,9 +206,8 @@ def _read_committed_manifest(
 
 
 def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[Manifest]:
-    """None for a text that is no manifest. Raises FormatError for a version that this
-    release does not read.
-    """
+    """Return the manifest in a file; None for a text that is no manifest. Raises FormatError for a version
+    that this release does not read."""
     document = parse_document(formats.MANIFEST, content, document_name)
     try:
         if document is None:

@@ -14,7 +14,8 @@ import math
 
 
 def daly_interval(stall: float, mtbf: float) -> float:
-    """The training time between two saves that minimizes the total time.
+    """Return the training time between two saves that minimizes the total time, in seconds. ``stall``:
+    seconds that a save stops the training. ``mtbf``: mean seconds between two failures of the job.
 
     0 where a save costs nothing: callers have a lower bound of their own, such as one training step.
     ``ValueError`` for a negative stall or an mtbf that is not positive.
@@ -29,7 +30,8 @@ def daly_interval(stall: float, mtbf: float) -> float:
 
 
 def daly_makespan(work: float, interval: float, stall: float, restart: float, mtbf: float) -> float:
-    """The expected time until ``work`` is done. Infinite where failures come faster than saves."""
+    """Return the expected time until ``work`` seconds of training are done. Infinite where failures come
+    faster than saves. The other parameters are those of ``goodput``."""
     if work == 0:
         return 0.0
     share = goodput(interval, stall, restart, mtbf)
@@ -37,7 +39,11 @@ def daly_makespan(work: float, interval: float, stall: float, restart: float, mt
 
 
 def goodput(interval: float, stall: float, restart: float, mtbf: float) -> float:
-    """The expected share of the time that is training that is not lost: 0 to 1."""
+    """Return the expected share of the time in which training is done that is not lost: 0 to 1.
+
+    All in seconds: ``interval``: training between two saves; ``stall``: interruption by one save;
+    ``restart``: from a failure until training goes on; ``mtbf``: mean time between failures.
+    """
     _check(mtbf, interval=interval, stall=stall, restart=restart)
     if math.isinf(mtbf):
         return 1.0 if interval + stall == 0 or math.isinf(interval) else interval / (interval + stall)

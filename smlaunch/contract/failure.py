@@ -48,9 +48,9 @@ def format_failure(
     signal: Optional[str] = None,
     service: Optional[str] = None,
 ) -> str:
-    """Text of a failure file. ``signal``: name of the signal that killed the process, such as ``SIGKILL``.
-    ``service``: name of the service that failed instead of a rank.
-    """
+    """Return the text of a failure file: one line about the process that failed first, then its traceback.
+    ``signal``: name of the signal that killed the process, such as ``SIGKILL``. ``service``: name of the
+    service that failed instead of a rank."""
     source = "rank {} on {}".format(rank, host) if rank is not None else host
     if service:
         source = "service {} on {}".format("-".join(service.split()), host)

@@ -256,7 +256,7 @@ class LaunchSpec(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "LaunchSpec":
-        """Raises LaunchSpecError with the first thing that is wrong."""
+        """Parse job.json. Raises LaunchSpecError with the first thing that is wrong."""
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -294,7 +294,7 @@ class LaunchSpec(NamedTuple):
 
 
 def _parse_ranks(document: Mapping[str, Any]) -> RankSpec:
-    """Raises LaunchSpecError."""
+    """Return how the ranks are started, from the member ``ranks`` of job.json. Raises LaunchSpecError."""
     argv = _parse_argv(document, "ranks")
     per_host = document.get("per_host", 1)
     if per_host != AUTO and (not isinstance(per_host, int) or isinstance(per_host, bool) or per_host < 1):
@@ -327,7 +327,8 @@ def _parse_ranks(document: Mapping[str, Any]) -> RankSpec:
 
 
 def _parse_services(document: Mapping[str, Any]) -> Tuple[ServiceSpec, ...]:
-    """Raises LaunchSpecError."""
+    """Return the processes that run beside the ranks, from the member ``services`` of job.json. Raises
+    LaunchSpecError."""
     documents = document.get("services", [])
     if not isinstance(documents, list):
         raise LaunchSpecError("services: a list is needed, not {!r}".format(documents))
@@ -376,7 +377,7 @@ def _parse_choice(
 
 
 def _parse_checkpoints(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
-    """None without checkpoints. Raises LaunchSpecError."""
+    """Return where and how often checkpoints are saved; None without checkpoints. Raises LaunchSpecError."""
     value = document.get("checkpoints")
     if value is None:
         return None
@@ -398,7 +399,7 @@ def _parse_checkpoints(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
 
 
 def _arg_to_json(arg: Arg) -> Any:
-    """An argument as job.json has it."""
+    """Return an argument as job.json has it: text, a reference, or several of both."""
     if isinstance(arg, str):
         return arg
     if isinstance(arg, Concat):
@@ -420,7 +421,8 @@ def _parse_arg(value: Any, path: str) -> Arg:
 
 
 def _parse_arg_part(value: Any, path: str) -> Union[str, Ref]:
-    """Literal text or one reference. Raises LaunchSpecError."""
+    """Return literal text or one reference. ``path``: of the value in job.json, for messages. Raises
+    LaunchSpecError."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and value.get("ref") in REFERENCES:

@@ -149,31 +149,35 @@ def find_newest_outcome(
 
 
 def find_ranks_of_hosts(
-    files: Iterable[str], read_file: ReadFile, before: CheckpointWriter, *, includes_own_segment: bool = False
+    files: Iterable[str], read_file: ReadFile, writer: CheckpointWriter, *, includes_own_attempt: bool = False
 ) -> List[RanksOfHost]:
-    """The newest outcome of each host from the segments before that of ``before``; ``includes_own_segment``:
-    and from this attempt. Raises FormatError."""
-    newest: Dict[str, Tuple[int, int, str]] = {}
+    """Return the newest outcome of each host from the segments before that of ``writer``;
+    ``includes_own_attempt``: and from this attempt. ``files``: paths below the checkpoint directory. Raises
+    FormatError."""
+    newest_path_by_host: Dict[str, Tuple[int, int, str]] = {}
     for match in map(_OUTCOME.fullmatch, files):
-        if match is None or match.group("host") is None or match.group("run") != before.run:
+        if match is None or match.group("host") is None or match.group("run") != writer.run:
             continue
-        attempt = int(match.group("segment")), int(match.group("attempt"))
-        is_own = attempt == (before.segment, before.attempt)
-        if attempt[0] < before.segment or (includes_own_segment and is_own):
+        segment_and_attempt = int(match.group("segment")), int(match.group("attempt"))
+        is_own = segment_and_attempt == (writer.segment, writer.attempt)
+        if segment_and_attempt[0] < writer.segment or (includes_own_attempt and is_own):
             host = match.group("host")
-            newest[host] = max((*attempt, match.string), newest.get(host, (0, 0, "")))
-    found = []
-    for _, _, path in newest.values():
+            newest_path_by_host[host] = max(
+                (*segment_and_attempt, match.string), newest_path_by_host.get(host, (0, 0, ""))
+            )
+    ranks_of_hosts = []
+    for _, _, path in newest_path_by_host.values():
         content = _read(path, read_file)
         ranks = None if content is None else parse_ranks_of_host(content, path)
         if ranks is not None and ranks.path == path:
-            found.append(ranks)
-    return sorted(found)
+            ranks_of_hosts.append(ranks)
+    return sorted(ranks_of_hosts)
 
 
 def _with_hosts(outcome: SegmentOutcome, files: List[str], read_file: ReadFile) -> SegmentOutcome:
-    """The outcome of the attempt with that of its hosts."""
-    hosts = find_ranks_of_hosts(files, read_file, outcome.writer, includes_own_segment=True)
+    """Return the outcome of a segment's attempt, completed by the outcomes that its other hosts have
+    written."""
+    hosts = find_ranks_of_hosts(files, read_file, outcome.writer, includes_own_attempt=True)
     is_of_attempt = [(host.segment, host.attempt) == (outcome.segment, outcome.attempt) for host in hosts]
     hosts_of_attempt = [host for host, is_own in zip(hosts, is_of_attempt) if is_own]
     steps = [
@@ -185,15 +189,15 @@ def _with_hosts(outcome: SegmentOutcome, files: List[str], read_file: ReadFile) 
     if not outcome.independent_ranks:
         has_more = any(host.result == CONTINUE for host in hosts_of_attempt)
         return outcome._replace(result=CONTINUE) if has_more else outcome
-    finished = [
+    finished_jobs = [
         job
         for host in hosts
         if host.independent_ranks == outcome.independent_ranks
         for _, job in host.finished_ranks
     ]
-    if len(finished) < outcome.independent_ranks:
+    if len(finished_jobs) < outcome.independent_ranks:
         return outcome._replace(result=CONTINUE)
-    return outcome._replace(result=FINISHED, finished_in=tuple(sorted(set(finished))))
+    return outcome._replace(result=FINISHED, finished_in=tuple(sorted(set(finished_jobs))))
 
 
 def _read(path: str, read_file: ReadFile) -> Optional[bytes]:

@@ -51,7 +51,8 @@ def format_line(kind: str, **values: MetricValue) -> str:
 
 
 def parse_line(line: str) -> Optional[ProgressLine]:
-    """None for a line that is not a progress line. A prefix such as ``[3] `` before the mark is allowed."""
+    """Parse a line of a rank's output; None for a line that is not a progress line. A prefix such as ``[3] ``
+    before the mark is allowed."""
     start = line.find(LINE_PREFIX)
     if start < 0:
         return None

@@ -64,7 +64,8 @@ def to_json_lines(names: Iterable[str]) -> str:
 
 
 def parse_json_lines(lines: Iterable[Any]) -> List[str]:
-    """Raises ValueError for a line that is no file name, and for a name that leads outside the folder."""
+    """Return the file names in a list of one JSON string per line. Raises ValueError for a line that is no
+    file name, and for a name that leads outside the folder."""
     names = []
     for number, line in enumerate(lines, start=1):
         name = json.loads(line)

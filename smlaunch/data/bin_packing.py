@@ -59,7 +59,9 @@ class SizeScan:
 
 
 def scan_sizes(blocks: SizeBlocks, count: int, host_count: int) -> SizeScan:
-    """Read all sizes once and collect what the second pass needs."""
+    """Read all sizes once and return what the second pass needs: loads of two simple ways to split, the
+    largest rows, and a sample of the others. ``blocks``: returns all sizes in blocks, from the beginning.
+    ``count``: number of sizes."""
     range_ends = even_ranges(count, host_count).bounds
     sums_at_ends: list[Number] = [0] * (host_count + 1)
     round_robin_loads: list[Number] = [0] * host_count
@@ -231,7 +233,8 @@ def _cut_ranges(
     """Return where the range of each host ends, in key order without the exception rows, and the load of each
     range.
 
-    A row that a target falls into goes to the side that has more of it.
+    ``targets``: sum of the sizes at which each range should end. A row that a target falls into goes to the
+    side that has more of it.
     """
     hosts = len(targets)
     bounds = np.zeros(hosts + 1, dtype=np.int64)

@@ -83,10 +83,10 @@ def plan_cost(
     min_seconds: float,
     diagnostics: Diagnostics,
 ) -> Cost:
-    """Cost of the run. Adds a problem if ``limits.max_cost`` cannot be met.
+    """Return what the run costs at most, in US dollars. Adds a problem if ``limits.max_cost`` cannot be met.
 
-    ``rates``: one per kind of segment. ``total_seconds``: total training time. ``min_seconds``: shortest
-    useful first segment.
+    ``rates``: one per kind of segment. ``total_seconds``: total training time. ``is_chain``: the run has
+    several segments and ends before it exceeds its cap. ``min_seconds``: shortest useful first segment.
     """
     max_cost = job.limits.max_cost
     highest_rate = rates[0]

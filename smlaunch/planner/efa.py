@@ -31,8 +31,8 @@ class EfaSettings:
 
 
 def efa_settings(instance_type: str, image: str, host_count: int, has_own_image: bool) -> EfaSettings | None:
-    """EFA settings of a job; None for one host, or for a type without adapters. ``has_own_image``: the job
-    names the image, which may not be AWS's."""
+    """Return the settings of EFA, the fast network between hosts; None for one host, or for a type without
+    EFA interfaces. ``has_own_image``: the job names the image, which may not be AWS's."""
     interface_count = efa_interfaces(instance_type) if host_count > 1 else 0
     if not interface_count:
         return None

@@ -82,7 +82,8 @@ def plan_inputs(
     sharding_by_channel: Mapping[str, InputSharding] = {},
     shard_index: int | None = None,
 ) -> tuple[list[InputChannel], list[Upload]]:
-    """The job's channels in order, the channel of file lists, and the uploads they need.
+    """Return the channels of the request in order, with that of the file lists, and the uploads that they
+    need.
 
     ``sharding_by_channel``: of the channels with ``split: bytes``. ``shard_index``: from 0, if each shard is
     a job of its own.

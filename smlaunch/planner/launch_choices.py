@@ -19,7 +19,8 @@ DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
 
 
 def choose_strategy(job: Job, facts: Facts, diagnostics: Diagnostics) -> str:
-    """Choose a strategy by the first rule that matches; earlier rules are stronger evidence."""
+    """Return the name of the strategy by which the program is distributed over hosts and ranks, and add the
+    reason: the first rule that matches decides, and earlier rules are stronger evidence."""
     script = facts.script
     entry = facts.source.entry
     is_one_process = job.compute.processes_per_host in (None, 1)
@@ -65,7 +66,7 @@ def choose_strategy(job: Job, facts: Facts, diagnostics: Diagnostics) -> str:
 
 
 def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
-    """The instance type, the first of several preferences, with the catalog's entry."""
+    """Return the instance type, the first of several preferences, with its row in the catalog."""
     preferences = job.compute.instance_preferences
     if preferences:
         diagnostics.add_reason(
@@ -107,7 +108,7 @@ def choose_processes(
     facts: Facts,
     diagnostics: Diagnostics,
 ) -> int | str:
-    """Ranks per host: a number, or ``auto`` if only the host can count its accelerators."""
+    """Return the number of ranks per host, or ``auto`` if only the host can count its accelerators."""
     requested = job.compute.processes_per_host
     name, catalog_type = instance_choice
     if isinstance(requested, int):

@@ -125,7 +125,12 @@ def plan_single_run(
     job_digest: str,
     shard_index: int | None = None,
 ) -> Plan:
-    """Plan a run of one job or one chain. ``shard_index``: from 0, if it processes one shard of several."""
+    """Return the plan of a run of one job or of a chain of segments. Raises JobError with all problems.
+
+    ``sharding_by_channel``: how the files of inputs with ``split: bytes`` are distributed. ``job_digest``:
+    hash of job and source, by which a run is recognized. ``shard_index``: from 0, if the run processes one
+    shard of several.
+    """
     stated_job, stated_facts = job, facts
     job, facts = apply_sharding(job, facts, sharding_by_channel)
     _check_facts(job, facts, run_id, diagnostics)
@@ -253,7 +258,7 @@ def _first_attempts(
     total_seconds: int,
     diagnostics: Diagnostics,
 ) -> tuple[list[PlannedSegment], list[PlannedJob], list[int]]:
-    """The planned segments, the first attempt of each, and their durations in seconds.
+    """Return the planned segments, the first job of each, and their durations in seconds.
 
     The requests are those that the driver sends if no job fails and every segment uses its whole time.
     """
@@ -305,7 +310,7 @@ def _first_attempts(
 def _warn_of_difference(
     previous: CompiledSegment, following: CompiledSegment, diagnostics: Diagnostics
 ) -> None:
-    """Warn if two segments differ: the run is then not equivalent to one long job."""
+    """Add a warning if two successive segments differ: the run is then not equivalent to one long job."""
     differences = []
     for name, old_value, new_value in (
         ("hosts", previous.shape.job.compute.hosts, following.shape.job.compute.hosts),
@@ -338,7 +343,7 @@ def _warn_of_difference(
 
 
 def _check_facts(job: Job, facts: Facts, run_id: str, diagnostics: Diagnostics) -> None:
-    """Report problems of name, script, source and role."""
+    """Add a problem for each wrong name, script, source or role."""
     script, source = facts.script, facts.source
     if not is_run_id(run_id):
         diagnostics.add_problem(

@@ -168,7 +168,7 @@ def _ranks_text(plan: Plan) -> str:
 
 
 def summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Label and value of each row of the summary."""
+    """Yield label and value of each row of the plan's summary."""
     first_job = plan.planned_jobs[0]
     job, request = plan.job, first_job.request
     yield (

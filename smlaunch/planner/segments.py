@@ -141,7 +141,8 @@ def single_shape(job: Job, total_seconds: int) -> tuple[SegmentShape, ...]:
 def chain_shapes(
     job: Job, facts: Facts, total_seconds: int, limit_seconds: int, diagnostics: Diagnostics
 ) -> tuple[SegmentShape, ...]:
-    """The shapes of a chain's segments, in order."""
+    """Return the lengths and planned ends of a chain's segments, in order, one per kind of segment.
+    ``total_seconds``: training time of all. ``limit_seconds``: longest time that one job may run."""
     costs = SegmentCosts.for_job(job, facts)
     changes = job.segments or (SegmentChange(),)
     shapes = []
@@ -197,7 +198,7 @@ def _explain_segments(
     total_seconds: int,
     diagnostics: Diagnostics,
 ) -> None:
-    """Add the reasons for the planned ends."""
+    """Add the reasons why the segments end when they do."""
     first_shape = shapes[0]
     if job.limits.max_runtime is None and len(shapes) == 1 and total_seconds <= first_shape.max_seconds:
         diagnostics.add_warning(

@@ -161,33 +161,33 @@ def _launch_prepared(
     _set_bucket_owners(plan.job, target)
     if plan.shard_plans:
         return _launch_sharded(prepared, on_message, on_progress)
-    task, workflow = plan.planned_jobs[0], plan.workflow
+    first_job, workflow = plan.planned_jobs[0], plan.workflow
     folder = RunFolder.for_run(plan.facts.bucket, plan.run)
     with translate_call_errors(target):
         # Checked before the upload: files under the run's prefix belong to the job that has the name.
-        existing_job = (
-            None if prepared.has_new_name else find_existing_job(task, plan.job_hash, target.control)
+        submitted_job = (
+            None if prepared.has_new_name else find_existing_job(first_job, plan.job_hash, target.control)
         )
-        if existing_job is None:
+        if submitted_job is None:
             stage(plan, prepared.source, target, on_message, on_progress)
             folder.save_excluded_files(plan.excluded_files, target.storage)
         chain_driver = None
         if not workflow.is_single_job:
-            stored_workflow = None if existing_job is None else folder.load_workflow(target.storage)
+            stored_workflow = None if submitted_job is None else folder.load_workflow(target.storage)
             workflow = workflow if stored_workflow is None else with_caps_of(stored_workflow, workflow)
             chain_driver = ChainDriver(workflow, folder, target, is_driving=True, on_message=on_message)
             # Saved before the first job, so that any other machine can continue the run. Saved again for an
             # existing run, because the same job may have new limits.
             folder.save_workflow(workflow, target.storage)
-        if existing_job is None:
-            existing_job = submit(
-                task,
+        if submitted_job is None:
+            submitted_job = submit(
+                first_job,
                 plan.job_hash,
                 target.control,
                 target.storage,
                 on_retry=lambda error, seconds: on_message(_retry_message(error, seconds)),
             )
-    return Run(plan.run, target, [task.name], attached=existing_job.attached, chain_driver=chain_driver)
+    return Run(plan.run, target, [first_job.name], attached=submitted_job.attached, chain_driver=chain_driver)
 
 
 def _launch_sharded(

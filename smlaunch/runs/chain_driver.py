@@ -191,11 +191,11 @@ class ChainDriver:
         try:
             submit(planned_job, self.workflow.job_hash, control, storage)
         except CallError as error:
-            tries, waited_seconds = self._quota_wait_by_job.get(name, (0, 0.0))
-            delay = QUOTA_BACKOFF.next_delay(tries + 1, waited_seconds, random_fraction=1.0)
+            try_count, waited_seconds = self._quota_wait_by_job.get(name, (0, 0.0))
+            delay = QUOTA_BACKOFF.next_delay(try_count + 1, waited_seconds, random_fraction=1.0)
             if not ((is_later_job or self._waits_for_quota) and is_quota_in_use(error)) or delay is None:
                 raise
-            self._quota_wait_by_job[name] = (tries + 1, waited_seconds + delay)
+            self._quota_wait_by_job[name] = (try_count + 1, waited_seconds + delay)
             seconds = delay * self._target.polling.time_scale
             self._on_message(
                 f"{name}: the quota is in use ({error.message}); trying again in {seconds:.0f} s"

@@ -169,9 +169,9 @@ class RunCheckpoints:
             on_bytes(len(chunk))
         return digest.hexdigest()
 
-    def _inspect_step(self, step: int, files: Mapping[str, int]) -> CheckpointStep:
+    def _inspect_step(self, step: int, size_by_path: Mapping[str, int]) -> CheckpointStep:
         directory = checkpoint_format.step_directory(step) + "/"
-        step_files = {path: size for path, size in files.items() if path.startswith(directory)}
+        step_files = {path: size for path, size in size_by_path.items() if path.startswith(directory)}
         manifest = checkpoint_format.find_manifest(step, step_files, self._read_file)
         if manifest is not None:
             problems = tuple(checkpoint_format.shard_problems(manifest, step_files))

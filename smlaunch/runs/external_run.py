@@ -226,21 +226,21 @@ class ExternalRun(Run):
         ``from_first_job``: follow the jobs before the newest one too."""
         progress = ProgressTracker()
         self._refresh_state()
-        followed = set() if from_first_job else set(self._jobs[:-1])
-        checks = 0
+        followed_jobs = set() if from_first_job else set(self._jobs[:-1])
+        check_count = 0
         while True:
-            for job in [job for job in self._jobs if job not in followed]:
-                checks = 0
-                followed.add(job)
+            for job in [job for job in self._jobs if job not in followed_jobs]:
+                check_count = 0
+                followed_jobs.add(job)
                 yield JobFollower(self.target, job, progress)
             self._refresh_state()
-            if self._jobs[-1] not in followed:
+            if self._jobs[-1] not in followed_jobs:
                 continue
             was_left_early = self._is_job_running
             if self._final_result is not None or was_left_early:
                 return
-            checks += 1
-            if checks == _CHECKS_BEFORE_MESSAGE:
+            check_count += 1
+            if check_count == _CHECKS_BEFORE_MESSAGE:
                 self._report(
                     f"{self._jobs[-1]} has ended; waiting for {describe_driver(self.execution)} to go on"
                 )

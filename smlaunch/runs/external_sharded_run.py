@@ -61,15 +61,15 @@ class ExternalShardedRun(ShardedRun):
     ) -> Iterator[JobFollower]:
         """Yield a follower of several shards whenever the orchestrator has started new ones, until the run
         has ended. ``from_first_job``: follow each shard from its first job."""
-        followed: set[int] = set()
+        followed_shards: set[int] = set()
         while True:
             new_shards = {
                 shard_number: shard
                 for shard_number, shard in self.shard_runs.items()
-                if shard_number not in followed
+                if shard_number not in followed_shards
             }
             if new_shards:
-                followed |= set(new_shards)
+                followed_shards |= set(new_shards)
                 follower = ShardedRunFollower(
                     ShardedRun(self.name, self.target, new_shards, attached=True), from_first_job
                 )
@@ -77,7 +77,7 @@ class ExternalShardedRun(ShardedRun):
                 if not follower.is_finished:
                     return
             self._refresh_state()
-            if set(self.shard_runs) > followed:
+            if set(self.shard_runs) > followed_shards:
                 continue
             if self.done() or sleep(self.target.polling.max_seconds) is True:
                 return

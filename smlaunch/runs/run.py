@@ -90,12 +90,12 @@ class Run:
         if name.startswith("arn:"):
             name = name.replace("/", ":").rpartition(":")[2]
         with translate_call_errors(target):
-            task_and_job_names = sorted(
-                (task, summary.name)
+            parsed_and_full_names = sorted(
+                (parsed_name, summary.name)
                 for summary in (target.control.list(f"{name}-s") if is_run_id(name) else ())
-                if (task := parse_job_name(summary.name)) is not None and task.run == name
+                if (parsed_name := parse_job_name(summary.name)) is not None and parsed_name.run == name
             )
-            if not task_and_job_names and is_run_id(name):
+            if not parsed_and_full_names and is_run_id(name):
                 # These modules import this one.
                 from smlaunch.runs.external_run import attach_external_run
                 from smlaunch.runs.sharded_run import attach_sharded_run
@@ -105,26 +105,34 @@ class Run:
                 )
                 if group_run is not None:
                     return group_run
-            jobs = [job for _, job in task_and_job_names] or [name]
+            job_names = [job for _, job in parsed_and_full_names] or [name]
             try:
-                newest_description = call_with_retries(partial(target.control.describe, jobs[-1]))
+                newest_description = call_with_retries(partial(target.control.describe, job_names[-1]))
             except CallError as error:
                 if error.code not in ("ValidationException", "ResourceNotFound"):
                     raise
                 raise _unknown_run_error(name_or_arn, name, target) from error
-            task = parse_job_name(jobs[-1])
-            check_format(newest_description, task.run if task else name, target.control)
+            newest_parsed_name = parse_job_name(job_names[-1])
+            check_format(
+                newest_description, newest_parsed_name.run if newest_parsed_name else name, target.control
+            )
             target.bucket_owners.add_from_environment(newest_description.get("Environment", {}))
             external_name = external_run_name(newest_description)
             if external_name is not None:
                 from smlaunch.runs.external_run import attach_external_run
 
                 external_run = attach_external_run(
-                    external_name, target, on_message, jobs if task_and_job_names else None
+                    external_name, target, on_message, job_names if parsed_and_full_names else None
                 )
                 if external_run is not None:
                     return external_run
-            run = cls(task.run if task else name, target, jobs, attached=True, on_message=on_message)
+            run = cls(
+                newest_parsed_name.run if newest_parsed_name else name,
+                target,
+                job_names,
+                attached=True,
+                on_message=on_message,
+            )
             run._first_description = newest_description
             return run
 
@@ -224,18 +232,18 @@ class Run:
         CallError, which ``wait`` translates.
         """
         progress = ProgressTracker()
-        followed: set[str] = set()
+        followed_jobs: set[str] = set()
         driver = None if from_first_job or not self.attached else self.chain_driver
         if driver is None:
             for job in self._jobs if from_first_job else self._jobs[-1:]:
-                followed.add(job)
+                followed_jobs.add(job)
                 yield JobFollower(self.target, job, progress)
         driver = self.chain_driver
         while driver is not None and (task_name := driver.next_job(sleep)) is not None:
             job = str(task_name)
-            if job in followed:  # its follower was left before the job's end
+            if job in followed_jobs:  # its follower was left before the job's end
                 return
-            followed.add(job)
+            followed_jobs.add(job)
             if job not in self._jobs:
                 self._jobs.append(job)
             yield JobFollower(self.target, job, progress)
@@ -363,8 +371,8 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
     arn_by_run: dict[str, str] = {}
     with translate_call_errors(target):
         for summary in target.control.list():
-            task = parse_any_job_name(summary.name)
-            name = task.run if task else summary.name
+            parsed_name = parse_any_job_name(summary.name)
+            name = parsed_name.run if parsed_name else summary.name
             if name in summary_by_run:
                 summary_by_run[name] = summary_by_run[name]._replace(
                     created=min(summary_by_run[name].created, summary.created)
@@ -375,7 +383,7 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
             summary_by_run[name] = RunSummary(
                 name, summary.name, summary.status, summary.created, summary.ended
             )
-            if task is not None:
+            if parsed_name is not None:
                 arn_by_run[name] = summary.arn
         format_by_arn = unreadable_formats(arn_by_run.values(), target.control)
     summaries = [
@@ -411,8 +419,8 @@ def _unknown_run_error(name_or_arn: str, name: str, target: Target) -> JobError:
         return JobError([Problem("", f"{describe_driver(name_or_arn)} {state}{next_step}")])
     run_names: set[str] = set()
     for summary in islice(_list_jobs(target), _MAX_JOBS_FOR_SUGGESTION):
-        task = parse_any_job_name(summary.name)
-        run_names.add(task.run if task else summary.name)
+        parsed_name = parse_any_job_name(summary.name)
+        run_names.add(parsed_name.run if parsed_name else summary.name)
     match = nearest_match(name, run_names)
     hint = f", did you mean {match!r}?" if match else "; `smlaunch ls` shows the runs there"
     return JobError([Problem("", f"there is no run {name!r} on {target.location}{hint}")])

@@ -33,7 +33,7 @@ class SubmittedJob(NamedTuple):
 
 
 def submit(
-    task: PlannedJob,
+    planned_job: PlannedJob,
     job_hash: str,
     control: ControlPlane,
     storage: ObjectStorage,
@@ -49,16 +49,16 @@ def submit(
     The service reads from and writes to the buckets that the request names, and a request cannot state their
     owners. So the owners are checked just before.
     """
-    for bucket in buckets_to_verify(task.request):
+    for bucket in buckets_to_verify(planned_job.request):
         call_with_retries(partial(storage.check_owner, bucket))
-    may_exist = False
+    job_may_exist = False
 
     def create_job() -> str:
-        nonlocal may_exist
+        nonlocal job_may_exist
         try:
-            return control.create(task.request)
+            return control.create(planned_job.request)
         except CallError as error:
-            may_exist = may_exist or may_have_succeeded(error)
+            job_may_exist = job_may_exist or may_have_succeeded(error)
             raise
 
     try:
@@ -70,17 +70,17 @@ def submit(
             error.code in ("ResourceInUse", "ResourceInUseException") or "already exists" in error.message
         )
         try:
-            existing_job = find_existing_job(task, job_hash, control)
+            existing_job = find_existing_job(planned_job, job_hash, control)
         except CallError as lookup_error:
-            if name_is_taken or may_exist:
-                raise _doubtful_submission_error(task, lookup_error) from error
+            if name_is_taken or job_may_exist:
+                raise _doubtful_submission_error(planned_job, lookup_error) from error
             raise error from None
         if existing_job is None:
             raise
         return existing_job._replace(
             attached=False
         )  # the name was free when this command began, so that this call created it
-    return SubmittedJob(task.name, arn, attached=False)
+    return SubmittedJob(planned_job.name, arn, attached=False)
 
 
 def buckets_to_verify(request: Mapping[str, Any]) -> list[str]:
@@ -101,36 +101,42 @@ def buckets_to_verify(request: Mapping[str, Any]) -> list[str]:
     return sorted(buckets | parse_bucket_owners(request.get("Environment", {})).keys())
 
 
-def _doubtful_submission_error(task: PlannedJob, error: CallError) -> CallError:
-    name = parse_job_name(task.name)
-    run = task.name if name is None else name.run
+def _doubtful_submission_error(planned_job: PlannedJob, error: CallError) -> CallError:
+    name = parse_job_name(planned_job.name)
+    run = planned_job.name if name is None else name.run
     text = (
-        f"{error.message}; the job {task.name} may run nevertheless: `smlaunch show {run}` shows whether it "
+        f"{error.message}; the job {planned_job.name} may run nevertheless: `smlaunch show {run}` shows "
+        "whether it "
         f"does, and the same command with --name {run} goes on with it"
     )
     return CallError(error.operation, error.code, text, error.status)
 
 
-def find_existing_job(task: PlannedJob, job_hash: str, control: ControlPlane) -> SubmittedJob | None:
+def find_existing_job(planned_job: PlannedJob, job_hash: str, control: ControlPlane) -> SubmittedJob | None:
     """Return the existing job with the same name and job hash; None when the name is free.
 
     Raises JobError when another job has the name, and FormatError when a run of another release has it.
     """
     try:
-        arn = str(call_with_retries(lambda: control.describe(task.name))["TrainingJobArn"])
+        arn = str(call_with_retries(lambda: control.describe(planned_job.name))["TrainingJobArn"])
     except CallError as error:
         if error.code in ("ValidationException", "ResourceNotFound"):
             return None
         raise
     tags = call_with_retries(lambda: control.tags(arn))
-    name = parse_job_name(task.name)
-    check_tags(tags, task.name if name is None else name.run)
+    name = parse_job_name(planned_job.name)
+    check_tags(tags, planned_job.name if name is None else name.run)
     found_hash = tags.get(TAG_JOB)
     if found_hash == job_hash:
-        return SubmittedJob(task.name, arn, attached=True)
+        return SubmittedJob(planned_job.name, arn, attached=True)
     problem = "was made of another job, source or data" if found_hash else "was not made by smlaunch"
     raise JobError(
-        [Problem("name", f"the training job {task.name} exists already and {problem}; take another --name")]
+        [
+            Problem(
+                "name",
+                f"the training job {planned_job.name} exists already and {problem}; take another --name",
+            )
+        ]
     )
 
 

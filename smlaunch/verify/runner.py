@@ -194,8 +194,8 @@ class TrialRunner:
                 earlier_files.append(files if outcome.status != "Failed" else None)
                 segment = len(jobs) + 1
                 request = request_for(workflow, segment, 1)
-                task = PlannedJob(str(JobName(name, segment, 1)), segment, 1, CHAIN_OPERATION, request)
-                jobs.append(submit(task, workflow.job_hash, target.control, target.storage).name)
+                planned_job = PlannedJob(str(JobName(name, segment, 1)), segment, 1, CHAIN_OPERATION, request)
+                jobs.append(submit(planned_job, workflow.job_hash, target.control, target.storage).name)
         record = RunRecord(tuple(jobs), step_traces.read_traces(trace_dir, jobs), files, tuple(earlier_files))
         first_steps = _first_steps(record, cut_jobs)
         effective_cuts = [

@@ -49,8 +49,8 @@ def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -
         for room in rooms
         for path in (PACKAGE / room).rglob("*.py")
     } | {"__main__.py", "smlaunch/__init__.py"}
-    assert archived_sources(uses_mpi=True) == all_files
-    assert all_files - archived_sources(uses_mpi=False) == {
+    assert archived_sources(mpi=True) == all_files
+    assert all_files - archived_sources(mpi=False) == {
         MPI_PACKAGE + name + ".py"
         for name in (
             *("__init__", "exec_agent", "follower", "host", "leader", "local_ranks"),
@@ -91,7 +91,7 @@ def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
     }
     assert len(programs) == 4
     begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable.py", *programs}
-    others = {name for name in archived_sources(uses_mpi=False) if name.startswith("smlaunch/runtime/")}
+    others = {name for name in archived_sources(mpi=False) if name.startswith("smlaunch/runtime/")}
     unreached = others - reachable_files(begin, MPI_PACKAGE) - {"smlaunch/runtime/__init__.py"}
     assert unreached == set()
 
