@@ -96,7 +96,7 @@ class Host:
         launcher, on = more.pop("launcher", RUNTIME), more.pop("on", ALL)
         options = tuple(more.pop("options", ()))
         if launcher == MPI:
-            self.runtime.write_bytes(runtime_archive(mpi=True))
+            self.runtime.write_bytes(runtime_archive(uses_mpi=True))
         independent = more.pop("independent", False)
         ranks = RankSpec(tuple(argv), env, per_host, rendezvous, launcher, on, options, independent)
         spec = LaunchSpec(ranks, **{"source": SOURCE_ARCHIVE, **more})
