@@ -245,6 +245,7 @@ def _s3_operation(request: Request) -> tuple[str, str]:
 
 
 def _s3_permissions(request: Request, context: RequestContext) -> list[IamPermission]:
+    """Return the IAM permissions that an S3 request needs; a copy also needs to read its source."""
     operation, action = _s3_operation(request)
     bucket, key = bucket_and_key(request)
     object_part = "/*" if operation == "DeleteObjects" else f"/{key}" if key else ""

@@ -198,6 +198,8 @@ def lock_paths(root: Path) -> tuple[Path, Path]:
 
 
 def _is_locked(path: Path) -> bool:
+    """Return whether another process holds an exclusive lock on a file or folder; False if that cannot be
+    found out."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -95,6 +95,8 @@ class _FolderLocksUnsupported(OSError):
 
 
 def _lock(descriptor: int, state: StateDir) -> None:
+    """Lock an open file or folder of the state directory, and wait for another endpoint that holds it. Raises
+    EndpointError when it holds the lock for too long, and _FolderLocksUnsupported."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:

@@ -44,7 +44,8 @@ class Service(Protocol):
 
 
 class ErrorFormatter(Protocol):
-    """Encodes errors of one protocol. ``error_format``: the column of ``_AUTH_ERRORS``, json, query or s3."""
+    """Encodes errors of one protocol. ``error_format``: the column of ``_AUTH_ERROR_BY_PROBLEM``,
+    json, query or s3."""
 
     error_format: str
 
@@ -75,6 +76,8 @@ class Dispatch:
         self._state_dir = state_dir
 
     def __call__(self, request: Request) -> Response:
+        """Return the response to a request: that of its service, or its error in the form of the service's
+        protocol. Raises ConnectionError and TimeoutError when the client has disconnected."""
         request_id = str(uuid.uuid4())
         region_and_service = sigv4.credential_scope(request)
         error_formatter = _error_formatter(request, region_and_service[1] if region_and_service else "")
@@ -101,6 +104,8 @@ class Dispatch:
         return response
 
     def _serve(self, request: Request, request_id: str) -> Response:
+        """Verify a request's signature, let the service that it names respond, and record the call. Raises
+        SignatureRejected and ApiError."""
         # A body with a stated hash is checked while it streams. Without one, the whole body has to be read
         # before the signature can be checked.
         with UnverifiedBody(request) as body:
@@ -158,7 +163,7 @@ _UNSUPPORTED_ALGORITHM = (
 )
 _SIGNATURE_MISMATCH = "The request signature we calculated does not match the signature you provided."
 _UNSIGNED_HEADERS = "There were headers present in the request which were not signed"
-_AUTH_ERRORS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+_AUTH_ERROR_BY_PROBLEM: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "missing": {
         "json": ("MissingAuthenticationTokenException", "Missing Authentication Token"),
         "query": ("MissingAuthenticationToken", "Request is missing Authentication Token"),
@@ -203,7 +208,7 @@ _AUTH_ERRORS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 def _auth_error(rejection: sigv4.SignatureRejected, error_formatter: ErrorFormatter) -> ApiError:
     """Return AWS's error code and message for a rejected signature, in the client's protocol."""
-    code, message = _AUTH_ERRORS[rejection.kind][error_formatter.error_format]
+    code, message = _AUTH_ERROR_BY_PROBLEM[rejection.kind][error_formatter.error_format]
     unsigned_names = ", ".join(rejection.unsigned_headers)
     if not unsigned_names:
         return ApiError(code, message, 403)

@@ -81,7 +81,7 @@ class Throttle:
 
 
 Fault = SpotInterruption | HostLost | NoCapacity | Throttle
-_FAULT_CLASSES: Mapping[str, type[Fault]] = {
+_FAULT_CLASS_BY_KIND: Mapping[str, type[Fault]] = {
     fault_class.name: fault_class for fault_class in (SpotInterruption, HostLost, NoCapacity, Throttle)
 }
 
@@ -198,10 +198,10 @@ def read_fault_plan(environment: Mapping[str, str]) -> FaultPlan:
 
 def _parse_fault(entry: Any, location: str, problems: list[str]) -> Fault | None:
     """Parse one fault. Adds mistakes, with ``location``, to ``problems``, and then returns None."""
-    if not isinstance(entry, dict) or entry.get("fault") not in _FAULT_CLASSES:
-        problems.append(f"{location}.fault: it must be one of {', '.join(_FAULT_CLASSES)}")
+    if not isinstance(entry, dict) or entry.get("fault") not in _FAULT_CLASS_BY_KIND:
+        problems.append(f"{location}.fault: it must be one of {', '.join(_FAULT_CLASS_BY_KIND)}")
         return None
-    fault_class = _FAULT_CLASSES[entry["fault"]]
+    fault_class = _FAULT_CLASS_BY_KIND[entry["fault"]]
     field_by_name = {fault_field.name: fault_field for fault_field in fields(fault_class)}
     problem_count = len(problems)
     values = {name: value for name, value in entry.items() if name != "fault"}
@@ -216,7 +216,7 @@ def _parse_fault(entry: Any, location: str, problems: list[str]) -> Fault | None
     ]
     problems += [f"{location}.{name}: it is required" for name in missing]
     for name, value in values.items():
-        expected_value, is_valid = _FIELD_CHECKS.get(name, ("", None))
+        expected_value, is_valid = _CHECK_BY_FIELD.get(name, ("", None))
         if name in field_by_name and is_valid is not None and not is_valid(value):
             problems.append(f"{location}.{name}: {value!r} is not a {expected_value}")
     if len(problems) > problem_count:
@@ -242,8 +242,8 @@ def _is_positive_ints(value: Any) -> bool:
 
 
 _PATTERN = ("pattern", lambda value: isinstance(value, str))
-_SHARE = ("share from 0 to 1", lambda value: _is_number(value) and value <= 1)
-_FIELD_CHECKS: Mapping[str, Any] = {
+_SHARE_CHECK = ("share from 0 to 1", lambda value: _is_number(value) and value <= 1)
+_CHECK_BY_FIELD: Mapping[str, Any] = {
     **dict.fromkeys(("jobs", "hosts", "instance_types", "operations"), _PATTERN),
     **dict.fromkeys(("after", "away"), ("number of seconds, or two of them", _is_duration)),
     "seconds": (
@@ -252,7 +252,7 @@ _FIELD_CHECKS: Mapping[str, Any] = {
     ),
     "attempts": ("list of attempts, counted from 1", _is_positive_ints),
     "calls": ("list of calls, counted from 1", _is_positive_ints),
-    **dict.fromkeys(("probability", "share"), _SHARE),
+    **dict.fromkeys(("probability", "share"), _SHARE_CHECK),
     "first": ("whole number", lambda value: isinstance(value, int) and value >= 0),
 }
 

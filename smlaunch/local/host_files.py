@@ -208,6 +208,8 @@ def walk(
 def _entries(
     folder_fd: int, folder: str, find_problem: Callable[[str], OSError | None]
 ) -> Iterator[WalkEntry]:
+    """Yield the entries of an open folder. ``folder`` is its path in the tree; ``find_problem`` returns why a
+    path cannot be used."""
     with os.scandir(folder_fd) as entries:
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
@@ -222,6 +224,9 @@ def _entries(
 
 
 def _open(folder_fd: int, name: str, flags: int, fix_permissions: bool) -> int:
+    """Open an entry of the folder ``folder_fd``, without following a link if ``flags`` say so, and return its
+    descriptor. ``fix_permissions``: whether missing rights are added. Raises UnexpectedFileType for an entry
+    of another type."""
     try:
         return os.open(name, flags, dir_fd=folder_fd)
     except PermissionError:

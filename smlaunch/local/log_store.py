@@ -27,8 +27,8 @@ from urllib.parse import quote, unquote
 from smlaunch.local.api_errors import ApiError
 from smlaunch.local.log_writer import LogWriter
 
-_NAME_LIMIT = 160
-_BLOCK = 1 << 16
+_MAX_NAME_BYTES = 160
+_BLOCK_BYTES = 1 << 16
 _ESCAPED = re.compile(r"[\\\n\r]")
 _WRITTEN = re.compile(r"\\[\\nr]")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
@@ -146,7 +146,7 @@ class LogStore:
         streams = []
         for path in self._require_group(group).glob("*.log"):
             # The file's name shows whether its stream can match, unless the name was cut.
-            if len(path.stem) > _NAME_LIMIT or path.stem.startswith(_file_name(prefix)):
+            if len(path.stem) > _MAX_NAME_BYTES or path.stem.startswith(_file_name(prefix)):
                 with suppress(FileNotFoundError):
                     info = _stream_info(path)
                     if info.name.startswith(prefix):
@@ -174,7 +174,7 @@ class LogStore:
         with path.open("rb") as file:
             tail = b""
             while offset > 0:
-                block_start = max(0, offset - _BLOCK)
+                block_start = max(0, offset - _BLOCK_BYTES)
                 file.seek(block_start)
                 data = file.read(offset - block_start) + tail
                 # Bytes before the first newline may belong to a line that begins in an earlier block.
@@ -233,12 +233,13 @@ def _create_file(path: Path, header: dict[str, str | int]) -> bool:
 
 
 def _stream_info(path: Path) -> StreamInfo:
+    """Return a log stream's name and times, from the header, the first and the last event of its file."""
     with path.open("rb") as file:
         line = file.readline()
         header = _parse_header(line, path.with_suffix(""), "stream")
         first = next(filter(None, (_parse_event(line, 0) for line in file)), None)
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _BLOCK))
+        file.seek(max(0, size - _BLOCK_BYTES))
         events = (_parse_event(line, 0) for line in reversed(file.read().splitlines(keepends=True)))
         last = next(filter(None, events), first)
     return StreamInfo(
@@ -293,8 +294,8 @@ def _file_name(name: str) -> str:
     quoted = quote(name, safe="#")
     if quoted.startswith("."):
         quoted = "%2E" + quoted[1:]
-    if len(quoted) > _NAME_LIMIT:
-        quoted = f"{quoted[:_NAME_LIMIT]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    if len(quoted) > _MAX_NAME_BYTES:
+        quoted = f"{quoted[:_MAX_NAME_BYTES]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return quoted
 
 

@@ -85,6 +85,8 @@ class LogWriter:
             self._last_error = error_text
 
     def _open(self) -> None:
+        """Open the log's file unless it is open or nothing is to be written; again if its stream was
+        deleted."""
         if self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink == 0:  # the stream was deleted
             os.close(self._descriptor)
             self._descriptor = -1

@@ -58,7 +58,7 @@ class MetricStore:
     """Metrics, for many threads and processes. kill -9 loses nothing, a power cut the last seconds."""
 
     def __init__(self, path: Path) -> None:
-        self._series_ids: dict[tuple[str, str, str], int] = {}
+        self._id_by_series: dict[tuple[str, str, str], int] = {}
         self._db = SingleConnection(path, _CONTENTS)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class MetricStore:
             ids = {name: self._series_id(connection, (namespace, name, key)) for name in names}
             rows = [(ids[sample.name], *sample[1:]) for sample in samples_list]
             connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
-        self._series_ids.update({(namespace, name, key): series_id for name, series_id in ids.items()})
+        self._id_by_series.update({(namespace, name, key): series_id for name, series_id in ids.items()})
 
     def periods(
         self,
@@ -132,8 +132,8 @@ class MetricStore:
 
     def _series_id(self, connection: sqlite3.Connection, metric: tuple[str, str, str]) -> int:
         """Return the row id of a metric, given as (namespace, name, dimensions key). Creates the row."""
-        if metric in self._series_ids:
-            return self._series_ids[metric]
+        if metric in self._id_by_series:
+            return self._id_by_series[metric]
         insert = "INSERT OR IGNORE INTO series (namespace, name, dimensions) VALUES (?, ?, ?)"
         connection.execute(insert, metric)
         select = "SELECT id FROM series WHERE namespace = ? AND name = ? AND dimensions = ?"

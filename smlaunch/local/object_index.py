@@ -172,6 +172,8 @@ class ObjectIndex:
         return change.result
 
     def _apply_changes(self, changes: list[_PendingChange]) -> None:
+        """Apply changes in one transaction, and store in each its result or its error. The change of one
+        error is undone alone; an error of the transaction is that of all."""
         folders: set[str] = set()
         try:
             with self.writing() as db:

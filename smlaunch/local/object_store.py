@@ -418,6 +418,7 @@ class ObjectStore:
         """Delete an object. Returns False when it does not exist, which is no error in S3."""
 
         def delete(db: sqlite3.Connection, folders: set[str]) -> bool:
+            """Delete the object's row and body in a transaction of the index; return whether it existed."""
             row = find_object_row(db, bucket, key)
             if condition is not None:
                 condition(row.info if row else None)

@@ -121,6 +121,8 @@ def verify(request: Request, keyring: Keyring, hash_body: Callable[[], str], now
 
 
 def _verify_presigned_v4(request: Request, keyring: Keyring, now: float) -> VerifiedSignature:
+    """Verify a presigned URL of Signature Version 4. ``now``: seconds since the epoch. Raises
+    SignatureRejected."""
     query = request.query
     try:
         date, lifetime = query["X-Amz-Date"], int(query["X-Amz-Expires"])
@@ -150,6 +152,9 @@ def _verify_v4(
     payload_hash_source: str | Callable[[], str],
     token: str | None,
 ) -> VerifiedSignature:
+    """Verify a signature of Version 4. ``credential``: access key, day, region and service, separated by
+    slashes. ``date``: of the request, in the form of x-amz-date. ``payload_hash_source``: the SHA-256 of the
+    body, or what computes it. ``token``: of temporary credentials. Raises SignatureRejected."""
     scope_parts = credential.split("/")
     if (
         len(scope_parts) != 5
@@ -200,6 +205,8 @@ def _require_signed_headers(request: Request, names: Collection[str]) -> None:
 
 
 def _verify_presigned_v2(request: Request, keyring: Keyring, now: float) -> VerifiedSignature:
+    """Verify a presigned URL of Signature Version 2. ``now``: seconds since the epoch. Raises
+    SignatureRejected."""
     query = request.query
     access_key, expires = query["AWSAccessKeyId"], query.get("Expires", "")
     if not re.fullmatch("[0-9]{1,12}", expires):
@@ -261,6 +268,8 @@ class _SignedChunks(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read into ``buffer`` from the current chunk, or begin the next one; return the number of bytes, 0
+        at the end. Raises SignatureRejected for a chunk with a wrong signature."""
         if self._is_finished:
             return 0
         if self._remaining_bytes == 0:
@@ -294,6 +303,7 @@ class _SignedChunks(io.RawIOBase):
         self._check_signature("AWS4-HMAC-SHA256-PAYLOAD", text, self._expected_signature)
 
     def _read_trailers(self) -> None:
+        """Read the headers after the last chunk, and check their signature if they have one."""
         lines = []
         signature = ""
         while line := self._stream.readline(4096).strip():

@@ -363,6 +363,8 @@ def processing_rejections(request: Mapping[str, Any], runs_images: bool = False)
 
 
 def _rejected_by_rows(rows: Mapping[str, SupportRow], request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the path and the reason of each member or value of a request that the support matrix rejects.
+    ``rows``: its rows by the paths of members."""
     rejections = []
     for path, row in rows.items():
         for field_path, value in _values_at(request, path):

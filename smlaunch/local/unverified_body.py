@@ -86,6 +86,7 @@ class UnverifiedBody:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keep the body in ``content`` if the signature was verified, and give its memory back."""
         if kind is not None:
             self.content = None
         elif self._buffer is not None:

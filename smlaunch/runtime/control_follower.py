@@ -32,6 +32,7 @@ class FollowerChannel(ControlChannel):
         _thread.start_new_thread(self._connect, (time.monotonic() + timeout_seconds, timeout_seconds))
 
     def descriptors(self) -> List[int]:
+        """Return what the supervisor's loop waits for: the thread that connects, then the connection."""
         if self.peer_status is not None:
             return []
         if not self.is_connected:
@@ -39,6 +40,8 @@ class FollowerChannel(ControlChannel):
         return [] if self._peer is None else [self._peer.fileno()]
 
     def process_events(self, ready: Set[int]) -> None:
+        """Handle the end of the connecting thread, or a message of the leader. ``ready``: descriptors that
+        can be read."""
         if self._connected_fd in ready and not self.is_connected and self.peer_status is None:
             os.read(self._connected_fd, 1)
             if self._problem is not None:

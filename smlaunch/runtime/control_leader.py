@@ -45,7 +45,7 @@ class LeaderChannel(ControlChannel):
         self._host = host
         self._follower_hosts = set(others)
         self._key = key
-        self._connections: Dict[int, _FollowerConnection] = {}
+        self._connection_by_fd: Dict[int, _FollowerConnection] = {}
         self._has_sent_status = False
         self.is_connected = True
         self.all_ready = not others
@@ -61,11 +61,12 @@ class LeaderChannel(ControlChannel):
         self._listener.setblocking(False)
 
     def descriptors(self) -> List[int]:
-        return [self._listener.fileno(), *self._connections]
+        return [self._listener.fileno(), *self._connection_by_fd]
 
     def process_events(self, ready: Set[int]) -> None:
-        for descriptor in ready & set(self._connections):
-            self._receive(self._connections[descriptor])
+        """Handle messages and connections of followers. ``ready``: descriptors that can be read."""
+        for descriptor in ready & set(self._connection_by_fd):
+            self._receive(self._connection_by_fd[descriptor])
         if self._listener.fileno() in ready:
             self._accept()
         self.log_message = ""
@@ -77,7 +78,8 @@ class LeaderChannel(ControlChannel):
     def unready_hosts(self) -> List[str]:
         """Hosts whose services are not known to be up."""
         return sorted(
-            self._follower_hosts - {guest.host for guest in self._connections.values() if guest.is_ready}
+            self._follower_hosts
+            - {follower.host for follower in self._connection_by_fd.values() if follower.is_ready}
         )
 
     def send_status(self, status: PeerStatus) -> None:
@@ -88,7 +90,7 @@ class LeaderChannel(ControlChannel):
         self._listener.close()
         poll = select.poll()
         open_peers = {}
-        for descriptor, connection in self._connections.items():
+        for descriptor, connection in self._connection_by_fd.items():
             try:
                 if connection.peer is not None:
                     connection.peer.send_message({"end": status._asdict()})
@@ -102,9 +104,9 @@ class LeaderChannel(ControlChannel):
                 if _has_disconnected(open_peers[descriptor]):
                     poll.unregister(descriptor)
                     del open_peers[descriptor]
-        for connection in self._connections.values():
+        for connection in self._connection_by_fd.values():
             connection.connection.close()
-        self._connections = {}
+        self._connection_by_fd = {}
 
     def _accept(self) -> None:
         """Accept a connection, and drop those whose handshake takes too long."""
@@ -113,7 +115,7 @@ class LeaderChannel(ControlChannel):
         except OSError:  # it is closed already
             return
         now = time.monotonic()
-        unverified = [follower for follower in self._connections.values() if follower.host is None]
+        unverified = [follower for follower in self._connection_by_fd.values() if follower.host is None]
         for follower in unverified:
             if now > follower.handshake_deadline:
                 self._disconnect(follower)
@@ -121,7 +123,7 @@ class LeaderChannel(ControlChannel):
             connection.close()
             return
         peer_connection.configure_socket(connection)
-        self._connections[connection.fileno()] = _FollowerConnection(connection, self._key, self._host)
+        self._connection_by_fd[connection.fileno()] = _FollowerConnection(connection, self._key, self._host)
 
     def _receive(self, follower: _FollowerConnection) -> None:
         """Read what a follower has sent; drop a connection that is not valid."""
@@ -142,7 +144,7 @@ class LeaderChannel(ControlChannel):
         except BlockingIOError:
             return
         host = str(request.get("from"))
-        connected_hosts = {connection.host for connection in self._connections.values()}
+        connected_hosts = {connection.host for connection in self._connection_by_fd.values()}
         if host not in self._follower_hosts or host in connected_hosts:
             raise PeerError("not a host of this job, or already connected")
         follower.host, follower.peer = host, peer
@@ -158,7 +160,7 @@ class LeaderChannel(ControlChannel):
 
     def _disconnect(self, follower: _FollowerConnection) -> None:
         """Close a connection; a verified host that is lost has failed."""
-        del self._connections[follower.connection.fileno()]
+        del self._connection_by_fd[follower.connection.fileno()]
         follower.connection.close()
         if follower.host is not None and self.peer_status is None:
             cause = "its runtime is gone: the connection ended without a final message; see its log"

@@ -28,6 +28,8 @@ def may_read_planned_end(folder: str) -> bool:
 
 
 def _mentions(folder: str, mention: "re.Pattern[bytes]") -> bool:
+    """Return whether a file below ``folder`` matches the pattern ``mention``, or whether that cannot be found
+    out."""
     file_count, remaining = 0, _MAX_BYTES
     for directory, _, names in os.walk(folder):
         for name in names:

@@ -140,6 +140,8 @@ class Checkpointer:
         self._loop_ended = False
 
     def __enter__(self) -> "Checkpointer":
+        """Connect the ranks, restore the newest checkpoint if there is one, and start to watch for the
+        planned end and for stop signals."""
         group = self._group = groups.find_group() if self._user_group is None else self._user_group
         self._rank, self._world_size = group.rank, group.world_size
         reporter = self._reporter = ProgressReporter(group.rank == 0)

@@ -105,6 +105,8 @@ class Resume(pl.Callback):  # type: ignore[misc]
         self._set_sigterm_handler(self._checkpointer_handler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check that the loader is of the order, set the total steps, and restore the random generators as
+        they were when the checkpoint was restored."""
         loader = trainer.train_dataloader
         if getattr(loader, "order", None) is not self._order:
             raise ValueError("the training's loader must come from loader() of the order that Resume has")

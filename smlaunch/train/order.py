@@ -56,6 +56,8 @@ class ShuffledRange:
         self._keys = [int.from_bytes(key_bytes[8 * i : 8 * i + 8], "big") for i in range(_FEISTEL_ROUNDS)]
 
     def __getitem__(self, index: int) -> int:
+        """Return the sample at the place ``index`` of the shuffled order: a Feistel cipher is applied until
+        its value is below the length."""
         low_bits, high_bits = self._low_bits, self._high_bits
         low_mask, high_mask = (1 << low_bits) - 1, (1 << high_bits) - 1
         value = index
@@ -110,7 +112,7 @@ class ResumableOrder:
         self._ranks: Optional[Tuple[int, int]] = None
         if rank is not None and world_size is not None:
             self.set_rank(rank, world_size)
-        self._shuffles: Dict[int, ShuffledRange] = {}
+        self._shuffle_by_epoch: Dict[int, ShuffledRange] = {}
 
     def set_rank(self, rank: int, world_size: int) -> None:
         """Set which rank this is; the Checkpointer calls it. Raises ValueError if a rank would get no
@@ -267,10 +269,10 @@ class ResumableOrder:
             epoch, index = position.epoch, position.used_in_epoch + offset
         if not self.shuffle:
             return epoch, index
-        shuffle = self._shuffles.get(epoch)
+        shuffle = self._shuffle_by_epoch.get(epoch)
         if shuffle is None:
-            self._shuffles = {epoch: ShuffledRange(self.length, self.seed, epoch)}
-            shuffle = self._shuffles[epoch]
+            self._shuffle_by_epoch = {epoch: ShuffledRange(self.length, self.seed, epoch)}
+            shuffle = self._shuffle_by_epoch[epoch]
         return epoch, shuffle[index]
 
     def _rank_and_world_size(self) -> Tuple[int, int]:

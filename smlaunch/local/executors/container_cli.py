@@ -119,14 +119,14 @@ def start_command(engine: Engine, name: str) -> list[str]:
     return engine.command("start", "--attach", *proxy_flags, name)
 
 
-_MODES = {"read-only": "ro", "shared": "rw", "own": "O"}
+_OPTION_BY_MOUNT_MODE = {"read-only": "ro", "shared": "rw", "own": "O"}
 
 
 def mount_arguments(mount: ContainerMount) -> list[str]:
     """Return the arguments for a mount, in a syntax that allows both paths. Raises CannotMount."""
     paths = mount.source + mount.target
     if ":" not in paths:
-        return [f"--volume={mount.source}:{mount.target}:{_MODES[mount.mode]}"]
+        return [f"--volume={mount.source}:{mount.target}:{_OPTION_BY_MOUNT_MODE[mount.mode]}"]
     if mount.mode == "own" or any(character in paths for character in ',"\n'):
         raise CannotMount(
             f"{mount.source} cannot be shown at {mount.target}: container engines take a colon for the end "

@@ -207,6 +207,8 @@ def _connection_problem(registry: str) -> str:
 
 
 def _probe_engine(kind: Literal["podman", "docker"]) -> EngineProbe:
+    """Return whether containers can run with podman or docker, with the engine and what it needs if so, or
+    the reason why they cannot."""
     if sys.platform != "linux":
         return EngineProbe(kind, None, "containers have been tried on Linux only")
     program = shutil.which(kind)

@@ -69,6 +69,8 @@ class ContainerSupervisor:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def run(self) -> None:
+        """Run the container of the order to its end, write the report's last line, and remove the container.
+        If the endpoint is gone, remove the network too."""
         try:
             line = self._run_container()
         except Exception as error:

@@ -228,6 +228,8 @@ class _OpenMount:
         return os.path.join(root, self._plan.target)
 
     def mount(self, root: str, level: str) -> None:
+        """Mount the opened directory at its target below ``root`` in the mode of its plan: shared, read-only,
+        or with changes in a layer of the host's own. ``level``: the isolation level."""
         target = self.target(root)
         if self._plan.mode == "shared":
             _mount(_path_of_descriptor(self._source_fd), target, None, _MS_BIND)

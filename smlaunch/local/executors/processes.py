@@ -125,6 +125,8 @@ class ProcessAllocation:
             raise CannotAllocate(f"no process can be started for a host: {error}") from error
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
+        """Send each host's supervisor, which runs already, its plan. The first host makes the network that
+        the others join."""
         hosts_lines = "".join(
             f"{host.address}\t{host.network_name}\n"
             for host in self.hosts
@@ -144,6 +146,7 @@ class ProcessAllocation:
         return list(self._processes)
 
     def release(self) -> None:
+        """Kill all processes of the hosts, and remove their links, addresses and files."""
         for process in self._processes:
             process.kill()
         killed = [process for process in self._processes if not process.reap()]

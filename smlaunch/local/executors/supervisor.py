@@ -22,7 +22,7 @@ import sys
 
 from smlaunch.local.executors.host_plan import HostPlan
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes of a shell, and of Docker, for a program that cannot be started."""
 
@@ -41,7 +41,7 @@ def main(lifeline_fd: int, report_fd: int) -> None:
     os.set_blocking(wakeup_writer, False)
     # Before the fork, so that no signal is lost between the fork and the loop.
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
-    for number in (*_FORWARDED, signal.SIGCHLD):
+    for number in (*_FORWARDED_SIGNALS, signal.SIGCHLD):
         signal.signal(number, _ignore_signal)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # unblock what the thread that started us had blocked
     try:
@@ -121,7 +121,7 @@ def _run_first_process(plan: HostPlan, go_reader: int, error_writer: int) -> Non
             os.setsid()
         else:
             namespaces.build_host(plan)
-        for number in (*_FORWARDED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_FORWARDED_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         step = "program"
         os.chdir(plan.directory)

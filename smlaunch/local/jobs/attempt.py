@@ -116,6 +116,7 @@ class Attempt:
             self._output.close()
 
     def _run(self) -> AttemptOutcome:
+        """Allocate hosts, run the programs on them and collect the results. Return how the attempt ended."""
         spec = self._spec
         # Names are unique per region only, and two regions' jobs may run at once.
         self._allocation = allocation = self._services.executor.allocate(
@@ -193,7 +194,7 @@ class Attempt:
             for sync in syncs:
                 sync.finish()
                 sync.save_unsaved_files()
-                self._unsaved_files += sync.unsaved_files.values()
+                self._unsaved_files += sync.saved_folder_by_host.values()
         return reports, monitor.is_spot_interrupted, monitor.lost_host_names
 
     def _prepare(self, allocation: Allocation) -> tuple[list[Program], list[CheckpointSync], Pipes]:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 << 20
 """Maximum number of bytes that become visible in S3 at once."""
-_KEY_LIMIT = 1024
+_MAX_KEY_BYTES = 1024
 """Bytes."""
 _FINAL_ATTEMPTS = 2
 _MIN_MTIME_DIFFERENCE_NS = 1000
@@ -103,34 +103,39 @@ class CheckpointSync:
         self._objects = objects
         self._settings = settings
         self._write_note = write_note
-        self._scratch = hosts[0].tree.parent
-        self._folders: Mapping[str, HostFile] = {host.name: _host_folder(host, local_path) for host in hosts}
-        self._synced: dict[str, dict[str, Stamp]] = {host_name: {} for host_name in self._folders}
+        self._scratch_folder = hosts[0].tree.parent
+        self._folder_by_host: Mapping[str, HostFile] = {
+            host.name: _host_folder(host, local_path) for host in hosts
+        }
+        self._stored_stamps_by_host: dict[str, dict[str, Stamp]] = {
+            host_name: {} for host_name in self._folder_by_host
+        }
         """Stamps of the files in S3, by host and name."""
-        self._schedules = {host_name: UploadSchedule() for host_name in self._folders}
-        self._change_counts: Counter[tuple[str, str]] = Counter()
+        self._schedule_by_host = {host_name: UploadSchedule() for host_name in self._folder_by_host}
+        self._change_count_by_file: Counter[tuple[str, str]] = Counter()
         """Changes of a file so far, by host and name; for the fault setting checkpoint_sync_loss."""
-        self._noted_texts: dict[tuple[str, str], set[str]] = {}
+        self._noted_texts_by_file: dict[tuple[str, str], set[str]] = {}
         """Notes that were written already, by host (empty: any) and name."""
         self.problems: dict[tuple[str, str], str] = {}
         """After ``finish``: why a file is not in S3, by host and name."""
-        self.unsaved_files: dict[str, Path] = {}
+        self.saved_folder_by_host: dict[str, Path] = {}
         """After ``save_unsaved_files``: directories with the files that could not be stored, by host."""
-        self._unsaved: set[tuple[str, str]] = set()
-        self._scans: Mapping[str, _Scan] = {}
-        self._lost: set[str] = set()
+        self._unsaved_names: set[tuple[str, str]] = set()
+        """Host and name of each file whose last upload has failed."""
+        self._scan_by_host: Mapping[str, _Scan] = {}
+        self._lost_host_names: set[str] = set()
         self._hosts_have_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     def mounts(self, host: JobHost) -> Iterator[DirectoryMount]:
         """Yield the mount that the host needs if the directory is outside /opt/ml."""
         if _path_below_contract(self._local_path) is None:
-            folder = self._folders[host.name]
+            folder = self._folder_by_host[host.name]
             yield DirectoryMount(folder.root / folder.name, os.path.normpath(self._local_path), shared=True)
 
     def make_folders(self) -> None:
         """Create the empty directory on every host."""
-        for folder in self._folders.values():
+        for folder in self._folder_by_host.values():
             (folder.root / folder.name).mkdir(parents=True, exist_ok=True)
 
     def download(self, raise_if_stopping: Callable[[], None]) -> None:
@@ -147,7 +152,7 @@ class CheckpointSync:
                 f"the bucket of CheckpointConfig.S3Uri, {self._location.bucket}, does not exist"
             ) from None
         self.make_folders()
-        for host_name, folder in self._folders.items():
+        for host_name, folder in self._folder_by_host.items():
             created_folders: set[Path] = set()
             for key, modified_ns in stored_objects:
                 raise_if_stopping()
@@ -162,16 +167,16 @@ class CheckpointSync:
                     self._note_once(host_name, relative, text)
                     continue
                 target = folder.root / folder.name / relative
-                self._synced[host_name][relative] = self._download_file(
+                self._stored_stamps_by_host[host_name][relative] = self._download_file(
                     key, target, modified_ns, created_folders
                 )
 
     def _store_unsaved(self) -> None:
         """Store the files that an earlier job could not store. The first host's log names those that still
         cannot be stored."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        for folder in unsaved.store_saved_files(self._objects, self._location, self._scratch):
-            host_name = next(iter(self._folders))
+        self._scratch_folder.mkdir(parents=True, exist_ok=True)
+        for folder in unsaved.store_saved_files(self._objects, self._location, self._scratch_folder):
+            host_name = next(iter(self._folder_by_host))
             self._write_note(
                 host_name, f"files of an earlier job still cannot be stored, and stay in {folder}"
             )
@@ -201,7 +206,7 @@ class CheckpointSync:
 
     def mark_host_lost(self, host_name: str) -> None:
         """Record that a host was lost with its disk: nothing more is uploaded from it."""
-        self._lost.add(host_name)
+        self._lost_host_names.add(host_name)
 
     def finish(self) -> None:
         """Stop the thread and do the last sync, which uploads all files. The hosts have ended."""
@@ -214,7 +219,7 @@ class CheckpointSync:
             self._sync_or_log(hosts_have_ended=True)
             if not self.problems:
                 return
-        for host_name, scan in self._scans.items():
+        for host_name, scan in self._scan_by_host.items():
             self._note_missing_files(host_name, scan)
 
     def _note_missing_files(self, host_name: str, scan: _Scan) -> None:
@@ -230,7 +235,7 @@ class CheckpointSync:
             else f"{len(missing_names)}"
         )
         text = f"after the last sync {count_text} of the files in {self._local_path} did not reach S3"
-        unsaved_count = sum((host_name, name) in self._unsaved for name in missing_names)
+        unsaved_count = sum((host_name, name) in self._unsaved_names for name in missing_names)
         if unsaved_count < len(missing_names):
             lost_files_text = f"all of them but {unsaved_count} are" if unsaved_count else "they are"
             text += f" and {lost_files_text} lost with this host"
@@ -239,8 +244,8 @@ class CheckpointSync:
     def save_unsaved_files(self) -> None:
         """Save files that could not be stored, for the next job. Call it after ``finish``, before the hosts'
         trees are removed."""
-        for host_name, folder in self._hosts():
-            names = {name for host, name in self._unsaved if host == host_name}
+        for host_name, folder in self._remaining_host_folders():
+            names = {name for host, name in self._unsaved_names if host == host_name}
             if not names:
                 continue
             try:
@@ -250,7 +255,7 @@ class CheckpointSync:
                     host_name, f"what did not reach S3 cannot be kept and is lost: {error_text(error)}"
                 )
                 continue
-            self.unsaved_files[host_name] = saved_path
+            self.saved_folder_by_host[host_name] = saved_path
             self._write_note(
                 host_name,
                 f"{len(names)} files that could not be stored are kept in {saved_path}; the next job with "
@@ -268,51 +273,55 @@ class CheckpointSync:
             self._sync(hosts_have_ended)
         except Exception as error:
             text = f"{self._local_path}: a sync failed, and the next one tries again: {error_text(error)}"
-            for host_name in self._folders:
+            for host_name in self._folder_by_host:
                 self.problems[host_name, ""] = error_text(error)
                 if self._note_once(host_name, "", text, host=host_name):
                     log.exception(text)
 
     def _sync(self, hosts_have_ended: bool) -> None:
         """Scan all hosts, upload changed files and delete removed ones in S3."""
-        self.problems, self._unsaved = {}, set()
-        self._scans = scans = {
+        self.problems, self._unsaved_names = {}, set()
+        self._scan_by_host = scan_by_host = {
             host_name: self._scan_host(host_name, folder, hosts_have_ended)
-            for host_name, folder in self._hosts()
+            for host_name, folder in self._remaining_host_folders()
         }
-        files_by_host = {host_name: scan.files for host_name, scan in scans.items()}
+        files_by_host = {host_name: scan.files for host_name, scan in scan_by_host.items()}
         uploaded_names = set()
         for batch in self._split_into_batches(
-            self._sort_changes(self._ready_changes(scans, hosts_have_ended)), files_by_host
+            self._sort_changes(self._ready_changes(scan_by_host, hosts_have_ended)), files_by_host
         ):
             for _, host_name, name, completeness in self._upload(batch, files_by_host, hosts_have_ended):
                 self._mark_stored(host_name, name, files_by_host[host_name][name], completeness)
                 uploaded_names.add(name)
-        for host_name in scans:
-            synced = self._synced[host_name]
-            deleted_names = synced.keys() - files_by_host[host_name].keys()
+        for host_name in scan_by_host:
+            stored_stamps = self._stored_stamps_by_host[host_name]
+            deleted_names = stored_stamps.keys() - files_by_host[host_name].keys()
             for name in deleted_names:
                 # A file that cannot be read was not deleted.
-                if scans[host_name].may_hide(name) or not (
+                if scan_by_host[host_name].may_hide(name) or not (
                     hosts_have_ended
-                    or self._schedules[host_name].may_delete(name, synced.keys() - deleted_names)
+                    or self._schedule_by_host[host_name].may_delete(
+                        name, stored_stamps.keys() - deleted_names
+                    )
                 ):
                     continue
                 if self._delete(host_name, name, name in uploaded_names):
-                    del synced[name]
-            self._schedules[host_name].end_scan(files_by_host[host_name])
+                    del stored_stamps[name]
+            self._schedule_by_host[host_name].end_scan(files_by_host[host_name])
 
-    def _hosts(self) -> list[tuple[str, HostFile]]:
+    def _remaining_host_folders(self) -> list[tuple[str, HostFile]]:
         """Return the name and folder of each host that is not lost."""
         return [
-            (host_name, folder) for host_name, folder in self._folders.items() if host_name not in self._lost
+            (host_name, folder)
+            for host_name, folder in self._folder_by_host.items()
+            if host_name not in self._lost_host_names
         ]
 
     def _mark_stored(self, host_name: str, name: str, stamp: Stamp, completeness: Completeness) -> None:
         """Record that a file was uploaded."""
-        self._schedules[host_name].mark_stored(name, stamp, completeness)
-        self._noted_texts.pop((host_name, name), None)
-        self._synced[host_name][name] = _TORN_STAMP if completeness == "torn" else stamp
+        self._schedule_by_host[host_name].mark_stored(name, stamp, completeness)
+        self._noted_texts_by_file.pop((host_name, name), None)
+        self._stored_stamps_by_host[host_name][name] = _TORN_STAMP if completeness == "torn" else stamp
         if completeness == "torn":
             text = (
                 f"{self._description} {printable_name(name)} was open for writing, or had changed, "
@@ -338,17 +347,20 @@ class CheckpointSync:
             return False
         return True
 
-    def _ready_changes(self, scans: Mapping[str, _Scan], hosts_have_ended: bool) -> Iterator[_Change]:
+    def _ready_changes(self, scan_by_host: Mapping[str, _Scan], hosts_have_ended: bool) -> Iterator[_Change]:
         """Yield the files that can be uploaded now; if several hosts have the same name, the file that was
         written last."""
-        latest: dict[str, _Change] = {}
+        latest_change_by_name: dict[str, _Change] = {}
         with FileOpener() as opener:
-            for host_name, scan in scans.items():
-                synced, schedule = self._synced[host_name], self._schedules[host_name]
+            for host_name, scan in scan_by_host.items():
+                stored_stamps, schedule = (
+                    self._stored_stamps_by_host[host_name],
+                    self._schedule_by_host[host_name],
+                )
                 for name, stamp in scan.files.items():
-                    synced_stamp = synced.get(name)
-                    if synced_stamp is not None and synced_stamp in (stamp, stamp._replace(changed_ns=0)):
-                        synced[name] = stamp
+                    stored_stamp = stored_stamps.get(name)
+                    if stored_stamp is not None and stored_stamp in (stamp, stamp._replace(changed_ns=0)):
+                        stored_stamps[name] = stamp
                         continue
                     is_file_closed = partial(self._is_closed, opener, host_name, name)
                     completeness = (
@@ -359,19 +371,21 @@ class CheckpointSync:
                     if completeness is None:
                         continue
                     change = _Change(stamp.modified_ns, host_name, name, completeness)
-                    other_change = latest.get(name)
+                    other_change = latest_change_by_name.get(name)
                     if other_change is not None:
-                        loser = min(change, other_change)
-                        stamp = scans[loser.host_name].files[name]
-                        self._synced[loser.host_name][name] = stamp
-                        self._schedules[loser.host_name].mark_stored(name, stamp, "whole")
-                    latest[name] = change if other_change is None else max(change, other_change)
-        yield from latest.values()
+                        overwritten_change = min(change, other_change)
+                        stamp = scan_by_host[overwritten_change.host_name].files[name]
+                        self._stored_stamps_by_host[overwritten_change.host_name][name] = stamp
+                        self._schedule_by_host[overwritten_change.host_name].mark_stored(name, stamp, "whole")
+                    latest_change_by_name[name] = (
+                        change if other_change is None else max(change, other_change)
+                    )
+        yield from latest_change_by_name.values()
 
     def _is_closed(self, opener: FileOpener, host_name: str, name: str) -> bool | None:
         """Return whether nobody has the file open for writing; None if that is unknown."""
         try:
-            descriptor = opener.open(*self._file(host_name, name)[:2])
+            descriptor = opener.open(*self._host_file(host_name, name)[:2])
         except FileNotFoundError:
             return False
         except OSError:
@@ -381,8 +395,8 @@ class CheckpointSync:
         finally:
             os.close(descriptor)
 
-    def _file(self, host_name: str, name: str) -> HostFile:
-        folder = self._folders[host_name]
+    def _host_file(self, host_name: str, name: str) -> HostFile:
+        folder = self._folder_by_host[host_name]
         return HostFile(folder.root, f"{folder.name}/{name}")
 
     def _sort_changes(self, changes: Iterator[_Change]) -> list[_Change]:
@@ -397,11 +411,14 @@ class CheckpointSync:
 
     def _loses_change(self, host_name: str, name: str) -> bool:
         """Return whether the fault setting checkpoint_sync_loss drops this change."""
-        loss = self._settings.checkpoint_sync_loss
-        if not loss:
+        loss_share = self._settings.checkpoint_sync_loss
+        if not loss_share:
             return False
-        self._change_counts[host_name, name] += 1
-        return self._random_number("loss", host_name, name, str(self._change_counts[host_name, name])) < loss
+        self._change_count_by_file[host_name, name] += 1
+        return (
+            self._random_number("loss", host_name, name, str(self._change_count_by_file[host_name, name]))
+            < loss_share
+        )
 
     def _random_number(self, *words: str) -> float:
         """Return a number from 0 to 1 that depends on the seed and on ``words`` only, not on the order of
@@ -441,7 +458,7 @@ class CheckpointSync:
         errors: Mapping[str, Exception]
         try:
             sources = {
-                key: self._file(host_name, name)._replace(
+                key: self._host_file(host_name, name)._replace(
                     stamp=None
                     if hosts_have_ended or completeness == "torn"
                     else files_by_host[host_name][name]
@@ -452,7 +469,7 @@ class CheckpointSync:
                 self._objects,
                 self._location.bucket,
                 sources,
-                self._scratch,
+                self._scratch_folder,
                 hosts_have_ended=hosts_have_ended,
             )
         except Exception as error:
@@ -461,7 +478,7 @@ class CheckpointSync:
             # The next scan handles a file that was deleted meanwhile or is still changing.
             if not isinstance(reason, (FileNotFoundError, StillChanging)):
                 change = files[key]
-                self._unsaved.add((change.host_name, change.name))
+                self._unsaved_names.add((change.host_name, change.name))
                 self._record_problem(
                     change.host_name,
                     change.name,
@@ -473,7 +490,7 @@ class CheckpointSync:
     def _scan_host(self, host_name: str, folder: HostFile, hosts_have_ended: bool) -> _Scan:
         """Scan a host's directory."""
         scan = _Scan({}, [], set(), set())
-        schedule = self._schedules[host_name]
+        schedule = self._schedule_by_host[host_name]
         schedule.begin_scan()
         for name, status, error in walk(
             folder.root, folder.name, self._key_problem, fix_permissions=hosts_have_ended
@@ -511,8 +528,8 @@ class CheckpointSync:
             key = self._location.key_below(_key(name))
         except UnicodeDecodeError:
             return OSError(errno.EILSEQ, "its name is not UTF-8, and S3 has no other keys")
-        if len(key.encode()) > _KEY_LIMIT:
-            return OSError(errno.ENAMETOOLONG, f"its key would have more than {_KEY_LIMIT} bytes")
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            return OSError(errno.ENAMETOOLONG, f"its key would have more than {_MAX_KEY_BYTES} bytes")
         return None
 
     def _record_problem(self, host_name: str, name: str, text: str, suffix: str = "") -> None:
@@ -524,7 +541,7 @@ class CheckpointSync:
     def _note_once(self, host_name: str, name: str, text: str, host: str = "") -> bool:
         """Write a note about a file to a host's log, unless it was written before. Return whether it was
         written. The note is about the files of all hosts, unless ``host`` is given."""
-        noted_texts = self._noted_texts.setdefault((host, name), set())
+        noted_texts = self._noted_texts_by_file.setdefault((host, name), set())
         if text in noted_texts:
             return False
         noted_texts.add(text)
@@ -556,10 +573,10 @@ def _key(name: str) -> str:
 def _with_distinct_times(stored_objects: Iterator[ListedObject]) -> Iterator[tuple[str, int]]:
     """Yield keys with modification times in nanoseconds, oldest first and no two equal: a script may choose
     the newest file by its time. SageMaker does not document which times files get."""
-    latest = 0
+    latest_ns = 0
     for entry in sorted(stored_objects, key=lambda entry: (entry.modified, entry.key)):
-        latest = max(int(entry.modified * 1e9), latest + _MIN_MTIME_DIFFERENCE_NS)
-        yield entry.key, latest
+        latest_ns = max(int(entry.modified * 1e9), latest_ns + _MIN_MTIME_DIFFERENCE_NS)
+        yield entry.key, latest_ns
 
 
 def _is_safe_path(relative: str) -> bool:

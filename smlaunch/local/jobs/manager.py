@@ -42,7 +42,7 @@ class JobManager:
         self._services = services
         self._state = state
         self._lock = threading.Lock()
-        self._running: dict[str, JobRunner] = {}
+        self._runner_by_arn: dict[str, JobRunner] = {}
         self._waiting: deque[JobRunner] = deque()
         self._is_closed = False
         self._event_listener: JobEventListener | None = None
@@ -60,10 +60,10 @@ class JobManager:
         runner = JobRunner(record, self._services, self._on_job_end)
         limit = self._services.settings.max_parallel_jobs
         with self._lock:
-            if limit is not None and len(self._running) >= limit:
+            if limit is not None and len(self._runner_by_arn) >= limit:
                 self._waiting.append(runner)
                 return
-            self._running[runner.arn] = runner
+            self._runner_by_arn[runner.arn] = runner
         runner.start()
 
     def stop(self, record: JobRecord) -> None:
@@ -81,7 +81,7 @@ class JobManager:
     def wait_for_cleanup(self, arn: str) -> None:
         """Wait until the hosts of a job that has ended are removed: its final status is visible earlier."""
         with self._lock:
-            runner = self._running.get(arn)
+            runner = self._runner_by_arn.get(arn)
         if runner is not None:
             runner.join()
 
@@ -108,7 +108,7 @@ class JobManager:
         """Stop all jobs, wait until their hosts are removed, and close this endpoint's mailbox."""
         with self._lock:
             self._is_closed = True
-            runners = [*self._running.values(), *self._waiting]
+            runners = [*self._runner_by_arn.values(), *self._waiting]
         for runner in runners:
             self._stop_own_job(runner.arn, _CLOSED_MESSAGE, self._services.settings.close_grace_seconds)
         for runner in runners:
@@ -132,14 +132,14 @@ class JobManager:
     def _stop_own_job(self, arn: str, message: str | None = None, grace: float | None = None) -> None:
         """Ask a job of this endpoint to stop; a job that has ended is ignored."""
         with self._lock:
-            runner = self._running.get(arn)
+            runner = self._runner_by_arn.get(arn)
             if runner is None:
                 runner = next((waiting for waiting in self._waiting if waiting.arn == arn), None)
                 if runner is None:
                     return  # the job has ended
                 # Started although the limit is reached: the runner only moves the job to Stopped.
                 self._waiting.remove(runner)
-                self._running[arn] = runner
+                self._runner_by_arn[arn] = runner
                 was_waiting = True
             else:
                 was_waiting = False
@@ -152,10 +152,10 @@ class JobManager:
         limit = self._services.settings.max_parallel_jobs
         next_runner = None
         with self._lock:
-            del self._running[runner.arn]
-            if self._waiting and not self._is_closed and (limit is None or len(self._running) < limit):
+            del self._runner_by_arn[runner.arn]
+            if self._waiting and not self._is_closed and (limit is None or len(self._runner_by_arn) < limit):
                 next_runner = self._waiting.popleft()
-                self._running[next_runner.arn] = next_runner
+                self._runner_by_arn[next_runner.arn] = next_runner
         if next_runner is not None:
             next_runner.start()
         if self._event_listener is not None:

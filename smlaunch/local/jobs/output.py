@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 TRAINING_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _READ_BYTES = 1 << 20
-_LINE_LIMIT = 250_000
+_MAX_LINE_LENGTH = 250_000
 """Characters. CloudWatch Logs takes 256 KiB per event; a longer line becomes several events."""
 
 
@@ -38,7 +38,7 @@ class OutputPump:
         """``on_lines`` gets the hosts' lines, given as (milliseconds since the epoch, line), without the
         endpoint's own. ``group`` is the log group."""
         start_ms = int(time.time() * 1000)
-        self._writers = {
+        self._writer_by_host = {
             host_name: logs.open_writer(group, f"{job}/{host_name}-{start_ms}") for host_name in host_names
         }
         self._on_lines = on_lines
@@ -66,16 +66,18 @@ class OutputPump:
             self._thread.join()
         os.close(self._abandon_reader)
         os.close(self._abandon_writer)
-        for writer in self._writers.values():
+        for writer in self._writer_by_host.values():
             writer.flush()
 
     def close(self, timeout: float = 10.0) -> None:
         """Write the lines that could not be written before, for example on a full disk, and drop them after
         ``timeout`` seconds. Call it after ``finish``, when the hosts' files are removed."""
-        for writer in self._writers.values():
+        for writer in self._writer_by_host.values():
             writer.flush(timeout)
 
     def _copy_output(self, outputs: dict[str, int]) -> None:
+        """Copy the hosts' output pipes, descriptors by the hosts' names, line by line to their logs until all
+        pipes end or ``finish`` abandons them."""
         decoders = {host_name: getincrementaldecoder("utf-8")("replace") for host_name in outputs}
         unfinished_lines = dict.fromkeys(outputs, "")
         with selectors.DefaultSelector() as selector:
@@ -101,19 +103,20 @@ class OutputPump:
                         selector.unregister(key.fd)
                         lines += [unfinished_line] if unfinished_line else []
                         unfinished_line = ""
-                    elif len(unfinished_line) > _LINE_LIMIT:
+                    elif len(unfinished_line) > _MAX_LINE_LENGTH:
                         lines.append(unfinished_line)
                         unfinished_line = ""
                     unfinished_lines[host_name] = unfinished_line
                     self._append(host_name, lines)
 
     def _append(self, host_name: str, lines: Sequence[str], from_script: bool = True) -> None:
+        """Write lines to a host's log. ``from_script``: whether the host's program has printed them."""
         now = int(time.time() * 1000)
         events = [
             (now, text_piece)
             for line in lines
             for text_piece in (
-                (line.removesuffix("\r"),) if len(line) <= _LINE_LIMIT else _split_long_line(line)
+                (line.removesuffix("\r"),) if len(line) <= _MAX_LINE_LENGTH else _split_long_line(line)
             )
         ]
         if from_script and self._on_lines is not None and events:
@@ -121,7 +124,7 @@ class OutputPump:
                 self._on_lines(events)
             except Exception as error:
                 self._log_problem_once(f"metrics could not be stored: {error}")
-        self._writers[host_name].append(events)
+        self._writer_by_host[host_name].append(events)
 
     def _log_problem_once(self, text: str) -> None:
         """Log a problem in the endpoint's log, each text once. Nothing is raised: the hosts' output must be
@@ -132,4 +135,4 @@ class OutputPump:
 
 
 def _split_long_line(line: str) -> list[str]:
-    return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)]
+    return [line[start : start + _MAX_LINE_LENGTH] for start in range(0, len(line), _MAX_LINE_LENGTH)]

@@ -33,17 +33,21 @@ class UploadSchedule:
     current content is not in S3, ``mark_stored`` for each upload, and ``end_scan``."""
 
     def __init__(self) -> None:
-        self._last_stamps: Mapping[str, Stamp] = {}
-        self._previous_wait_counts: dict[str, int] = {}
-        self._wait_counts: dict[str, int] = {}
-        self._torn_stamps: dict[str, Stamp] = {}
+        self._last_stamp_by_name: Mapping[str, Stamp] = {}
+        """Stamps of the files in the previous scan."""
+        self._previous_wait_count_by_name: dict[str, int] = {}
+        self._wait_count_by_name: dict[str, int] = {}
+        """For each file that waits, the number of scans so far in which it did."""
+        self._torn_stamp_by_name: dict[str, Stamp] = {}
+        """Stamps of files that were uploaded while they may have been written to."""
         self._scans_with_waiting_files = 0
         self._scan_start_ns = 0
-        self._files_to_store_first: dict[str, set[str]] = {}
+        self._waiting_names_by_deleted_name: dict[str, set[str]] = {}
+        """For each deleted file, the files that must be stored before its object may be deleted."""
 
     def begin_scan(self) -> None:
         """Begin a scan of the host's directory."""
-        self._previous_wait_counts, self._wait_counts = self._wait_counts, {}
+        self._previous_wait_count_by_name, self._wait_count_by_name = self._wait_count_by_name, {}
         clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)  # the clock of file systems
         self._scan_start_ns = time.clock_gettime_ns(clock)
 
@@ -59,7 +63,7 @@ class UploadSchedule:
         are the files for which ``is_newer_than_scan`` is true. ``is_closed`` returns whether nobody has the
         file open for writing, or None if that is unknown."""
         is_file_closed = is_closed()
-        if is_file_closed is not False and self._last_stamps.get(name) == stamp:
+        if is_file_closed is not False and self._last_stamp_by_name.get(name) == stamp:
             return self._count_wait(name, "whole")
         if (
             is_file_closed
@@ -67,24 +71,24 @@ class UploadSchedule:
             and name not in newer_files
         ):
             return self._count_wait(name, "whole")
-        if self._torn_stamps.get(name) == stamp:
+        if self._torn_stamp_by_name.get(name) == stamp:
             return None  # this content, perhaps torn, is in S3
         return self._count_wait(
-            name, "torn" if self._previous_wait_counts.get(name, 0) >= UPLOAD_TORN_AFTER else None
+            name, "torn" if self._previous_wait_count_by_name.get(name, 0) >= UPLOAD_TORN_AFTER else None
         )
 
     def _count_wait(self, name: str, completeness: Completeness | None) -> Completeness | None:
         """Count a scan for a file that is not stored yet, and return ``completeness``."""
-        self._wait_counts[name] = self._previous_wait_counts.get(name, 0) + 1
+        self._wait_count_by_name[name] = self._previous_wait_count_by_name.get(name, 0) + 1
         return completeness
 
     def mark_stored(self, name: str, stamp: Stamp, completeness: Completeness) -> None:
         """Record that a file was uploaded."""
-        self._wait_counts.pop(name, None)
+        self._wait_count_by_name.pop(name, None)
         if completeness == "torn":
-            self._torn_stamps[name] = stamp
+            self._torn_stamp_by_name[name] = stamp
         else:
-            self._torn_stamps.pop(name, None)
+            self._torn_stamp_by_name.pop(name, None)
 
     def may_delete(self, name: str, synced: Collection[str]) -> bool:
         """Return whether S3 may delete a file that the host has deleted: only when the files that the host
@@ -94,22 +98,28 @@ class UploadSchedule:
         neither. If one of these files is deleted before it is stored, the files that exist then take its
         place.
         """
-        waiting_names = {name for name, count in self._wait_counts.items() if count <= UPLOAD_TORN_AFTER}
-        required_names = self._files_to_store_first.get(name, waiting_names)
+        waiting_names = {
+            name for name, count in self._wait_count_by_name.items() if count <= UPLOAD_TORN_AFTER
+        }
+        required_names = self._waiting_names_by_deleted_name.get(name, waiting_names)
         has_vanished = any(name not in waiting_names and name not in synced for name in required_names)
-        self._files_to_store_first[name] = waiting_names if has_vanished else required_names & waiting_names
-        if self._files_to_store_first[name]:
+        self._waiting_names_by_deleted_name[name] = (
+            waiting_names if has_vanished else required_names & waiting_names
+        )
+        if self._waiting_names_by_deleted_name[name]:
             return False
-        del self._files_to_store_first[name]
+        del self._waiting_names_by_deleted_name[name]
         return True
 
     def end_scan(self, stamps: Mapping[str, Stamp]) -> None:
         """End a scan. ``stamps`` are the stamps of all files that it found."""
-        self._last_stamps = stamps
-        self._torn_stamps = {name: stamp for name, stamp in self._torn_stamps.items() if name in stamps}
-        self._files_to_store_first = {
+        self._last_stamp_by_name = stamps
+        self._torn_stamp_by_name = {
+            name: stamp for name, stamp in self._torn_stamp_by_name.items() if name in stamps
+        }
+        self._waiting_names_by_deleted_name = {
             name: required_names
-            for name, required_names in self._files_to_store_first.items()
+            for name, required_names in self._waiting_names_by_deleted_name.items()
             if name not in stamps
         }
-        self._scans_with_waiting_files = self._scans_with_waiting_files + 1 if self._wait_counts else 0
+        self._scans_with_waiting_files = self._scans_with_waiting_files + 1 if self._wait_count_by_name else 0

@@ -100,6 +100,7 @@ class ProcessingJobHandler:
         return notes
 
     def write_host_files(self, hosts: Sequence[JobHost], current: JobHost) -> None:
+        """Create the directories of the host ``current`` and its files with the job and the host names."""
         paths = ProcessingPaths(str(current.tree))
         for folder in (paths.config, paths.processing, paths.output):
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -138,6 +139,8 @@ class ProcessingJobHandler:
     def collect_results(
         self, hosts: Sequence[JobHost], context: HandlerContext, reason: str | None, is_stopped: bool
     ) -> AttemptOutcome:
+        """Upload the outputs of hosts that have ended, and return how the attempt ended, with their exit
+        message. ``reason``: why the job failed; None if it did not."""
         result: dict[str, Any] = {}
         try:
             message = read_exit_messages(

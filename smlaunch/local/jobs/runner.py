@@ -63,6 +63,8 @@ class JobRunner:
     # The methods below run in the job's thread.
 
     def _run(self) -> None:
+        """Run the attempts of the job, store its final status, and remove its hosts. An error of the endpoint
+        fails the job."""
         try:
             outcome = self._run_attempts()
         except JobStopping:

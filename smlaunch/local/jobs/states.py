@@ -29,7 +29,7 @@ _IN_PROGRESS_STATUSES: Final = frozenset({"Pending", "Starting", "Downloading", 
     "Interrupted",
     "Restarting",
 }
-_PRIMARY_STATUSES: Final[Mapping[str, str]] = {
+_PRIMARY_BY_SECONDARY_STATUS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_IN_PROGRESS_STATUSES, "InProgress"),
     "Stopping": "Stopping",
     "Completed": "Completed",
@@ -39,7 +39,7 @@ _PRIMARY_STATUSES: Final[Mapping[str, str]] = {
     "MaxWaitTimeExceeded": "Stopped",
 }
 """The primary status (TrainingJobStatus) of each secondary status."""
-_NEXT_STATUSES: Final[Mapping[str, frozenset[str]]] = {
+_NEXT_STATUSES_BY_STATUS: Final[Mapping[str, frozenset[str]]] = {
     "Pending": frozenset({"Starting", "Stopping", "Failed"}),
     "Starting": frozenset({"Pending", "Downloading", "Interrupted", "Restarting", "Stopping", "Failed"}),
     "Downloading": frozenset({"Training", "Interrupted", "Restarting", "Stopping", "Failed"}),
@@ -50,7 +50,7 @@ _NEXT_STATUSES: Final[Mapping[str, frozenset[str]]] = {
     "Stopping": frozenset({"Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
 }
 """The secondary statuses that may follow each; a final status has no entry."""
-_STATUS_OF_STOP_CAUSE: Final[Mapping[StopCause, str]] = {
+_STATUS_BY_STOP_CAUSE: Final[Mapping[StopCause, str]] = {
     "user": "Stopped",
     "max_runtime": "MaxRuntimeExceeded",
     "max_wait": "MaxWaitTimeExceeded",
@@ -121,12 +121,12 @@ class JobState:
     @property
     def status(self) -> str:
         """The primary status, TrainingJobStatus."""
-        return _PRIMARY_STATUSES[self.secondary]
+        return _PRIMARY_BY_SECONDARY_STATUS[self.secondary]
 
     @property
     def has_ended(self) -> bool:
         """Whether the status is final."""
-        return self.secondary not in _NEXT_STATUSES
+        return self.secondary not in _NEXT_STATUSES_BY_STATUS
 
     @property
     def training_seconds(self) -> int | None:
@@ -173,10 +173,10 @@ def initial_state(now: float, billable_share: float = 1.0) -> JobState:
 def move_to(state: JobState, secondary: str, now: float, message: str | None = None) -> JobState:
     """Return the state after a transition to the status ``secondary``. Raises IllegalTransition if SageMaker
     has no such transition."""
-    if secondary not in _NEXT_STATUSES.get(state.secondary, frozenset()):
+    if secondary not in _NEXT_STATUSES_BY_STATUS.get(state.secondary, frozenset()):
         raise IllegalTransition(f"{state.secondary} -> {secondary}")
     now = max(now, state.transitions[-1].start)
-    is_final = secondary not in _NEXT_STATUSES
+    is_final = secondary not in _NEXT_STATUSES_BY_STATUS
     previous = replace(state.transitions[-1], end=now)
     transition = Transition(secondary, now, now if is_final else None, message or STATUS_MESSAGES[secondary])
     training_started = state.training_started
@@ -214,7 +214,7 @@ def complete_or_stop(state: JobState, now: float) -> JobState:
     """Return the final state of a job that did not fail: Completed, or the status for its stop cause."""
     if state.stop_cause is None:
         return move_to(state, "Completed", now)
-    return move_to(state, _STATUS_OF_STOP_CAUSE[state.stop_cause], now)
+    return move_to(state, _STATUS_BY_STOP_CAUSE[state.stop_cause], now)
 
 
 def fail(state: JobState, reason: str, now: float) -> JobState:

@@ -333,6 +333,7 @@ def patch_member_names() -> None:
 
 
 def _json_value(value: Any) -> Any:
+    """Return a value of an AWS client's response as one that JSON can hold."""
     if isinstance(value, StreamingBody):
         value = value.read()
     if isinstance(value, bytes):
@@ -387,6 +388,7 @@ def patch_error_codes() -> None:
             kind.TYPE = kind.code  # type: ignore[attr-defined]
 
     def validate(definition: str) -> None:
+        """Raise InvalidDefinition unless the state machine can run here."""
         try:
             AmazonStateLanguageParser.parse(definition)
         except Exception as error:

@@ -60,6 +60,8 @@ class TokenCheckedApp:
             return [json.dumps(document).encode()]
 
     def _call_moto(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Return moto's response to a request of the endpoint. Raises MotoRequestError for requests without
+        the token, and for what moto cannot do."""
         path = environ.get("PATH_INFO", "")
         if not is_token(environ.get(f"HTTP_{TOKEN_HEADER.upper().replace('-', '_')}", ""), self._token):
             raise MotoRequestError(

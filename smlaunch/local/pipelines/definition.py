@@ -127,18 +127,19 @@ class _Parser:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = without_nulls(document)
         self._problems: list[str] = []
-        self._parameters: dict[str, Parameter] = {}
-        self._steps: dict[str, Step] = {}
-        self._step_paths: dict[str, DocumentPath] = {}
+        self._parameter_by_name: dict[str, Parameter] = {}
+        self._step_by_name: dict[str, Step] = {}
+        self._step_path_by_name: dict[str, DocumentPath] = {}
 
     def parse(self) -> Definition:
+        """Parse the definition and return it. Raises BadDefinition with all problems."""
         document = self._document
         if document.get("Version", VERSION) != VERSION:
             message = f"{document.get('Version')!r} is not supported here; {VERSION} is"
             self._add_problem(("Version",), message)
         for name in sorted(document.keys() - _TOP_LEVEL_MEMBERS):
             self._add_problem((name,), "is not a known member")
-        self._parameters, problems = parameters.parse_parameters(document.get("Parameters", []))
+        self._parameter_by_name, problems = parameters.parse_parameters(document.get("Parameters", []))
         self._add_problems(problems)
         steps = document.get("Steps")
         if not isinstance(steps, list) or not steps:
@@ -146,16 +147,16 @@ class _Parser:
         else:
             self._parse_steps(steps, ("Steps",), None)
         experiment, _ = (self._parse_config(name) for name in _CONFIGS)
-        for name, step in self._steps.items():
-            path = self._step_paths[name]
+        for name, step in self._step_by_name.items():
+            path = self._step_path_by_name[name]
             self._check_references(step.arguments, (*path, "Arguments"), step)
             self._check_job_arguments(step, (*path, "Arguments"))
-            for other in sorted(step.dependencies - self._steps.keys()):
+            for other in sorted(step.dependencies - self._step_by_name.keys()):
                 self._add_problem((*path, "DependsOn"), f"there is no step {other!r}")
         order = self._sort_steps()
         if self._problems:
             raise BadDefinition(self._problems)
-        return Definition(self._parameters, self._steps, order, experiment)
+        return Definition(self._parameter_by_name, self._step_by_name, order, experiment)
 
     def _parse_config(self, name: str) -> Mapping[str, Any]:
         config = self._document.get(name, {})
@@ -180,9 +181,10 @@ class _Parser:
     # ---- steps, one after the other
 
     def _parse_steps(self, steps: list[Any], path: DocumentPath, branch: tuple[str, bool] | None) -> None:
+        """Parse the list of steps at ``path``; ``branch`` is that of ``_parse_step``."""
         for index, document in enumerate(steps):
             step_path = (*path, index)
-            if len(self._steps) >= _MAX_STEPS:
+            if len(self._step_by_name) >= _MAX_STEPS:
                 self._add_problem(path, f"there are more than {_MAX_STEPS} steps")
                 return
             if not isinstance(document, dict):
@@ -193,6 +195,8 @@ class _Parser:
     def _parse_step(
         self, document: Mapping[str, Any], path: DocumentPath, branch: tuple[str, bool] | None
     ) -> None:
+        """Parse one step at ``path`` of the definition, add it to the steps, and record its problems.
+        ``branch``: the condition step whose branch contains it, and which branch; None outside a branch."""
         document = without_nulls(document)
         name = self._parse_name(document.get("Name"), path)
         step_type = document.get("Type")
@@ -213,13 +217,13 @@ class _Parser:
         if step_type == "Condition" and branch is not None:
             self._add_problem(path, f"a condition in a branch of {branch[0]!r}: {_NESTED_CONDITION}")
         dependencies = self._parse_dependencies(document, path) | ({branch[0]} if branch else set())
-        self._step_paths[name] = path
+        self._step_path_by_name[name] = path
         own_arguments = {
             member: value
             for member, value in arguments.items()
             if step_type != "Condition" or member == "Conditions"
         }
-        self._steps[name] = Step(
+        self._step_by_name[name] = Step(
             name,
             step_type,
             own_arguments,
@@ -240,14 +244,15 @@ class _Parser:
         """Return the name of a step, or a placeholder for an invalid or duplicate one."""
         if not isinstance(name, str) or not _STEP_NAME.fullmatch(name):
             message = f"{name!r} is not a name of up to 64 letters, digits, - and _"
-        elif name in self._steps:
-            message = f"{name!r} is also the name of {format_path(self._step_paths[name])}"
+        elif name in self._step_by_name:
+            message = f"{name!r} is also the name of {format_path(self._step_path_by_name[name])}"
         else:
             return name
         self._add_problem((*path, "Name"), message)
         return f"?{format_path(path)}"
 
     def _parse_branches(self, name: str, arguments: Mapping[str, Any], path: DocumentPath) -> None:
+        """Parse the conditions and both branches of the condition step ``name``."""
         arguments = without_nulls(arguments)
         for member in sorted(arguments.keys() - {"Conditions", "IfSteps", "ElseSteps"}):
             self._add_problem((*path, member), "is not a known member")
@@ -354,13 +359,15 @@ class _Parser:
                 self._check_reference(reference, expression_path, step)
             elif "PropertyFile" in json_get:
                 source, name = expressions.parse_property_file(json_get["PropertyFile"]) or ("", "")
-                if source in self._steps and name not in self._steps[source].property_files:
+                if source in self._step_by_name and name not in self._step_by_name[source].property_files:
                     message = f"step {source!r} has no property file {name!r}"
                     self._add_problem(expression_path, message)
 
     def _check_reference(self, reference: str, path: DocumentPath, step: Step | None) -> None:
+        """Add a problem if a reference of ``step``, or of no step, to a parameter, a variable of the
+        execution or a step cannot be resolved."""
         namespace, _, rest = reference.partition(".")
-        if namespace == "Parameters" and rest not in self._parameters:
+        if namespace == "Parameters" and rest not in self._parameter_by_name:
             self._add_problem(path, f"there is no parameter {rest!r}")
         elif namespace == "Execution" and rest.endswith("JobName"):
             if step is None or step.type not in JOB_TYPES or JOB_TYPES[step.type][1] != rest:
@@ -368,7 +375,7 @@ class _Parser:
                 self._add_problem(path, message)
         elif namespace == "Steps":
             name = expressions.referenced_step(reference)
-            other = self._steps.get(name or "")
+            other = self._step_by_name.get(name or "")
             if step is None:
                 self._add_problem(path, "a reference to a step is not possible here")
             elif other is None:
@@ -393,7 +400,9 @@ class _Parser:
 
     def _sort_steps(self) -> tuple[str, ...]:
         """Return the names of the steps, each after its dependencies. A cycle is a problem."""
-        remaining = {name: step.dependencies & self._steps.keys() for name, step in self._steps.items()}
+        remaining = {
+            name: step.dependencies & self._step_by_name.keys() for name, step in self._step_by_name.items()
+        }
         order: list[str] = []
         sorted_names: set[str] = set()
         while remaining:

@@ -25,7 +25,7 @@ class PipelineExecutions:
         self._services = services
         self._jobs = jobs
         self._lock = threading.Lock()
-        self._running: dict[str, ExecutionRunner] = {}
+        self._runner_by_arn: dict[str, ExecutionRunner] = {}
         self._closed = False
 
     @property
@@ -37,7 +37,7 @@ class PipelineExecutions:
         """Run an execution that is in the store, without the steps that have succeeded already."""
         runner = ExecutionRunner(execution, definition, self._services, self._on_end)
         with self._lock:
-            self._running[execution.id] = runner
+            self._runner_by_arn[execution.id] = runner
             if self._closed:
                 runner.stop(_CLOSED_REASON)
         runner.start()
@@ -54,14 +54,14 @@ class PipelineExecutions:
         """Stop all executions. None creates a job after this returns. Stop the jobs, then call ``join``."""
         with self._lock:
             self._closed = True
-            runners = list(self._running.values())
+            runners = list(self._runner_by_arn.values())
         for runner in runners:
             runner.stop(_CLOSED_REASON)
 
     def join(self) -> None:
         """Wait for the ends of all executions."""
         with self._lock:
-            runners = list(self._running.values())
+            runners = list(self._runner_by_arn.values())
         for runner in runners:
             runner.join()
 
@@ -71,7 +71,7 @@ class PipelineExecutions:
         match = _JOB_ARN.search(arn)
         if match is not None:
             with self._lock:
-                runner = self._running.get(match[1])
+                runner = self._runner_by_arn.get(match[1])
             if runner is not None:
                 runner.wake()
 
@@ -95,10 +95,10 @@ class PipelineExecutions:
 
     def _stop_own(self, execution_id: str) -> None:
         with self._lock:
-            runner = self._running.get(execution_id)
+            runner = self._runner_by_arn.get(execution_id)
         if runner is not None:
             runner.stop()
 
     def _on_end(self, runner: ExecutionRunner) -> None:
         with self._lock:
-            del self._running[runner.id]
+            del self._runner_by_arn[runner.id]

@@ -125,6 +125,7 @@ def find_problem(expression: Mapping[str, Any]) -> str | None:
 
 
 def _get_problem(body: Any) -> str | None:
+    """Return why ``body`` is not a valid argument of the function Get; None if it is."""
     if not isinstance(body, str):
         return "Get takes a string"
     namespace, _, rest = body.partition(".")
@@ -139,6 +140,7 @@ def _get_problem(body: Any) -> str | None:
 
 
 def _json_get_problem(body: Any) -> str | None:
+    """Return why ``body`` is not a valid argument of the function Std:JsonGet; None if it is."""
     if not isinstance(body, Mapping) or set(body) not in ({"PropertyFile", "Path"}, {"S3Uri", "Path"}):
         return "Std:JsonGet takes Path and one of PropertyFile and S3Uri"
     if not isinstance(body["Path"], str) or not parse_path(_without_root(body["Path"])):
@@ -219,6 +221,8 @@ def get_at_path(value: Any, path: Sequence[str | int], reference: str) -> Any:
 
 
 def _get_element(value: Any, element: str | int) -> Any:
+    """Return the member ``element`` of an object or a list; a string names the list's item by one of its
+    naming members. Raises KeyError, IndexError or TypeError."""
     if isinstance(value, list) and isinstance(element, str):
         for item in value:
             if any(item.get(member) == element for member in _NAME_MEMBERS):

@@ -79,6 +79,7 @@ class ExecutionScope:
         return self.read_s3_json(f"{folder_uri.rstrip('/')}/{file_path}")
 
     def read_s3_json(self, uri: str) -> Any:
+        """Return the parsed JSON document of the object at an s3:// address. Raises UnresolvedError."""
         bucket, _, key = str(uri).removeprefix("s3://").partition("/")
         try:
             path = self._objects.body_path(bucket, key)

@@ -91,8 +91,8 @@ class ExecutionRunner:
         self._definition = definition
         self._services = services
         self._on_end = on_end
-        self._records = services.store.steps(execution.arn)
-        self._job_steps: dict[str, _JobStep] = {}
+        self._record_by_step_name = services.store.steps(execution.arn)
+        self._job_step_by_name: dict[str, _JobStep] = {}
         """Steps whose jobs run or wait for a retry, by name."""
         self._lock = threading.Lock()
         self._stop_reason: str | None = None
@@ -128,7 +128,7 @@ class ExecutionRunner:
             RequestContext(region, arn=assumed_role_arn(role, _SESSION_NAME, region), request_id=self.id)
         )
         try:
-            self._drive()
+            self._run_steps()
         except Exception as error:
             # The endpoint's own fault: the execution must say so, and the endpoint must go on.
             traceback.print_exc()
@@ -136,19 +136,26 @@ class ExecutionRunner:
         finally:
             self._on_end(self)
 
-    def _drive(self) -> None:
+    def _run_steps(self) -> None:
+        """Start steps and handle the ends of their jobs until none can start or run any more; then store the
+        final status."""
         while True:
             self._check_jobs()
             self._start_steps()
             if self._stop_reason is not None:
                 self._stop_steps()
-            if not self._job_steps and (self._stop_reason is not None or not self._find_startable_steps()):
+            if not self._job_step_by_name and (
+                self._stop_reason is not None or not self._find_startable_steps()
+            ):
                 break
             self._wait()
         with self._lock:
             if self._stop_reason is not None:
                 self._save(status="Stopped", failure=self._stop_reason or None)
-            elif any(record.status in ready_steps.UNSUCCESSFUL_STATUSES for record in self._records.values()):
+            elif any(
+                record.status in ready_steps.UNSUCCESSFUL_STATUSES
+                for record in self._record_by_step_name.values()
+            ):
                 self._save(status="Failed", failure=_STEP_FAILURE_REASON)
             else:
                 self._save(status="Succeeded")
@@ -156,15 +163,15 @@ class ExecutionRunner:
     def _wait(self) -> None:
         """Wait for an event or the next retry."""
         retry_times = [
-            job_step.retry_at for job_step in self._job_steps.values() if job_step.retry_at is not None
+            job_step.retry_at for job_step in self._job_step_by_name.values() if job_step.retry_at is not None
         ]
         with suppress(Empty):
             self._events.get(timeout=max(0.0, min(retry_times) - time.monotonic()) if retry_times else None)
 
     def _check_jobs(self) -> None:
         """Handle the ends of jobs."""
-        for name, job_step in list(self._job_steps.items()):
-            record = self._records[name]
+        for name, job_step in list(self._job_step_by_name.items()):
+            record = self._record_by_step_name[name]
             if job_step.retry_at is not None or record.job_name is None:
                 continue
             try:
@@ -175,6 +182,8 @@ class ExecutionRunner:
             self._handle_status(name, job_step, job[f"{record.type}JobStatus"], job)
 
     def _handle_status(self, name: str, job_step: _JobStep, status: str, job: Mapping[str, Any]) -> None:
+        """Finish a step whose job has ended with ``status``, or let it be retried. ``job``: the response of
+        Describe."""
         if status == "Completed":
             self._finish(name, "Succeeded")
         elif status == "Failed":
@@ -190,15 +199,15 @@ class ExecutionRunner:
     def _find_startable_steps(self) -> list[str]:
         """Return the steps that can start, apart from the limit on parallel steps. None can once a Fail step
         has run."""
-        if any(record.type == "Fail" for record in self._records.values()):
+        if any(record.type == "Fail" for record in self._record_by_step_name.values()):
             return []
-        return ready_steps.find_ready_steps(self._definition, self._records)
+        return ready_steps.find_ready_steps(self._definition, self._record_by_step_name)
 
     def _start_steps(self) -> None:
         """Start the retries that are due and all steps that can start, including those that become ready when
         another step ends at once."""
         now = time.monotonic()
-        for name, job_step in list(self._job_steps.items()):
+        for name, job_step in list(self._job_step_by_name.items()):
             if job_step.retry_at is not None and job_step.retry_at <= now:
                 job_step.retry_at = None
                 self._create_job(name, job_step)
@@ -208,7 +217,7 @@ class ExecutionRunner:
             for name in self._find_startable_steps():
                 step = self._definition.steps[name]
                 limit = self._execution.parallelism
-                if step.type in JOB_TYPES and limit is not None and len(self._job_steps) >= limit:
+                if step.type in JOB_TYPES and limit is not None and len(self._job_step_by_name) >= limit:
                     continue
                 has_started = True
                 self._start_step(step)
@@ -216,7 +225,8 @@ class ExecutionRunner:
                     break
 
     def _start_step(self, step: Step) -> None:
-        number = max((record.number for record in self._records.values()), default=0) + 1
+        """Store that a step has started; create its job, or evaluate a condition or failure step at once."""
+        number = max((record.number for record in self._record_by_step_name.values()), default=0) + 1
         execution = self._execution
         self._save_step(
             StepRecord(
@@ -224,8 +234,8 @@ class ExecutionRunner:
             )
         )
         if step.type in JOB_TYPES:
-            self._job_steps[step.name] = _JobStep(step)
-            self._create_job(step.name, self._job_steps[step.name])
+            self._job_step_by_name[step.name] = _JobStep(step)
+            self._create_job(step.name, self._job_step_by_name[step.name])
             return
         try:
             if step.type == "Fail":
@@ -244,7 +254,7 @@ class ExecutionRunner:
 
     def _create_job(self, name: str, job_step: _JobStep) -> None:
         """Create a step's job, or reuse a cached result. An error counts as a failure of the step."""
-        step, record = job_step.step, self._records[name]
+        step, record = job_step.step, self._record_by_step_name[name]
         job_name = _make_job_name(self._execution.id, name, record.attempts)
         try:
             cache_key = self._compute_cache_key(step)
@@ -313,15 +323,16 @@ class ExecutionRunner:
             wait_seconds = policy.compute_wait(job_step.retry_counts[index], now - first_failure_time)
             if wait_seconds is not None:
                 job_step.retry_at = now + wait_seconds
-                record = self._records[name]
+                record = self._record_by_step_name[name]
                 self._save_step(replace(record, status="Starting", failure=reason[:MAX_REASON_LENGTH]))
                 return
             break
         self._finish(name, "Failed", failure=reason)
 
     def _stop_steps(self) -> None:
-        for name, job_step in list(self._job_steps.items()):
-            record = self._records[name]
+        """Ask the jobs of all running steps to stop, and finish steps that have no job."""
+        for name, job_step in list(self._job_step_by_name.items()):
+            record = self._record_by_step_name[name]
             if job_step.retry_at is not None or record.job_name is None or record.status == "Starting":
                 self._finish(name, "Stopped")
             elif record.status != "Stopping":
@@ -333,20 +344,20 @@ class ExecutionRunner:
     def _scope(self, new_job_name: str = "") -> ExecutionScope:
         services = self._services
         return ExecutionScope(
-            *(self._execution, self._definition, self._records),
+            *(self._execution, self._definition, self._record_by_step_name),
             *(services.job_client, services.objects, new_job_name),
         )
 
     def _save_step(self, record: StepRecord) -> None:
         self._services.store.save_step(record)
-        self._records[record.name] = record
+        self._record_by_step_name[record.name] = record
 
     def _finish(self, name: str, status: str, failure: str | None = None, **changes: Any) -> None:
         """Record the end of a step. ``changes``: further members of its StepRecord."""
-        self._job_steps.pop(name, None)
+        self._job_step_by_name.pop(name, None)
         reason = None if failure is None else failure[:MAX_REASON_LENGTH]
         changes = {"status": status, "failure": reason, "ended": time.time(), **changes}
-        self._save_step(replace(self._records[name], **changes))
+        self._save_step(replace(self._record_by_step_name[name], **changes))
 
     def _save(self, **changes: Any) -> None:
         """Change members of the execution and save it."""
@@ -355,8 +366,8 @@ class ExecutionRunner:
 
     def _give_up(self, reason: str) -> None:
         """Stop all jobs and close the execution as failed."""
-        for name in list(self._job_steps):
-            record = self._records[name]
+        for name in list(self._job_step_by_name):
+            record = self._record_by_step_name[name]
             if record.job_name is not None:
                 self._services.job_client.stop(record.type, record.job_name)
             self._finish(name, "Failed", failure=reason)

@@ -23,6 +23,7 @@ class InvalidCbor(ValueError):
 
 
 def encode(value: Any) -> bytes:
+    """Return a value as CBOR; members of an object that are None are left out. Raises TypeError."""
     if value is None:
         return b"\xf6"
     if isinstance(value, bool):
@@ -59,6 +60,7 @@ def decode(data: bytes) -> Any:
 
 
 def _encode_head(major: int, number: int) -> bytes:
+    """Return the first bytes of an item: its major type, 0 to 7, and its number (a value, or a length)."""
     if number < 24:
         return bytes([major << 5 | number])
     for size_bytes, code, struct_format in ((1, 24, ">B"), (2, 25, ">H"), (4, 26, ">I"), (8, 27, ">Q")):
@@ -73,6 +75,8 @@ class _CborReader:
         self.position = 0
 
     def read_value(self, depth: int) -> Any:
+        """Read the item at the current position. ``depth``: the number of items around it. Raises
+        InvalidCbor."""
         if depth > _MAX_DEPTH:
             raise InvalidCbor("the body is nested too deeply")
         initial_byte = self._read_bytes(1)[0]
@@ -102,6 +106,8 @@ class _CborReader:
         return CborTimestamp(tagged) if number == 1 else tagged
 
     def _read_simple(self, additional: int) -> Any:
+        """Read the rest of an item of major type 7: a boolean, None, a float, or the end of an indefinite
+        item. ``additional``: the lower 5 bits of its first byte."""
         if additional in (20, 21):
             return additional == 21
         if additional in (22, 23):
@@ -115,6 +121,7 @@ class _CborReader:
         return struct.unpack(struct_format, self._read_bytes(size))[0]
 
     def _read_indefinite(self, major: int, depth: int) -> Any:
+        """Read the parts of an item without a stated length, up to its end. ``major``: its major type."""
         items = []
         while (item := self.read_value(depth + 1)) is not _BREAK_CODE:
             items.append(item)

@@ -24,10 +24,10 @@ from smlaunch.local.services.json_service import method_name
 from smlaunch.local.services.query_service import to_xml
 
 NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
-_BODY_LIMIT = 1 << 20
-_LIST_PAGE = 500
-_POINTS_PAGE = 100_800
-_STATISTICS: Mapping[str, Callable[[MetricPeriod], float]] = {
+_MAX_BODY_BYTES = 1 << 20
+_METRICS_PER_PAGE = 500
+_POINTS_PER_PAGE = 100_800
+_STATISTIC_BY_NAME: Mapping[str, Callable[[MetricPeriod], float]] = {
     "SampleCount": lambda bucket: bucket.sample_count,
     "Sum": lambda bucket: bucket.total,
     "Average": lambda bucket: bucket.total / bucket.sample_count,
@@ -72,12 +72,13 @@ class CloudWatchOperations:
             if all(key in dimensions and value in (None, dimensions[key]) for key, value in dimension_filters)
         ]
         start = _page_offset(params)
-        response: dict[str, Any] = {"Metrics": metrics[start : start + _LIST_PAGE]}
-        if start + _LIST_PAGE < len(metrics):
-            response["NextToken"] = str(start + _LIST_PAGE)
+        response: dict[str, Any] = {"Metrics": metrics[start : start + _METRICS_PER_PAGE]}
+        if start + _METRICS_PER_PAGE < len(metrics):
+            response["NextToken"] = str(start + _METRICS_PER_PAGE)
         return response
 
     def get_metric_statistics(self, params: Params) -> dict[str, Any]:
+        """Return the statistics of one metric for each period of a time range."""
         if params.get("ExtendedStatistics"):
             raise _invalid_parameter("ExtendedStatistics", "this endpoint has no percentiles")
         statistics = params.get("Statistics") or ()
@@ -89,7 +90,7 @@ class CloudWatchOperations:
         points = [
             {
                 "Timestamp": cbor.CborTimestamp(period.start),
-                **{name: _STATISTICS[name](period) for name in statistics},
+                **{name: _STATISTIC_BY_NAME[name](period) for name in statistics},
                 "Unit": period.unit,
             }
             for period in periods
@@ -97,9 +98,10 @@ class CloudWatchOperations:
         return {"Label": params["MetricName"], "Datapoints": points}
 
     def get_metric_data(self, params: Params) -> dict[str, Any]:
+        """Return one statistic of several metrics for each period of a time range, in pages."""
         results = []
         start = _page_offset(params)
-        limit = int(params.get("MaxDatapoints") or _POINTS_PAGE)
+        limit = int(params.get("MaxDatapoints") or _POINTS_PER_PAGE)
         has_next_page = False
         for query in params.get("MetricDataQueries") or ():
             if query.get("Expression"):
@@ -148,7 +150,8 @@ class CloudWatchService:
         self._handler = handler
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        body = payload.read(_BODY_LIMIT)
+        """Respond to a request in its own protocol: CBOR, JSON or query."""
+        body = payload.read(_MAX_BODY_BYTES)
         if is_cbor(request):
             result = self._call(request.path.rpartition("/")[2], _decode_body(body))
             return Response(200, dict(HEADERS), cbor.encode(result))
@@ -249,11 +252,11 @@ def _dimensions(holder: Params) -> dict[str, str]:
 
 def _statistic(name: str) -> Callable[[MetricPeriod], float]:
     """Return the function that computes a statistic. Raises ApiError for an unknown name."""
-    if name not in _STATISTICS:
+    if name not in _STATISTIC_BY_NAME:
         raise _invalid_parameter(
-            "Statistic", f"this endpoint does not have {name!r}; it has {', '.join(_STATISTICS)}"
+            "Statistic", f"this endpoint does not have {name!r}; it has {', '.join(_STATISTIC_BY_NAME)}"
         )
-    return _STATISTICS[name]
+    return _STATISTIC_BY_NAME[name]
 
 
 def _parse_time(value: Any, field_path: str) -> float:

@@ -35,6 +35,8 @@ class CloudWatchLogsOperations:
     # Groups and streams
 
     def create_log_group(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Create a log group. Raises ApiError if it exists, or for settings that this endpoint does not
+        have."""
         for name in ("kmsKeyId", "tags", "deletionProtectionEnabled"):
             if params.get(name):
                 raise _unsupported_parameter(name)
@@ -78,6 +80,7 @@ class CloudWatchLogsOperations:
         return _paged_response("logGroups", groups, params)
 
     def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a page of a group's log streams, sorted by name or by the time of their last event."""
         prefix, by_time = params.get("logStreamNamePrefix", ""), params.get("orderBy") == "LastEventTime"
         if prefix and by_time:
             text = "Cannot order by LastEventTime with a logStreamNamePrefix."
@@ -92,6 +95,8 @@ class CloudWatchLogsOperations:
     # Events
 
     def put_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Append events to a log stream; those that are too old or too new are dropped and counted in the
+        response."""
         _reject_unsupported(params, "entity")
         group, stream, events = params["logGroupName"], params["logStreamName"], params["logEvents"]
         self._store.end_offset(group, stream)  # raises for a missing stream, which append would create
@@ -119,6 +124,7 @@ class CloudWatchLogsOperations:
         return response
 
     def get_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a page of one stream's events, and tokens for the pages before and after it."""
         _reject_unsupported(params, "unmask")
         group, stream = _group_name(params), params["logStreamName"]
         limit = params.get("limit", _EVENTS_PER_PAGE)
@@ -145,6 +151,8 @@ class CloudWatchLogsOperations:
         }
 
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a page of the events of several streams that match a pattern, by time. The token for the
+        next page has each stream's offset."""
         _reject_unsupported(params, "unmask")
         group = _group_name(params)
         names, prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix")

@@ -11,7 +11,7 @@ from typing import Any
 from smlaunch.local.api_errors import validation_error
 from smlaunch.local.job_store import JobQuery, JobRecord, JobStore, sort_key
 
-_PAGE = 10
+_JOBS_PER_PAGE = 10
 """The API's default of MaxResults."""
 
 
@@ -27,7 +27,7 @@ def page_of_jobs(
     ``matches``: a further filter, beside the store's. Raises ApiError for a token of another list.
     """
     sort_by = params.get("SortBy") or "CreationTime"
-    limit = params.get("MaxResults") or _PAGE
+    limit = params.get("MaxResults") or _JOBS_PER_PAGE
     query = JobQuery(
         created_after=params.get("CreationTimeAfter"),
         created_before=params.get("CreationTimeBefore"),

@@ -16,7 +16,7 @@ from smlaunch.api.validation import Violation, aws_message, check_request, check
 from smlaunch.local.api_errors import ApiError, validation_error
 from smlaunch.local.http_messages import Payload, Request, Response
 
-_BODY_LIMIT = 64 << 20
+_MAX_BODY_BYTES = 64 << 20
 _CONTENT_TYPE = "application/x-amz-json-1.1"
 _PYTHON_NAMES = {
     bool: "BOOLEAN",
@@ -57,7 +57,7 @@ class JsonService(JsonErrors):
             supported = sorted(name for name in model_operations if self._find_method(name) is not None)
             message = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(supported)}"
             raise ApiError("UnknownOperationException", message)
-        parameters = _parse(payload.read(_BODY_LIMIT))
+        parameters = _parse(payload.read(_MAX_BODY_BYTES))
         _require_valid(check_request(operation, parameters, self._service))
         result = method(_without_nulls(parameters))
         body = json.dumps(result or {}, default=_json_default, separators=(",", ":"))

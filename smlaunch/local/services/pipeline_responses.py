@@ -12,7 +12,7 @@ from smlaunch.local.pipelines.definition import Step
 from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
 from smlaunch.local.services.job_pages import parse_offset
 
-_PAGE = 10
+_ENTRIES_PER_PAGE = 10
 """Default of MaxResults."""
 
 
@@ -103,6 +103,8 @@ def _cache_hit(record: StepRecord) -> dict[str, str] | None:
 
 
 def _metadata(record: StepRecord) -> dict[str, Any] | None:
+    """Return the response's Metadata of a step: the outcome of a condition, a failure's message or the job's
+    ARN; None before there is one."""
     if record.type == "Condition":
         return None if record.outcome is None else {"Condition": {"Outcome": str(record.outcome)}}
     if record.type == "Fail":
@@ -115,7 +117,7 @@ def page_of_entries(params: Mapping[str, Any], member: str, entries: Sequence[An
     ApiError for an invalid token."""
     sorted_entries = list(entries if params.get("SortOrder") == "Ascending" else reversed(entries))
     start = parse_offset(params.get("NextToken"))
-    end = start + (params.get("MaxResults") or _PAGE)
+    end = start + (params.get("MaxResults") or _ENTRIES_PER_PAGE)
     response: dict[str, Any] = {member: sorted_entries[start:end]}
     if end < len(sorted_entries):
         response["NextToken"] = str(end)

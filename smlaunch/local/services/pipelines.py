@@ -43,6 +43,8 @@ class PipelineOperations:
     # ---- pipelines
 
     def create_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Store a new pipeline after its definition was checked. A repeated request with the same token and
+        definition gets the same response. Raises ApiError."""
         _reject_unsupported("CreatePipeline", params)
         caller, now = current_context(), time.time()
         text = self._definition_text(params)
@@ -134,6 +136,8 @@ class PipelineOperations:
     # ---- executions
 
     def start_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Start an execution of a pipeline with the given values of its parameters. A repeated request with
+        the same token gets the same execution. Raises ApiError."""
         _reject_unsupported("StartPipelineExecution", params)
         pipeline = self._pipeline(params["PipelineName"])
         token = params["ClientRequestToken"]
@@ -257,6 +261,8 @@ class PipelineOperations:
         return execution
 
     def _definition_text(self, params: Mapping[str, Any]) -> str | None:
+        """Return the definition that a request has as text or as an object in S3; None without one. Raises
+        ApiError."""
         text: str | None = params.get("PipelineDefinition")
         location = params.get("PipelineDefinitionS3Location")
         if location is None:

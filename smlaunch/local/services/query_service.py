@@ -13,7 +13,7 @@ from smlaunch.local.http_messages import Payload, Request, Response
 from smlaunch.local.request_context import current_context
 from smlaunch.local.services.json_service import method_name
 
-_BODY_LIMIT = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 
 
 class QueryErrors:
@@ -37,7 +37,9 @@ class QueryService(QueryErrors):
         self._handler = handler
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        fields = dict(parse_qsl(payload.read(_BODY_LIMIT).decode("utf-8", "replace"), keep_blank_values=True))
+        fields = dict(
+            parse_qsl(payload.read(_MAX_BODY_BYTES).decode("utf-8", "replace"), keep_blank_values=True)
+        )
         fields = {**request.query, **fields}
         action = fields.get("Action", "")
         name = method_name(action)
@@ -75,6 +77,7 @@ def to_xml(document: Mapping[str, Any], namespace: str = "", list_item: str = "m
 
 
 def _inner_xml(value: Any, list_item: str) -> str:
+    """Return a value as XML without its own element. ``list_item``: name of the element of a list's items."""
     if isinstance(value, Mapping):
         return "".join(
             f"<{key}>{_inner_xml(child, list_item)}</{key}>"

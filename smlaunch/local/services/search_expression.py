@@ -12,7 +12,7 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
-_TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
+_TIME_PROPERTIES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
 
 
 class InvalidSearch(ValueError):
@@ -61,6 +61,7 @@ def property_values(document: Document, name: str) -> list[Any]:
 
 
 def _values_at(value: Any, name: str) -> Iterable[Any]:
+    """Yield the values at a dotted path of names; a list stands for all its entries."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         for entry in value:
             yield from _values_at(entry, name)
@@ -84,6 +85,7 @@ def _nested_filter_matches(entry: Mapping[str, Any], document: Document) -> bool
 
 
 def _filter_matches(entry: Mapping[str, Any], document: Document) -> bool:
+    """Return whether a document matches one filter of an expression. Raises InvalidSearch."""
     name, filter_value = entry["Name"], entry.get("Value")
     operator = entry.get("Operator") or ("Equals" if filter_value is not None else "Exists")
     found_values = property_values(document, name)
@@ -95,7 +97,7 @@ def _filter_matches(entry: Mapping[str, Any], document: Document) -> bool:
         raise InvalidSearch(f"Value must be given with the operator {operator} (property {name})")
     if operator == "NotEquals":
         return not any(_equal(value, filter_value, name) for value in found_values)
-    return any(_OPERATORS[operator](value, filter_value, name) for value in found_values)
+    return any(_COMPARISON_BY_OPERATOR[operator](value, filter_value, name) for value in found_values)
 
 
 def _equal(value: Any, filter_value: str, name: str) -> bool:
@@ -129,7 +131,7 @@ def _number_comparison(compare: Callable[[float, float], bool]) -> Callable[[Any
     return compare_numbers
 
 
-_OPERATORS: Mapping[str, Callable[[Any, str, str], bool]] = {
+_COMPARISON_BY_OPERATOR: Mapping[str, Callable[[Any, str, str], bool]] = {
     "Equals": _equal,
     "Contains": _contains,
     "In": _is_in,
@@ -141,6 +143,8 @@ _OPERATORS: Mapping[str, Callable[[Any, str, str], bool]] = {
 
 
 def _parse_number_or_time(text: str, name: str) -> float:
+    """Parse a number, or a time as seconds since the epoch. ``name``: the property, for the message. Raises
+    InvalidSearch."""
     try:
         return float(text)
     except ValueError:
@@ -148,7 +152,7 @@ def _parse_number_or_time(text: str, name: str) -> float:
     try:
         moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        kind = "an ISO 8601 time" if name in _TIMES else "a number"
+        kind = "an ISO 8601 time" if name in _TIME_PROPERTIES else "a number"
         raise InvalidSearch(f"{text!r} is not {kind}, which {name} is") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)

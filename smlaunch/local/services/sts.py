@@ -28,6 +28,7 @@ class StsOperations:
         return {"Arn": arn, "UserId": user, "Account": ACCOUNT}
 
     def assume_role(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return temporary credentials for a role of this account (AssumeRole). Raises ApiError."""
         role, session = required_parameter(params, "RoleArn"), required_parameter(params, "RoleSessionName")
         match = _ROLE.fullmatch(role)
         if match is None:

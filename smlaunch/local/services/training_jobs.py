@@ -21,8 +21,8 @@ from smlaunch.local.services import job_pages, search_expression, training_respo
 from smlaunch.local.services.job_creation import create_job
 from smlaunch.local.settings import Settings
 
-_SEARCH_PAGE = 100
-_EXPRESSION_LIMIT = 50
+_RESULTS_PER_PAGE = 100
+_MAX_CONDITIONS = 50
 _NOT_FOUND = "Requested resource not found."
 
 
@@ -73,6 +73,7 @@ class TrainingJobOperations:
             )
 
         def updated(record: JobRecord) -> JobRecord:
+            """Return the job's record with the members of the request."""
             request = dict(record.request)
             for member, value in recorded_members.items():
                 old = request.get(member)
@@ -92,6 +93,7 @@ class TrainingJobOperations:
         return {"TrainingJobArn": record.arn}
 
     def delete_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Delete a job that has ended and has no warm pool. Raises ApiError otherwise."""
         name = params["TrainingJobName"]
         record = self._store.get(KIND, current_context().region, name)
         if record is None:
@@ -137,6 +139,7 @@ class TrainingJobOperations:
         }
 
     def search(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a page of the training jobs that match an expression (Search), sorted by one property."""
         if params["Resource"] != "TrainingJob":
             raise validation_error(f"This endpoint can search for TrainingJob only, not {params['Resource']}")
         if params.get("VisibilityConditions"):
@@ -145,8 +148,8 @@ class TrainingJobOperations:
         if params.get("CrossAccountFilterOption") == "CrossAccount":
             return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}
         expression = params.get("SearchExpression") or {}
-        if _count_conditions(expression) > _EXPRESSION_LIMIT:
-            raise validation_error(f"SearchExpression has more than {_EXPRESSION_LIMIT} conditions")
+        if _count_conditions(expression) > _MAX_CONDITIONS:
+            raise validation_error(f"SearchExpression has more than {_MAX_CONDITIONS} conditions")
         now = time.time()
         order = params.get("SortBy") or "LastModifiedTime"
         descending = params.get("SortOrder", "Descending") == "Descending"
@@ -161,7 +164,7 @@ class TrainingJobOperations:
         except search_expression.InvalidSearch as error:
             raise validation_error(str(error)) from None
         start = job_pages.parse_offset(params.get("NextToken"))
-        end = start + (params.get("MaxResults") or _SEARCH_PAGE)
+        end = start + (params.get("MaxResults") or _RESULTS_PER_PAGE)
         response: dict[str, Any] = {
             "Results": [{"TrainingJob": document} for document in documents_found[start:end]],
             "TotalHits": {"Value": len(documents_found), "Relation": "EqualTo"},

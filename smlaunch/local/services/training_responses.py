@@ -30,6 +30,7 @@ _NOT_IN_SEARCH = (
 
 
 def describe_job(record: JobRecord, now: float) -> dict[str, Any]:
+    """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch."""
     state, request = record.state, record.request
     response: dict[str, Any] = {
         "TrainingJobName": record.name,

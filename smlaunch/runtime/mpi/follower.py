@@ -41,6 +41,8 @@ class MpiFollower(MpiHost):
         self._deadline = None
 
     def on_message(self, host: str, message: Dict[str, Any]) -> None:
+        """Handle a message of the leader: a signal for the ranks, the end of the program, or the final
+        report."""
         if message.get("do") == "signal":
             self.handle_signal(int(message["number"]))
         elif message.get("do") == "over":

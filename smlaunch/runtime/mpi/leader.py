@@ -31,9 +31,9 @@ class MpiLeader(MpiHost):
 
     def __init__(self, config: MpiHostConfig, folder: str, signals: SignalQueue) -> None:
         super().__init__(config, folder, signals)
-        self._connections: Dict[str, Optional[PeerConnection]] = dict.fromkeys(config.hosts[1:])
+        self._connection_by_host: Dict[str, Optional[PeerConnection]] = dict.fromkeys(config.hosts[1:])
         self._mpirun = _MpirunProcess(config, folder, self.output)
-        self._rank_exits: Dict[int, RankExit] = {}
+        self._exit_by_rank: Dict[int, RankExit] = {}
         self._pending_hosts: List[str] = []
         self._is_over = False
         self._lost_host: Optional[mpi_report.LostHost] = None
@@ -41,9 +41,9 @@ class MpiLeader(MpiHost):
         self._report_at: Optional[float] = None
 
     def on_start(self) -> None:
-        for host in self._connections:
+        for host in self._connection_by_host:
             start_thread(self._connect, host)
-        if not self._connections:
+        if not self._connection_by_host:
             self._mpirun.start()
 
     def _connect(self, host: str) -> None:
@@ -59,17 +59,19 @@ class MpiLeader(MpiHost):
         self.receive_messages(host, peer)
 
     def on_connected(self, host: str, peer: PeerConnection) -> None:
-        self._connections[host] = peer
-        if all(self._connections.values()) and not self._is_over:
+        self._connection_by_host[host] = peer
+        if all(self._connection_by_host.values()) and not self._is_over:
             self._mpirun.start()
 
     # ---- what happens ------------------------------------------------------------------------------------
 
     def on_message(self, host: str, message: Dict[str, Any]) -> None:
+        """Handle the message of a host: the exit of a rank, the exits of all its ranks at the end, or a
+        hang."""
         if "ended" in message:
             self.on_rank_exit(RankExit.from_document(message["ended"]))
         elif "last" in message:
-            self._rank_exits.update((end.rank, end) for end in map(RankExit.from_document, message["last"]))
+            self._exit_by_rank.update((end.rank, end) for end in map(RankExit.from_document, message["last"]))
             self._mark_reported(host)
         elif "hangs" in message:
             self.on_hang(host)
@@ -81,7 +83,7 @@ class MpiLeader(MpiHost):
             self._end_mpirun_at = time.monotonic() + _STACK_DUMP_SECONDS
 
     def on_rank_exit(self, rank_exit: RankExit) -> None:
-        self._rank_exits[rank_exit.rank] = rank_exit
+        self._exit_by_rank[rank_exit.rank] = rank_exit
         if (
             rank_exit.status != 0
             and not rank_exit.was_stopped
@@ -92,7 +94,8 @@ class MpiLeader(MpiHost):
             self._end_mpirun_at = time.monotonic() + self.config.failure_grace_seconds
 
     def on_disconnected(self, host: str, reason: str) -> None:
-        self._connections[host] = None
+        """Note that a host is lost and end mpirun, unless the program is over."""
+        self._connection_by_host[host] = None
         if self._is_over:
             self._mark_reported(host)
             return
@@ -116,6 +119,8 @@ class MpiLeader(MpiHost):
         return [deadline for deadline in (self._end_mpirun_at, self._report_at) if deadline is not None]
 
     def process_events(self, ready: Set[int]) -> None:
+        """Forward mpirun's output, and do what is due: end mpirun, or publish the report. ``ready``:
+        descriptors that can be read."""
         self._mpirun.pump(ready)
         now = time.monotonic()
         if self._mpirun.reap():
@@ -134,13 +139,16 @@ class MpiLeader(MpiHost):
         self._is_over = True
         self._end_mpirun_at = None
         self._report_at = time.monotonic() + _FINAL_REPORT_SECONDS
-        self._pending_hosts = [self.config.host, *(host for host, peer in self._connections.items() if peer)]
+        self._pending_hosts = [
+            self.config.host,
+            *(host for host, peer in self._connection_by_host.items() if peer),
+        ]
         for peer in self._open_connections():
             send_message(peer, {"do": "over"})
         self.begin_shutdown()
 
     def on_ranks_exited(self) -> None:
-        self._rank_exits.update((end.rank, end) for end in self.ranks.collect_exits())
+        self._exit_by_rank.update((end.rank, end) for end in self.ranks.collect_exits())
         self._mark_reported(self.config.host)
 
     def _mark_reported(self, host: str) -> None:
@@ -154,13 +162,13 @@ class MpiLeader(MpiHost):
         mpirun = self._mpirun
         mpirun_output = mpirun.last_output()
         self.report = mpi_report.compose_report(
-            list(self._rank_exits.values()), mpirun.status, mpirun_output, time.time(), self._lost_host
+            list(self._exit_by_rank.values()), mpirun.status, mpirun_output, time.time(), self._lost_host
         )
         for peer in self._open_connections():
             send_message(peer, {"report": self.report.to_document()})
 
     def _open_connections(self) -> List[PeerConnection]:
-        return [peer for peer in self._connections.values() if peer is not None]
+        return [peer for peer in self._connection_by_host.values() if peer is not None]
 
 
 class _MpirunProcess:

@@ -51,7 +51,7 @@ class LocalRanks:
         self._host = host
         self._output = output
         self._partial_event = b""
-        self._ranks: Dict[int, _LocalRank] = {}
+        self._rank_by_number: Dict[int, _LocalRank] = {}
         self._later_signal: Optional[int] = None
         self._is_stopped = False
         # O_RDWR: without a writer of its own it would be at its end before the first rank opens it.
@@ -67,7 +67,7 @@ class LocalRanks:
     @property
     def all_exited(self) -> bool:
         """Every rank that has started has exited."""
-        return all(rank.status is not None for rank in self._ranks.values())
+        return all(rank.status is not None for rank in self._rank_by_number.values())
 
     def descriptors(self) -> List[int]:
         output_fds = [] if self._output.is_full else [output.descriptor for output in self._outputs.values()]
@@ -104,11 +104,11 @@ class LocalRanks:
     ) -> Optional[RankExit]:
         """Note what a rank's parent has reported. Returns how the rank ended, if it did."""
         if event == mpi_rank.EVENT_BEGINS:
-            self._ranks[rank_number] = _LocalRank(rank_number, local_rank)
+            self._rank_by_number[rank_number] = _LocalRank(rank_number, local_rank)
             if local_rank in self._outputs:
                 self._outputs[local_rank].prefix = b"[%d] " % rank_number
             return None
-        rank = self._ranks[rank_number]
+        rank = self._rank_by_number[rank_number]
         if event == mpi_rank.EVENT_STARTED:
             rank.pid = value
             if self._later_signal is not None:
@@ -125,7 +125,7 @@ class LocalRanks:
         """Signal each rank, not its children. ``include_later``: also ranks that start later."""
         if include_later:
             self._later_signal = signal_number
-        for rank in self._ranks.values():
+        for rank in self._rank_by_number.values():
             rank.send_signal(signal_number)
 
     def mark_stopped(self) -> None:
@@ -134,7 +134,7 @@ class LocalRanks:
 
     def kill_remaining(self) -> None:
         """Kill the ranks that the launcher has left running."""
-        for rank in self._ranks.values():
+        for rank in self._rank_by_number.values():
             if rank.status is None:
                 rank.was_stopped = True
                 rank.send_signal(signal.SIGKILL)
@@ -142,7 +142,7 @@ class LocalRanks:
     def collect_exits(self) -> List[RankExit]:
         """Return how every rank ended, with the end of its output."""
         self.drain()
-        return [self._rank_exit(rank) for rank in self._ranks.values()]
+        return [self._rank_exit(rank) for rank in self._rank_by_number.values()]
 
     def _rank_exit(self, rank: _LocalRank) -> RankExit:
         """Return how a rank ended, with the end of its output."""

@@ -115,6 +115,8 @@ class DirectTransport(CheckpointTransport):
             )
 
     def delete(self, names: Sequence[str]) -> None:
+        """Delete objects of S3 by their names below the prefix, and report those that stay; nothing is raised
+        for them."""
         for start in range(0, len(names), _MAX_KEYS_PER_DELETE):
             batch = names[start : start + _MAX_KEYS_PER_DELETE]
             try:

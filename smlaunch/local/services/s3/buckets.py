@@ -62,6 +62,8 @@ class S3Buckets:
         return xml_response("LocationConstraint", "" if region == "us-east-1" else region)
 
     def list_v2(self, request: Request, bucket: str) -> Response:
+        """Return a page of a bucket's objects (ListObjectsV2), from the key of the token or after ``start-
+        after``."""
         query = request.query
         token, start_after = query.get("continuation-token"), query.get("start-after", "")
         first_key = _decode_token(token) if token is not None else b""
@@ -82,6 +84,7 @@ class S3Buckets:
         return xml_response("ListBucketResult", document)
 
     def list_v1(self, request: Request, bucket: str) -> Response:
+        """Return a page of a bucket's objects (ListObjects), after the key ``marker``."""
         query = request.query
         marker, delimiter = query.get("marker", ""), query.get("delimiter", "")
         first_key = marker.encode() + b"\0" if marker else b""

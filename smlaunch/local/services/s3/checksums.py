@@ -18,9 +18,9 @@ from typing import Protocol
 from smlaunch.local.api_errors import ApiError
 
 ALGORITHMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
-_POLYNOMIALS = {"CRC32": 0xEDB88320, "CRC32C": 0x82F63B78, "CRC64NVME": 0x9A6C9329AC4BC9B5}
+_POLYNOMIAL_BY_ALGORITHM = {"CRC32": 0xEDB88320, "CRC32C": 0x82F63B78, "CRC64NVME": 0x9A6C9329AC4BC9B5}
 """Reflected: the least significant bit is the highest power."""
-_WIDTHS = {"CRC32": 32, "CRC32C": 32, "CRC64NVME": 64}
+_BITS_BY_ALGORITHM = {"CRC32": 32, "CRC32C": 32, "CRC64NVME": 64}
 
 
 class ChecksumDigest(Protocol):
@@ -58,7 +58,7 @@ def new_digest(algorithm: str) -> ChecksumDigest | None:
     if algorithm in ("SHA1", "SHA256"):
         return hashlib.new(algorithm.lower(), usedforsecurity=False)
     function = _awscrt_function(algorithm)
-    return None if function is None else _Crc(function, _WIDTHS[algorithm])
+    return None if function is None else _Crc(function, _BITS_BY_ALGORITHM[algorithm])
 
 
 def encode(digest: ChecksumDigest) -> str:
@@ -83,7 +83,7 @@ def composite_checksum(algorithm: str, part_checksums: Sequence[str]) -> str | N
 
 def combined_crc(algorithm: str, crcs_and_sizes: Sequence[tuple[str, int]]) -> str:
     """Compute the CRC of an object from (base64 CRC, size in bytes) of its parts, without reading them."""
-    width, polynomial = _WIDTHS[algorithm], _POLYNOMIALS[algorithm]
+    width, polynomial = _BITS_BY_ALGORITHM[algorithm], _POLYNOMIAL_BY_ALGORITHM[algorithm]
     crc = 0
     for part_crc, size in crcs_and_sizes:
         crc = _append_zeros(crc, size, polynomial, width) ^ int.from_bytes(base64.b64decode(part_crc), "big")

@@ -304,6 +304,8 @@ class S3MultipartUploads:
         return chosen
 
     def _concatenate(self, parts: Sequence[_StoredPart], target: Path) -> None:
+        """Write the parts' bytes one after the other to the file ``target``. Raises ApiError for a part whose
+        file is damaged."""
         with target.open("wb") as target_file:
             for part in parts:
                 part_file = self._store.root / part.file

@@ -155,6 +155,8 @@ class S3Objects:
         return Response(204)
 
     def delete_many(self, payload: Payload, bucket: str) -> Response:
+        """Delete the objects that the request's document lists (DeleteObjects), and report each that could
+        not be deleted."""
         root = read_xml(payload)
         quiet = text_of(root, "Quiet") == "true"
         deleted, errors = [], []
@@ -304,6 +306,8 @@ def write_precondition(request: Request) -> WriteCondition | None:
         return None
 
     def check(old_object: ObjectInfo | None) -> None:
+        """Raise ApiError unless the object that the write replaces, None without one, meets the
+        conditions."""
         if none_match and old_object is not None:
             raise _precondition_failed("If-None-Match")
         if match and old_object is None:

@@ -14,7 +14,7 @@ from smlaunch.local.api_errors import ApiError
 from smlaunch.local.http_messages import Payload, Response
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_BODY_LIMIT = 8 << 20
+_MAX_BODY_BYTES = 8 << 20
 _INVALID_XML_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
@@ -40,6 +40,7 @@ def xml_response(
 
 
 def _inner_xml(value: Any) -> str:
+    """Return a value as XML without its own element; a list becomes one element for each item."""
     if not isinstance(value, Mapping):
         text = "true" if value is True else "false" if value is False else str(value)
         # Characters that XML 1.0 excludes are replaced; clients that list such keys use encoding-type=url.
@@ -53,7 +54,7 @@ def _inner_xml(value: Any) -> str:
 
 def read_xml(payload: Payload) -> ElementTree.Element:
     """Parse a request's body and return its root element. Raises ApiError."""
-    text = payload.read(_BODY_LIMIT)
+    text = payload.read(_MAX_BODY_BYTES)
     try:
         return ElementTree.fromstring(text)  # noqa: S314  signed by the endpoint's own user
     except ElementTree.ParseError:

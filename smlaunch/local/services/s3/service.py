@@ -53,6 +53,8 @@ class S3Service(S3Errors):
         self._multipart = S3MultipartUploads(store)
 
     def serve(self, request: Request, payload: Payload) -> Response:
+        """Respond to a request: choose its operation by its method, its path and its subresource. Raises
+        ApiError."""
         bucket, key = bucket_and_key(request)
         self._check_owner(request, bucket)
         subresources = sorted(SUBRESOURCES.intersection(request.query))
@@ -133,6 +135,8 @@ class S3Service(S3Errors):
     def _object_operation(
         self, request: Request, payload: Payload, bucket: str, key: str, subresource: str
     ) -> Response:
+        """Respond to an operation on an object. ``subresource``: the query parameter that selects one, such
+        as tagging; empty for the object itself."""
         is_copy = "x-amz-copy-source" in request.headers
         match request.method, subresource:
             case "GET" | "HEAD", "":
