@@ -350,7 +350,7 @@ class ObjectStore:
         A commit costs more than the copy of a small file, so this is for thousands of small files. ``move``:
         rename sources that are on the same disk; sources of failed objects stay.
         """
-        errors_by_key: dict[str, Exception] = {}
+        error_by_key: dict[str, Exception] = {}
         incoming_folder = self._store_dir / "incoming" / secrets.token_hex(12)
         incoming_folder.mkdir()
         try:
@@ -365,7 +365,7 @@ class ObjectStore:
                         continue
                     bodies.append((key, body, copy_with_md5(source, body)))
                 except OSError as error:
-                    errors_by_key[key] = error
+                    error_by_key[key] = error
             sync_files([body for _, body, _ in bodies])
             replaced_files: list[tuple[str, str | None]] = []
             folders: set[str] = set()
@@ -378,7 +378,7 @@ class ObjectStore:
                             )
                             replaced_files.append((key, old_file))
                         except (ApiError, OSError) as error:
-                            errors_by_key[key] = error
+                            error_by_key[key] = error
                     for changed_folder in folders:
                         sync_folder(changed_folder)
             except Exception:
@@ -388,7 +388,7 @@ class ObjectStore:
                 self._remove_replaced_file(bucket, key, replaced_file)
         finally:
             shutil.rmtree(incoming_folder)
-        return errors_by_key
+        return error_by_key
 
     def _restore_sources(self, bucket: str, bodies: Sequence[tuple[str, str, str]]) -> None:
         """Move bodies back to their sources after a failed transaction (a full disk). A body that replaced

@@ -102,7 +102,8 @@ def living_pids(pids: Sequence[int]) -> List[int]:
 
 
 def _disable_core_dump(pid: int) -> None:
-    """The core dump of a training process would fill the disk and take minutes to write."""
+    """Set the limit of a core dump to 0: that of a training process would fill the disk and take minutes to
+    write."""
     try:
         import resource
 

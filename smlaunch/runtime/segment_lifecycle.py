@@ -133,37 +133,39 @@ def prepare_segment(
     many runs, each of which has checkpoints of its own.
     """
     try:
-        requested = Segment.from_environment(environ)
+        requested_segment = Segment.from_environment(environ)
     except ValueError as error:
         raise SetupError(str(error)) from None
     job = environ.get("TRAINING_JOB_NAME") or None
     job_name = parse_job_name(job or "")
     # An inherited variable, from a job that runs this one on its own host, belongs to another run.
-    requested_run = requested.run if job_name is None or job_name.run == requested.run else None
-    run_id = requested_run or spec.run or requested.run
+    requested_run = (
+        requested_segment.run if job_name is None or job_name.run == requested_segment.run else None
+    )
+    run_id = requested_run or spec.run or requested_segment.run
     if job_name is not None and job_name.run == (run_id or job_name.run):
         run_id = job_name.run
-        requested = requested._replace(segment=job_name.segment, attempt=job_name.attempt)
+        requested_segment = requested_segment._replace(segment=job_name.segment, attempt=job_name.attempt)
     stop_after = read_stop_after(environ)
-    segment = requested._replace(
+    segment = requested_segment._replace(
         run=run_id,
-        job=job or requested.job,
+        job=job or requested_segment.job,
         stop_file=_prepare_stop_file(runtime_dir),
         stop_at=None if stop_after is None else now + stop_after,
-        deterministic=spec.deterministic or requested.deterministic,
+        deterministic=spec.deterministic or requested_segment.deterministic,
     )
     checkpoints = spec.checkpoints
     if checkpoints is None:
         return segment._replace(checkpoint_dir=None, checkpoints_uri=None)
     return segment._replace(
         checkpoint_dir=_make_directory(paths.resolve(checkpoints.path)),
-        checkpoints_uri=(requested_run and requested.checkpoints_uri) or checkpoints.uri,
+        checkpoints_uri=(requested_run and requested_segment.checkpoints_uri) or checkpoints.uri,
         upload_mode=checkpoints.upload,
         keep_steps=checkpoints.keep,
-        interval_seconds=requested.interval_seconds
+        interval_seconds=requested_segment.interval_seconds
         if checkpoints.interval_seconds is None
         else checkpoints.interval_seconds,
-        failure_seconds=requested.failure_seconds
+        failure_seconds=requested_segment.failure_seconds
         if checkpoints.failure_seconds is None
         else checkpoints.failure_seconds,
     )

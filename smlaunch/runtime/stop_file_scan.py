@@ -15,7 +15,8 @@ _MAX_BYTES = 256 << 20
 
 
 def may_read_stop_file(folder: str, texts: Iterable[str] = ()) -> bool:
-    """True also where it cannot be found out: there is no source, it is too large, or one of its files cannot
+    """Return whether a program with the source ``folder`` may read the stop file. True also where it cannot
+    be found out: there is no source, it is too large, or one of its files cannot
     be read. A library of the image that reads the stop file is not noticed. ``texts``: arguments of the
     program, and values of its environment.
     """

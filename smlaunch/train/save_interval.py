@@ -61,7 +61,8 @@ class SaveInterval:
         return seconds_left is None or seconds_left > 0.5 * min(self.seconds, self._failure_seconds)
 
     def record_step(self, seconds: float, is_saving: bool) -> None:
-        """``is_saving``: a save was running during the step; the extra time counts as a cost of the save."""
+        """Record that a step took so many seconds. ``is_saving``: a save was running during the step; the
+        extra time counts as a cost of the save."""
         if is_saving and self._step_seconds is not None:
             self._slowdown_seconds += seconds - self._step_seconds
         elif not is_saving:
@@ -74,8 +75,9 @@ class SaveInterval:
         self._slowdown_seconds = 0.0
 
     def record_save_end(self, stall_seconds: float, write_seconds: float) -> Optional[str]:
-        """``stall_seconds``: how long the training stood still; ``write_seconds``: until everything was
-        durable. Returns a message if the interval has changed much."""
+        """Record that a save has ended. ``stall_seconds``: how long the training stood still;
+        ``write_seconds``: until everything was durable. Returns a message if the interval has changed
+        much."""
         cost_seconds = stall_seconds + max(0.0, self._slowdown_seconds)
         self._cost_seconds = (
             cost_seconds if self._cost_seconds is None else _blend(self._cost_seconds, cost_seconds)

@@ -91,7 +91,9 @@ class Snapshotter:
         shared_tensors: List[Any],
         sources: List[Any],
     ) -> Dict[str, Any]:
-        """Choose which pieces and boxes of the shared tensors this rank saves, and append their sources."""
+        """Choose what this rank saves of the shared tensors: pieces (ranges of bytes) of whole tensors, which
+        the ranks share equally, and boxes (rectangular parts) of sharded ones. Append the bytes of each to
+        ``sources``. ``tensor_rows``: path, dtype and shape of each tensor."""
         pieces: List[Tuple[int, int, _CopyRef]] = []
         boxes: List[Tuple[int, Tuple[int, ...], _CopyRef]] = []
         whole_indices = []
@@ -111,8 +113,8 @@ class Snapshotter:
         total = sum(sizes)
         # Next to sharded tensors the rest is small; the leader saves it, so that a rank reads only two
         # shards.
-        spread = len(whole_indices) == len(shared_tensors)
-        share_count, share_index = (self._world_size, self._rank) if spread else (1, self._rank)
+        is_spread = len(whole_indices) == len(shared_tensors)
+        share_count, share_index = (self._world_size, self._rank) if is_spread else (1, self._rank)
         share_start, share_end = total * share_index // share_count, total * (share_index + 1) // share_count
         offset = 0
         for index, size in zip(whole_indices, sizes):
@@ -121,7 +123,7 @@ class Snapshotter:
                 sources.append(_flat_bytes(shared_tensors[index], tensor_rows[index][0])[start:end])
                 pieces.append((index, start, _CopyRef(len(sources) - 1, "bytes", (end - start,))))
             offset += size
-        return {"pieces": pieces, "boxes": boxes, "all_shards_needed": spread}
+        return {"pieces": pieces, "boxes": boxes, "all_shards_needed": is_spread}
 
     def _copy_to_memory(self, sources: List[Any]) -> List[memoryview]:
         """Copy all sources into the preallocated memory, which grows if necessary. Return a view of each

@@ -434,7 +434,7 @@ def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
     index.commit()
     harness.sync.finish()
     harness.sync.save_unsaved_files()
-    unsaved_dir = harness.sync.unsaved_files["algo-1"]
+    unsaved_dir = harness.sync.saved_folder_by_host["algo-1"]
     assert tree(unsaved_dir) == {"step-2/part": "whole on the disk"}
     assert any(str(unsaved_dir) in note for note in harness.notes)
     assert not (objects.root / "data" / "ckpt" / "step-2").exists(), "a body without a row is nobody's"

@@ -220,7 +220,7 @@ def test_a_marker_is_not_stored_before_what_it_names(
     for number in range(UPLOAD_CLOSED_AFTER):
         replace_file(folder / "busy", str(number))
         harness.scan()
-    patience = harness.sync._schedules["algo-1"]
+    patience = harness.sync._schedule_by_host["algo-1"]
     begin = patience.begin_scan
 
     def begin_and_commit() -> None:
