@@ -483,4 +483,4 @@ def _process_events(leader: LeaderChannel) -> None:
 
 
 def link_names(leader: LeaderChannel) -> list[str]:
-    return [connection.host for connection in leader._connections.values() if connection.host]
+    return [connection.host for connection in leader._connection_by_fd.values() if connection.host]
