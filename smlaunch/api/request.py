@@ -86,7 +86,7 @@ class JobParameters:
 
 
 def create_training_job(job: JobParameters) -> dict[str, Any]:
-    """Keyword arguments of boto3's ``create_training_job``."""
+    """Return the keyword arguments of boto3's ``create_training_job``."""
     stopping = {"MaxRuntimeInSeconds": job.max_runtime_seconds}
     if job.max_wait_seconds is not None:
         stopping["MaxWaitTimeInSeconds"] = job.max_wait_seconds

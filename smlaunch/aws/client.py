@@ -108,6 +108,8 @@ class SageMakerControlPlane:
         )
 
     def describe(self, name: str) -> dict[str, Any]:
+        """Return the description of a training job, or of a processing job in the form of a training
+        job's."""
         if name not in self._processing_job_names:
             try:
                 response = call_api(
@@ -238,6 +240,7 @@ class S3Storage:
             raise
 
     def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects below a prefix, in key order."""
         params: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
         while True:
             page = call_api("ListObjectsV2", self._client.list_objects_v2, **params)
@@ -337,6 +340,7 @@ class CloudWatchLogs:
         self._client = client
 
     def streams(self, group: str, prefix: str) -> Sequence[str]:
+        """Return the names of a log group's streams that begin with the prefix; none without the group."""
         names: list[str] = []
         params: dict[str, Any] = {"logGroupName": group, "logStreamNamePrefix": prefix}
         while True:
@@ -360,6 +364,8 @@ class CloudWatchLogs:
     def _page(
         self, group: str, stream: str, params: dict[str, Any], token: str | None
     ) -> tuple[Sequence[LogEvent], str | None]:
+        """Return the events of one page of a stream, and the token of the next page, which is the same one at
+        the end."""
         params = {"logGroupName": group, "logStreamName": stream, "limit": _LOG_PAGE_EVENTS, **params}
         if token is not None:
             params["nextToken"] = token
@@ -380,6 +386,8 @@ class ServiceQuotas:
         self._client = client
 
     def values(self, names: Collection[str]) -> dict[str, float]:
+        """Return the values of the account's quotas by name; quotas that the service does not list are
+        missing."""
         values: dict[str, float] = {}
         params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
         for _ in range(_MAX_QUOTA_PAGES):

@@ -278,6 +278,8 @@ class FolderSource:
             self._workers.close()
 
     def list_files(self) -> SourceFiles:
+        """Return the files to pack. Raises JobError for a source that is no folder, and for files that cannot
+        be read or are not regular files."""
         if not self._root.is_dir():
             problem = "is a file, not a folder" if self._root.exists() else "does not exist"
             raise JobError([Problem("SRC", f"{self._root} {problem}")])

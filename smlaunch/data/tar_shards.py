@@ -205,6 +205,8 @@ class GnuTarShardWriter:
         self.stop = self._process_group.stop
 
     def write(self, shard: TarShard, archive_path: Path) -> str:
+        """Write one shard with the tar program and return its checksum. Raises ShardFailed if files have
+        changed since they were listed, and PackStopped if tar failed otherwise."""
         options: tuple[str, ...] = (
             *("--create", "--format=ustar", "--force-local", "--no-recursion", "--hard-dereference"),
             *("--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=0644"),

@@ -58,6 +58,7 @@ class ChainModel:
     segment loses the failure's time, as in the closed form and in a spot job's own restarts."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError for times that no chain can have."""
         problems = []
         for field in fields(self):
             value = getattr(self, field.name)

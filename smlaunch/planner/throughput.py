@@ -26,6 +26,7 @@ class EstimateRange:
         return EstimateRange(self.low * count, self.high * count)
 
     def __str__(self) -> str:
+        """Return the range for messages, such as ``2 to 3 min`` or ``about 10 s``."""
         if self.high == 0:
             return "none"
         low, high = _format_seconds(self.low), _format_seconds(self.high)

@@ -90,6 +90,8 @@ class _WriterProgress:
                 self.metrics[key] = float(value)
 
     def estimate(self, now: float | None) -> ProgressEstimate:
+        """Return step, speed, remaining time and metrics. ``now``: seconds since the epoch; None counts the
+        remaining time from the last line."""
         step = self.points[-1][1] if self.points else None
         steps_per_second = self._steps_per_second()
         eta_seconds = None

@@ -135,6 +135,8 @@ def _write_tar(tree: SourceTree, entries: list[SourceEntry]) -> tuple[dict[str, 
 
 
 def _exclusion_warnings(root: Path, excluded: ExcludedFiles) -> list[str]:
+    """Return warnings about files that are not sent: likely secrets, links that lead outside, special
+    files."""
     warnings = []
     if secrets := excluded.secrets:
         warnings.append(

@@ -156,6 +156,8 @@ class SourceTree:
     def _entries_of_file(
         self, relative_path: str, status: os.stat_result, rules: list[IgnoreRules], skip_secret_check: bool
     ) -> Iterator[SourceEntry]:
+        """Yield the file as an entry of the archive, unless it is excluded; exclusions are recorded with
+        their reasons."""
         is_link = stat.S_ISLNK(status.st_mode)
         if not is_link and not stat.S_ISREG(status.st_mode):
             self.excluded.special_files[relative_path] = "neither file nor folder"
@@ -230,6 +232,8 @@ class SourceTree:
         return None
 
     def _read_unchanged(self, relative_path: str) -> bytes:
+        """Return the content of a file. Raises JobError for a file that cannot be read, or changes during
+        every try."""
         prefix, _, name = relative_path.rpartition("/")
         try:
             descriptor = os.open(name, _OPEN_FLAGS, dir_fd=self._open_folder(prefix))

@@ -89,6 +89,8 @@ def _upload_first_object(
 def _missing_objects(
     upload: Upload, source: SourceArchive | None, storage: ObjectStorage, runtime: Callable[[bool], bytes]
 ) -> Iterator[_ObjectUpload]:
+    """Yield the objects that one upload consists of and that may be missing in S3. ``runtime``: returns the
+    archive of the runtime, with or without its MPI part."""
     bucket, key = _bucket_and_key(upload.uri)
     if upload.kind == "runtime":
         yield _ObjectUpload(key, bucket, partial(runtime, upload.mpi))

@@ -80,6 +80,8 @@ def _has_private_key(content: bytes) -> bool:
 
 
 def _has_aws_key(content: bytes) -> bool:
+    """Return whether the content has an AWS key id with a secret key near it. Keys from documentation do not
+    count."""
     for escape_sequence, replacement in _ESCAPE_SEQUENCES:
         content = escape_sequence.sub(replacement, content)
     for key_id in _AWS_KEY_ID.finditer(content):

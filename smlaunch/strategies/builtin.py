@@ -46,6 +46,7 @@ class Builtin(Strategy):
     checkpoint_note = "a built-in algorithm does not stop itself to be continued by another job"
 
     def check(self, context: LaunchContext) -> list[Problem]:
+        """Return problems of the algorithm's options, inputs and hosts."""
         if context.algorithm is None:
             return [Problem("algorithm", "builtin runs one of SageMaker's algorithms; name it")]
         algorithm = find_algorithm(context.algorithm)
@@ -64,6 +65,7 @@ class Builtin(Strategy):
         return [*problems, *algorithm_problems(algorithm, context)]
 
     def advice(self, context: LaunchContext) -> list[str]:
+        """Return warnings about the algorithm's instance type, inputs and checkpoints."""
         algorithm = find_algorithm(context.algorithm or "")
         if algorithm is None:
             return []

@@ -174,6 +174,7 @@ def _kmeans_advice(context: LaunchContext) -> Iterator[str]:
 
 
 def _linear_learner_advice(context: LaunchContext) -> Iterator[str]:
+    """Yield advice about which inputs the hosts should share, and which each host should have whole."""
     train_channel = context.channels.get("train")
     if context.hosts > 1 and train_channel is not None and train_channel.split is None:
         yield f"{context.algorithm} on several hosts recommends split: key for inputs.train"

@@ -39,6 +39,7 @@ class MPI(Strategy):
     options = {MPIRUN_OPTIONS: "arguments of mpirun, a list or one text: --map-by node"}  # noqa: RUF012
 
     def check(self, context: LaunchContext) -> list[Problem]:
+        """Return problems of a job under mpirun."""
         arguments, problem = _mpirun_arguments(context)
         if problem:
             return [Problem(f"options.{MPIRUN_OPTIONS}", problem)]

@@ -29,6 +29,7 @@ class ShareNothing(Strategy):
     }
 
     def check(self, context: LaunchContext) -> list[Problem]:
+        """Return problems of a job whose hosts work independently."""
         problems = []
         if context.hosts > 1 and not context.has_split_input:
             message = (

@@ -74,6 +74,7 @@ class Spark(Strategy):
     }
 
     def check(self, context: LaunchContext) -> list[Problem]:
+        """Return problems of the options and inputs of a job with Spark."""
         problems = []
         for name in ("memory", "driver_memory"):
             value = context.options.get(name)
@@ -98,6 +99,7 @@ class Spark(Strategy):
         )
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
+        """Return the command line of spark-submit."""
         cores, memory, driver_memory = _cores_and_memory(context)
         spark_settings: list[Arg] = [*_SPARK_SETTINGS, Ref("address", prefix="spark.driver.host=")]
         if cores is not None:

@@ -28,7 +28,7 @@ def check_processing_job(request: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_cluster(cluster: Mapping[str, Any]) -> Iterator[Violation]:
-    """Instance type, preferences and volume."""
+    """Yield violations of instance type, preferences and volume."""
     if not cluster:
         return
     path = ("ProcessingResources", "ClusterConfig")

@@ -59,7 +59,11 @@ def check_request(operation: str, request: Mapping[str, Any], service: str = "sa
 def _check_value(
     shapes: Shapes, name: str, value: Any, path: RequestPath, map_part: str = ""
 ) -> Iterator[Violation]:
-    """Violations of any value, by its shape's type."""
+    """Yield violations of any value, by its shape's type.
+
+    ``name``: of the shape in the API model. ``path``: of the value in the request. ``map_part``: ``key`` or
+    ``value`` for a part of a map's entry.
+    """
     shape = shapes[name]
     type_name = shape["type"]
     if not _has_type(type_name, value):
@@ -84,7 +88,7 @@ def _check_value(
 def _check_structure(
     shapes: Shapes, shape: Shape, value: Mapping[str, Any], path: RequestPath
 ) -> Iterator[Violation]:
-    """Violations of a structure: missing and unknown members, unions, and those of its members."""
+    """Yield violations of a structure: missing and unknown members, unions, and those of its members."""
     members: Mapping[str, str] = shape["members"]
     present = {name: item for name, item in value.items() if item is not None}
     for name in shape.get("required", ()):
@@ -100,7 +104,7 @@ def _check_structure(
 
 
 def _check_string(shape: Shape, value: str, path: RequestPath, map_part: str) -> Iterator[Violation]:
-    """Violations of a string: enum, length and pattern."""
+    """Yield violations of a string: enum, length and pattern."""
     if "enum" in shape:
         if value not in shape["enum"]:
             yield Violation(path, value, "enum", tuple(shape["enum"]), map_part)
@@ -126,7 +130,7 @@ def _check_bounds(
 
 
 def _has_type(type_name: str, value: Any) -> bool:
-    """Whether the value has the model's type."""
+    """Return whether the value has the API model's type."""
     if type_name == "structure":
         return isinstance(value, Mapping)
     if type_name == "map":

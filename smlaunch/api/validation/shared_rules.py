@@ -19,7 +19,8 @@ def service_violation(path: RequestPath, value: Any, text: str) -> Violation:
 def check_volume_key(
     path: RequestPath, resources: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]
 ) -> Iterator[Violation]:
-    """A volume's key is rejected for types with local disks, as far as the catalog knows them."""
+    """Yield a violation for each type with local disks whose volume is to be encrypted with a key, as far as
+    the catalog knows them. ``entries``: all that name an instance type."""
     key = resources.get("VolumeKmsKeyId")
     if not key:
         return

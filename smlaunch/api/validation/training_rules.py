@@ -27,7 +27,8 @@ LONGEST_RUNTIME = 28 * 86_400
 
 
 def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """``request`` matches the model's types; members may be missing or unknown."""
+    """Yield what the service would reject about a CreateTrainingJob request. ``request`` matches the model's
+    types; members may be missing or unknown."""
     if not request.get("ServerlessJobConfig"):
         for name in ("AlgorithmSpecification", "ResourceConfig"):
             if not request.get(name):
@@ -41,7 +42,7 @@ def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_algorithm(specification: Mapping[str, Any]) -> Iterator[Violation]:
-    """The image and the algorithm exclude each other."""
+    """Yield a violation unless exactly one of image and algorithm is given."""
     if not specification:
         return
     image, name = specification.get("TrainingImage"), specification.get("AlgorithmName")
@@ -55,7 +56,7 @@ def _check_algorithm(specification: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_resources(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Instance type and count, groups, preferences and volume."""
+    """Yield violations of instance type and count, groups, preferences and volume."""
     resources = request.get("ResourceConfig") or {}
     if not resources:
         return
@@ -93,7 +94,7 @@ def _check_resources(request: Mapping[str, Any]) -> Iterator[Violation]:
 def _check_preferences(
     request: Mapping[str, Any], resources: Mapping[str, Any], preferences: Sequence[Mapping[str, Any]]
 ) -> Iterator[Violation]:
-    """What InstancePreferences excludes, and how counts are given."""
+    """Yield violations of what InstancePreferences excludes, and of how counts are given."""
     path = ("ResourceConfig",)
     for field in ("InstanceType", "InstanceGroups", "InstancePlacementConfig"):
         if resources.get(field):
@@ -118,7 +119,7 @@ def _check_preferences(
 
 
 def _check_stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Limits of run time and wait."""
+    """Yield violations of the limits of run time and wait."""
     condition = request.get("StoppingCondition") or {}
     runtime, wait = condition.get("MaxRuntimeInSeconds"), condition.get("MaxWaitTimeInSeconds")
     path = ("StoppingCondition",)
@@ -139,7 +140,7 @@ def _check_stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_channels(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Data sources, modes and instance groups of channels."""
+    """Yield violations of the channels' data sources, modes and instance groups."""
     channels: Sequence[Mapping[str, Any]] = request.get("InputDataConfig") or ()
     yield from check_unique(("InputDataConfig",), "ChannelName", channels)
     default_mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
@@ -184,7 +185,10 @@ def _check_channels(request: Mapping[str, Any]) -> Iterator[Violation]:
 def _check_mode(
     path: RequestPath, channel: Mapping[str, Any], s3: Mapping[str, Any], mode: str | None
 ) -> Iterator[Violation]:
-    """What each input mode supports."""
+    """Yield a violation for each property of a channel that its input mode does not support.
+
+    ``path``: of the channel in the request. ``s3``: its S3DataSource. ``mode``: File, FastFile or Pipe.
+    """
     data_type = s3.get("S3DataType")
     source_path = (*path, "DataSource", "S3DataSource")
     if data_type == "AugmentedManifestFile" and mode in ("File", "FastFile"):

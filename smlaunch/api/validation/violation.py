@@ -41,7 +41,7 @@ class Violation(NamedTuple):
         return Problem(self.dotted_path(), f"the name {message}" if self.map_part == "key" else message)
 
     def dotted_path(self) -> str:
-        """``InputDataConfig[0].ChannelName``"""
+        """Return the path as text, such as ``InputDataConfig[0].ChannelName``."""
         text = ""
         for step in self.path:
             text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -85,7 +85,7 @@ def _aws_path(path: tuple[str | int, ...]) -> str:
 
 
 def _aws_value(value: Any) -> str:
-    """The value in AWS's notation."""
+    """Return the value in AWS's notation."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -103,7 +103,7 @@ def _abbreviated(value: Any) -> str:
 
 
 def _suggestion(value: Any, known_names: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or the known names if there are few."""
+    """Return ``; did you mean 'x'?``, or the known names if there are few."""
     names = list(known_names)
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
     if close:
