@@ -87,11 +87,11 @@ class JobParameters:
 
 def create_training_job(job: JobParameters) -> dict[str, Any]:
     """Return the keyword arguments of boto3's ``create_training_job``."""
-    stopping = {"MaxRuntimeInSeconds": job.max_runtime_seconds}
+    stopping_condition = {"MaxRuntimeInSeconds": job.max_runtime_seconds}
     if job.max_wait_seconds is not None:
-        stopping["MaxWaitTimeInSeconds"] = job.max_wait_seconds
+        stopping_condition["MaxWaitTimeInSeconds"] = job.max_wait_seconds
     if job.max_pending_seconds is not None:
-        stopping["MaxPendingTimeInSeconds"] = job.max_pending_seconds
+        stopping_condition["MaxPendingTimeInSeconds"] = job.max_pending_seconds
     request: dict[str, Any] = {
         "TrainingJobName": job.name,
         "HyperParameters": {
@@ -107,7 +107,7 @@ def create_training_job(job: JobParameters) -> dict[str, Any]:
         "InputDataConfig": [_training_channel(channel) for channel in job.channels],
         "OutputDataConfig": {"S3OutputPath": job.output},
         "ResourceConfig": _resource_members(job),
-        "StoppingCondition": stopping,
+        "StoppingCondition": stopping_condition,
         "Environment": dict(job.environment),
         "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
     }

@@ -74,18 +74,18 @@ def advise(
     with open_inventory(source, options) as inventory:
         from smlaunch.data.size_stats import summarize_inventory
 
-        data = summarize_inventory(inventory)
+        dataset = summarize_inventory(inventory)
         if inventory.bucket:
-            where = f"s3://{inventory.bucket}/{inventory.prefix}"
+            location = f"s3://{inventory.bucket}/{inventory.prefix}"
         else:
-            where = inventory.prefix or source
-    if not data.files:
+            location = inventory.prefix or source
+    if not dataset.files:
         raise JobError([Problem("source", f"{source} has no files")])
     platform: Platform = "slurm" if slurm else "processing" if processing else "training"
-    access = AccessPattern(epochs, random_access, split, platform)
-    advice = advise_storage(data, access, HostProfile(instance, hosts))
+    access_pattern = AccessPattern(epochs, random_access, split, platform)
+    advice = advise_storage(dataset, access_pattern, HostProfile(instance, hosts))
     if as_json:
-        click.echo(json.dumps({"source": where, **advice.to_dict()}, indent=2))
+        click.echo(json.dumps({"source": location, **advice.to_dict()}, indent=2))
     else:
-        click.echo(as_text(advice, where))
+        click.echo(as_text(advice, location))
     return 0

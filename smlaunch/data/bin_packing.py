@@ -65,11 +65,11 @@ def scan_sizes(blocks: SizeBlocks, count: int, host_count: int) -> SizeScan:
     range_ends = even_ranges(count, host_count).bounds
     sums_at_ends: list[Number] = [0] * (host_count + 1)
     round_robin_loads: list[Number] = [0] * host_count
-    per_host = min(
+    smoothing_rows_per_host = min(
         max(count // host_count // _ROWS_PER_SMOOTHING_ROW, _SMOOTHING_ROWS_PER_HOST[0]),
         _SMOOTHING_ROWS_PER_HOST[1],
     )
-    sample_count = min(per_host * host_count, count // 8)
+    sample_count = min(smoothing_rows_per_host * host_count, count // 8)
     sample_stride = count // sample_count if sample_count else 1
     largest_rows = _LargestRows(_MAX_HEAD_ROWS)
     samples: list[Any] = []
@@ -104,17 +104,17 @@ def scan_sizes(blocks: SizeBlocks, count: int, host_count: int) -> SizeScan:
     if start_row != count:
         raise ValueError(f"{count} sizes were announced, but {start_row} were read")
     sample = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
-    ordinary_sizes = sample[sample <= per_host / 2 * total / max(count, 1)]
+    ordinary_sizes = sample[sample <= smoothing_rows_per_host / 2 * total / max(count, 1)]
     head = largest_rows.above(max(ordinary_sizes.sum().item() / 2, _MIN_HEAD_SHARE * total) / host_count)
-    rows = (
+    sample_rows = (
         np.arange(sample_stride // 2, count, sample_stride) if sample_count else np.zeros(0, dtype=np.int64)
     )
-    is_not_in_head = np.isin(rows, head[0], invert=True)
+    is_not_in_head = np.isin(sample_rows, head[0], invert=True)
     by_count = CountLoads(
         tuple(sums_at_ends[host + 1] - sums_at_ends[host] for host in range(host_count)),
         tuple(round_robin_loads),
     )
-    return SizeScan(total, largest, by_count, head, (rows[is_not_in_head], sample[is_not_in_head]))
+    return SizeScan(total, largest, by_count, head, (sample_rows[is_not_in_head], sample[is_not_in_head]))
 
 
 def _checked_largest(block: Any, start: int) -> Number:
@@ -236,13 +236,13 @@ def _cut_ranges(
     ``targets``: sum of the sizes at which each range should end. A row that a target falls into goes to the
     side that has more of it.
     """
-    hosts = len(targets)
-    bounds = np.zeros(hosts + 1, dtype=np.int64)
+    host_count = len(targets)
+    bounds = np.zeros(host_count + 1, dtype=np.int64)
     bounds[-1] = count
-    sums_at_bounds: list[Number] = [0] * (hosts + 1)
+    sums_at_bounds: list[Number] = [0] * (host_count + 1)
     previous_sum: Number = 0
     start, host = 0, 0
-    while host < hosts - 1 and targets[host] <= 0:
+    while host < host_count - 1 and targets[host] <= 0:
         host += 1
     for block in blocks():
         stop = start + len(block)
@@ -252,7 +252,7 @@ def _cut_ranges(
             block[exception_rows[first_exception:last_exception] - start] = 0
         running_sums = np.cumsum(block)
         block_end_sum = previous_sum + running_sums[-1].item() if len(block) else previous_sum
-        while host < hosts - 1 and targets[host] <= block_end_sum:
+        while host < host_count - 1 and targets[host] <= block_end_sum:
             row = min(int(np.searchsorted(running_sums, targets[host] - previous_sum)), len(block) - 1)
             end_sum, size = previous_sum + running_sums[row].item(), block[row].item()
             includes_row = end_sum - targets[host] <= size / 2
@@ -261,7 +261,7 @@ def _cut_ranges(
             host += 1
         previous_sum, start = block_end_sum, stop
     bounds[host + 1 :] = count
-    sums_at_bounds[host + 1 :] = [previous_sum] * (hosts - host)
+    sums_at_bounds[host + 1 :] = [previous_sum] * (host_count - host)
     return bounds, [
-        sums_at_bounds[range_index + 1] - sums_at_bounds[range_index] for range_index in range(hosts)
+        sums_at_bounds[range_index + 1] - sums_at_bounds[range_index] for range_index in range(host_count)
     ]

@@ -140,15 +140,15 @@ class InventoryKeys:
                 ]
             )
 
-    def _check_keys(self, keys: Any, row: int, previous_key: Any) -> None:
+    def _check_keys(self, keys: Any, first_row: int, previous_key: Any) -> None:
         """Raise JobError unless the keys are UTF-8, ascend, and follow ``previous_key``."""
         if keys.null_count:
-            wrong_row = row + pc.index(pc.is_null(keys), True).as_py()
+            wrong_row = first_row + pc.index(pc.is_null(keys), True).as_py()
             raise self._error(f"row {wrong_row:,} has no key")
         try:
             keys.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise self._error(f"a key after row {row:,} is not UTF-8: {error}") from None
+            raise self._error(f"a key after row {first_row:,} is not UTF-8: {error}") from None
         keys_in_order = (
             pa.concat_arrays([pa.array([previous_key.as_py()], keys.type), keys])
             if previous_key is not None
@@ -168,7 +168,7 @@ class InventoryKeys:
             )
             raise self._error(f"key {key!r} {problem}")
 
-    def _relative_names(self, keys: Any, row: int) -> Any:
+    def _relative_names(self, keys: Any, first_row: int) -> Any:
         """Return the keys without ``base_prefix``. Raises JobError for a key outside of it."""
         for key in (keys[0].as_py(), keys[-1].as_py()):  # in order, so that those between begin alike
             if not key.startswith(self.base_prefix):
@@ -178,7 +178,7 @@ class InventoryKeys:
         try:
             names = keys.cast(pa.binary())
         except pa.ArrowInvalid as error:
-            raise self._error(f"keys after row {row:,} are longer than S3's: {error}") from None
+            raise self._error(f"keys after row {first_row:,} are longer than S3's: {error}") from None
         return (
             pc.binary_slice(names, len(self.base_prefix.encode()), _SLICE_END) if self.base_prefix else names
         )

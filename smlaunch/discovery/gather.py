@@ -267,19 +267,19 @@ def _find_role(
     The order is: the job, the environment, the target, the notebook's own role, the role that the caller has
     assumed. The last two follow the SageMaker SDK.
     """
-    requested = role_name or next(
+    requested_role = role_name or next(
         (target.environment[name] for name in ROLE_VARIABLES if target.environment.get(name)), None
     )
-    if requested:
-        if requested.startswith("arn:"):
-            return requested, None
-        role_arn = target.identity.role_arn(requested)
-        return role_arn or f"arn:{caller.partition}:iam::{caller.account}:role/{requested}", None
+    if requested_role:
+        if requested_role.startswith("arn:"):
+            return requested_role, None
+        role_arn = target.identity.role_arn(requested_role)
+        return role_arn or f"arn:{caller.partition}:iam::{caller.account}:role/{requested_role}", None
     if target.role:
         return target.role, None
-    studio = _studio_role()
-    if studio:
-        return studio, None
+    studio_role = _studio_role()
+    if studio_role:
+        return studio_role, None
     kind, _, role_and_session = caller.arn.rpartition(":")[2].partition("/")
     if kind == "assumed-role":
         name = role_and_session.split("/")[0]
@@ -319,21 +319,23 @@ def _s3_input_facts(uri: str, storage: ObjectStorage, list_names: bool) -> Input
     bucket, prefix = url.netloc, uri[len(f"s3://{url.netloc}/") :]
     limit = MAX_SPLIT_OBJECTS if list_names else MAX_LISTED_OBJECTS
     try:
-        listed = list(islice(storage.list(bucket, prefix), limit))
+        listed_objects = list(islice(storage.list(bucket, prefix), limit))
     except CallError as error:
         missing = error.code == "NoSuchBucket"
         problem = f"there is no bucket {bucket!r}" if missing else f"it cannot be listed: {error.message}"
         return InputFacts(uri, "s3", exists=not missing, problem=f"{uri}: {problem}")
-    if not listed:
+    if not listed_objects:
         hint = "" if prefix.endswith("/") or not prefix else "; a folder's prefix ends with a slash"
         return InputFacts(
             uri, "s3", exists=False, objects=0, bytes=0, problem=f"there is no object under {uri}{hint}"
         )
-    size = sum(stored.size for stored in listed)
-    facts = InputFacts(uri, "s3", objects=len(listed), bytes=size, is_truncated=len(listed) == limit)
+    total_bytes = sum(stored.size for stored in listed_objects)
+    facts = InputFacts(
+        uri, "s3", objects=len(listed_objects), bytes=total_bytes, is_truncated=len(listed_objects) == limit
+    )
     if not list_names or facts.is_truncated:
         return facts
-    files = tuple(StoredFile(stored.key[len(prefix) :], stored.size) for stored in listed)
+    files = tuple(StoredFile(stored.key[len(prefix) :], stored.size) for stored in listed_objects)
     return dataclasses.replace(
         facts, files=files, shard_names=_shard_names_in_s3(bucket, prefix, files, storage)
     )
@@ -359,42 +361,45 @@ def _local_input_facts(uri: str, list_names: bool, include_secrets: bool) -> Inp
     """Return what a channel's local file or folder holds: number of files, bytes and a digest of all.
     ``list_names``: list the files too. ``include_secrets``: do not exclude files that look like secrets."""
     path = Path(uri).expanduser()
-    if (unreadable := unreadable_reason(path)) is not None:
-        return InputFacts(uri, "local", problem=unreadable)
+    if (unreadable_text := unreadable_reason(path)) is not None:
+        return InputFacts(uri, "local", problem=unreadable_text)
     if not path.exists():
         hint = nearest_path_hint(path)
         return InputFacts(uri, "local", exists=False, problem=f"{uri} does not exist{hint}")
-    digest, count, size = hashlib.sha256(), 0, 0
+    digest, file_count, total_bytes = hashlib.sha256(), 0, 0
     files: list[StoredFile] = []
-    secrets: list[str] = []
+    excluded_secrets: list[str] = []
     try:
-        if protected := protected_folder_reason(path):
-            return InputFacts(uri, "local", problem=f"{uri} {protected}; name the folder of the data itself")
-        for file in list_local_files(path, None if include_secrets else secrets):
+        if protected_reason := protected_folder_reason(path):
+            return InputFacts(
+                uri, "local", problem=f"{uri} {protected_reason}; name the folder of the data itself"
+            )
+        for file in list_local_files(path, None if include_secrets else excluded_secrets):
             digest.update(os.fsencode(file.relative_path) + b"\0" + _file_digest(file.path))
-            count, size = count + 1, size + file.size
+            file_count, total_bytes = file_count + 1, total_bytes + file.size
             if list_names:
                 files.append(StoredFile(file.relative_path, file.size))
     except OSError as error:
         return InputFacts(uri, "local", is_directory=path.is_dir(), problem=f"it cannot be read: {error}")
     hint = f", or {SMLAUNCHIGNORE} excludes all of it" if (path / SMLAUNCHIGNORE).is_file() else ""
-    problem = None if count else f"{uri} is empty{hint}"
+    problem = None if file_count else f"{uri} is empty{hint}"
     facts = InputFacts(
         uri,
         "local",
         True,
-        count,
-        size,
+        file_count,
+        total_bytes,
         sha256=digest.hexdigest(),
         is_directory=path.is_dir(),
         problem=problem,
     )
-    if secrets:
+    if excluded_secrets:
         facts = dataclasses.replace(
             facts,
-            warnings=(excluded_secrets_warning(secrets),),
+            warnings=(excluded_secrets_warning(excluded_secrets),),
             excluded_files={
-                name.rstrip("/"): f"may hold secrets; {INCLUDE_HINT.format(name=name)}" for name in secrets
+                name.rstrip("/"): f"may hold secrets; {INCLUDE_HINT.format(name=name)}"
+                for name in excluded_secrets
             },
         )
     if not list_names:

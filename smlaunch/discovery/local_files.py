@@ -67,18 +67,18 @@ class _InputWalk:
         that lead outside. Outside links and excluded secrets are recorded."""
         files: list[LocalFile] = []
         no_rules: list[IgnoreRules] = []
-        pending = [
+        pending_folders = [
             ("", str(self._root), frozenset({str(self._root)}), no_rules, self._excluded_secrets is None)
         ]
-        while pending:
-            prefix, folder, ancestors, rules, skip_check = pending.pop()
+        while pending_folders:
+            prefix, folder, ancestors, rules, skip_check = pending_folders.pop()
             with os.scandir(folder) as listing:
-                items = list(listing)
-            if prefix and is_state_folder({item.name for item in items}):
+                folder_items = list(listing)
+            if prefix and is_state_folder({item.name for item in folder_items}):
                 continue
-            if any(item.name == SMLAUNCHIGNORE for item in items):
+            if any(item.name == SMLAUNCHIGNORE for item in folder_items):
                 rules = [*load_rules(Path(folder), prefix, [SMLAUNCHIGNORE]), *rules]
-            for item in items:
+            for item in folder_items:
                 relative_path = prefix + item.name
                 if item.name == SMLAUNCHIGNORE:
                     continue
@@ -98,21 +98,27 @@ class _InputWalk:
                         continue
                     if link_target and link_target in ancestors:
                         raise OSError(f"{item.path} is a link to a folder that contains it")
-                    is_cleared = self._check_secret_name(
+                    needs_no_check = self._check_secret_name(
                         relative_path, item.path, link_target, rules, is_folder=True, skip_check=skip_check
                     )
-                    if is_cleared is not None:
+                    if needs_no_check is not None:
                         real_folder = link_target or item.path
-                        pending.append(
-                            (relative_path + "/", real_folder, ancestors | {real_folder}, rules, is_cleared)
+                        pending_folders.append(
+                            (
+                                relative_path + "/",
+                                real_folder,
+                                ancestors | {real_folder},
+                                rules,
+                                needs_no_check,
+                            )
                         )
                 elif not stat.S_ISREG(status.st_mode):
                     self._special_files.append(relative_path)
                 else:
-                    is_cleared = self._check_secret_name(
+                    needs_no_check = self._check_secret_name(
                         relative_path, item.path, link_target, rules, is_folder=False, skip_check=skip_check
                     )
-                    if is_cleared is not None:
+                    if needs_no_check is not None:
                         real_path = Path(link_target or item.path)
                         files.append(LocalFile(relative_path, real_path, status.st_size))
         return files

@@ -219,10 +219,10 @@ def _retrieve_image_uri(framework: str, query: ImageQuery) -> str:
     config = config.get(scope, config)
     version = config.get("version_aliases", {}).get(query.version, query.version)
     version_config = config["versions"].get(version, {})
-    bases = sorted(name for name in version_config if name.startswith("pytorch"))
-    if bases:
-        arguments["base_framework_version"] = bases[-1]
-        version_config = version_config[bases[-1]]
+    base_names = sorted(name for name in version_config if name.startswith("pytorch"))
+    if base_names:
+        arguments["base_framework_version"] = base_names[-1]
+        version_config = version_config[base_names[-1]]
     if version_config.get("py_versions"):
         arguments["py_version"] = version_config["py_versions"][-1]
     if framework == "spark":

@@ -142,12 +142,12 @@ def plan_single_run(
     can_be_chain = strategy.operation == CREATE_TRAINING_JOB and job.entry is not None
     is_chain = can_be_chain and segments.needs_chain(job, total_seconds, job_limit_seconds)
     if is_chain:
-        shapes = segments.chain_shapes(job, facts, total_seconds, job_limit_seconds, diagnostics)
-        if len(shapes) > 1 or total_seconds > shapes[0].max_seconds:
+        segment_shapes = segments.chain_shapes(job, facts, total_seconds, job_limit_seconds, diagnostics)
+        if len(segment_shapes) > 1 or total_seconds > segment_shapes[0].max_seconds:
             field, reason = _cause_of_chain(job, job_limit_seconds)
             check_resumability(job, facts, strategy, field, reason, diagnostics)
     else:
-        shapes = segments.single_shape(job, total_seconds)
+        segment_shapes = segments.single_shape(job, total_seconds)
     context = PlanContext(stated_job, stated_facts, strategy)
     for problem in find_problems(context):
         diagnostics.add_problem(problem.path, problem.message)
@@ -155,13 +155,13 @@ def plan_single_run(
     _check_hyperparameter_names(job, diagnostics)
 
     layout = RunLayout(facts.bucket, run_id)
-    checkpoint_spec = plan_checkpoints(job, facts, layout, is_chain, shapes[0], diagnostics)
+    checkpoint_spec = plan_checkpoints(job, facts, layout, is_chain, segment_shapes[0], diagnostics)
     channels, uploads = plan_inputs(job, facts, layout, diagnostics, sharding_by_channel, shard_index)
-    _check_hosts(shapes, sharding_by_channel, diagnostics)
+    _check_hosts(segment_shapes, sharding_by_channel, diagnostics)
     compiler = RequestCompiler(
         run_id, job_digest, strategy, facts, layout, checkpoint_spec, tuple(channels), diagnostics
     )
-    compiled_segments = [compiler.compile(shape) for shape in shapes]
+    compiled_segments = [compiler.compile(shape) for shape in segment_shapes]
     for previous, following in pairwise(compiled_segments):
         _warn_of_difference(previous, following, diagnostics)
     first_segment = compiled_segments[0]
@@ -207,7 +207,7 @@ def plan_single_run(
         diagnostics,
     )
     expected_schedule = (
-        segments.expected_schedule(job, facts, wall_seconds, shapes[0], total_seconds, diagnostics)
+        segments.expected_schedule(job, facts, wall_seconds, segment_shapes[0], total_seconds, diagnostics)
         if is_chain
         else None
     )
@@ -396,12 +396,12 @@ def _check_without_script(job: Job, diagnostics: Diagnostics) -> None:
 
 
 def _check_hosts(
-    shapes: Sequence[segments.SegmentShape],
+    segment_shapes: Sequence[segments.SegmentShape],
     sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
 ) -> None:
     """Report file lists with a varying number of hosts."""
-    host_numbers = {shape.job.compute.hosts for shape in shapes}
+    host_numbers = {shape.job.compute.hosts for shape in segment_shapes}
     if len(host_numbers) > 1 and any(
         sharding.split_via == LISTS for sharding in sharding_by_channel.values()
     ):

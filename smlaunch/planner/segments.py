@@ -144,9 +144,9 @@ def chain_shapes(
     """Return the lengths and planned ends of a chain's segments, in order, one per kind of segment.
     ``total_seconds``: training time of all. ``limit_seconds``: longest time that one job may run."""
     costs = SegmentCosts.for_job(job, facts)
-    changes = job.segments or (SegmentChange(),)
+    segment_changes = job.segments or (SegmentChange(),)
     shapes = []
-    for index, change in enumerate(changes):
+    for index, change in enumerate(segment_changes):
         max_seconds = min(limit_seconds, total_seconds)
         if change.length is not None:
             stated_length = parse_duration(change.length)

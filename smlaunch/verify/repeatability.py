@@ -48,37 +48,45 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
     }
 
     def is_caused_by_cut(difference: RunDifference) -> bool:
-        of_that_kind = (
+        is_in_unrepeatable_file = (
             difference.kind == "file"
             and bool(difference.text)
             and _CHANGING_NUMBERS.sub("#", difference.name) in unrepeatable_names
         )
-        return difference.key not in unrepeatable_keys and not of_that_kind
+        return difference.key not in unrepeatable_keys and not is_in_unrepeatable_file
 
     cut_differences = [difference for difference in comparison.differences if is_caused_by_cut(difference)]
-    unrepeatable = [difference for difference in comparison.differences if not is_caused_by_cut(difference)]
-    if not unrepeatable:
+    unrepeatable_differences = [
+        difference for difference in comparison.differences if not is_caused_by_cut(difference)
+    ]
+    if not unrepeatable_differences:
         return comparison
-    irrelevant = [
+    irrelevant_differences = [
         difference
-        for difference in unrepeatable
+        for difference in unrepeatable_differences
         if _is_irrelevant(difference, repetition.has_compared_state, span)
     ]
     notes = [
-        describe_file_difference(name, [difference for difference in irrelevant if difference.name == name])
+        describe_file_difference(
+            name, [difference for difference in irrelevant_differences if difference.name == name]
+        )
         + ", as it does between two unsplit runs: the resume did not cause that"
-        for name in dict.fromkeys(difference.name for difference in irrelevant)
+        for name in dict.fromkeys(difference.name for difference in irrelevant_differences)
     ]
-    remaining = [difference for difference in comparison.differences if difference not in irrelevant]
-    relevant_unrepeatable = [difference for difference in unrepeatable if difference not in irrelevant]
+    remaining_differences = [
+        difference for difference in comparison.differences if difference not in irrelevant_differences
+    ]
+    relevant_unrepeatable = [
+        difference for difference in unrepeatable_differences if difference not in irrelevant_differences
+    ]
     ignored_paths_by_file: dict[str, list[str]] = {}
-    for difference in irrelevant:
+    for difference in irrelevant_differences:
         ignored_paths_by_file.setdefault(difference.name, []).append(
             escape_unprintable(difference.value_path)
         )
-    reduced = replace(
+    reduced_comparison = replace(
         comparison,
-        differences=tuple(remaining),
+        differences=tuple(remaining_differences),
         compared=tuple(
             f"{name} but for {', '.join(ignored_paths_by_file[name])}"
             if name in ignored_paths_by_file
@@ -88,10 +96,10 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
         ),
         not_compared=(*comparison.not_compared, *notes),
     )
-    if not remaining:
-        return replace(reduced, causes=())
+    if not remaining_differences:
+        return replace(reduced_comparison, causes=())
     if not relevant_unrepeatable:
-        return reduced
+        return reduced_comparison
     not_repeatable_cause = causes.explain_not_repeatable(
         replace(comparison, differences=tuple(relevant_unrepeatable)).difference_texts[0]
     )
@@ -99,9 +107,9 @@ def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: 
         difference.kind in ("ranks", "steps") for difference in relevant_unrepeatable
     ):
         return replace(
-            reduced, causes=(not_repeatable_cause, *comparison.seed_causes)
+            reduced_comparison, causes=(not_repeatable_cause, *comparison.seed_causes)
         )  # the other causes may follow from this one
-    return replace(reduced, causes=(*comparison.causes, not_repeatable_cause))
+    return replace(reduced_comparison, causes=(*comparison.causes, not_repeatable_cause))
 
 
 def is_repeatable(repetition: Comparison, span: TimeSpan) -> bool:

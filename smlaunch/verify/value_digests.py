@@ -408,14 +408,16 @@ def _read_npy(content: bytes) -> dict[str, ValueDigest] | None:
     try:
         end = start + struct.unpack(length, content[8:start])[0]
         header = ast.literal_eval(content[start : min(end, start + 10_000)].decode("latin-1").strip())
-        kind, shape, data = repr(header["descr"]), header["shape"], content[end:]
-        if "O" in kind:  # a pickle follows
+        type_text, shape, data = repr(header["descr"]), header["shape"], content[end:]
+        if "O" in type_text:  # a pickle follows
             return None
-        simple = re.fullmatch(r"'[<>|=]?[biufcmMSV](\d+)(\[.*\])?'", kind)
-        if simple is None or math.prod(shape) * int(simple[1]) != len(data):
+        type_match = re.fullmatch(r"'[<>|=]?[biufcmMSV](\d+)(\[.*\])?'", type_text)
+        if type_match is None or math.prod(shape) * int(type_match[1]) != len(data):
             return None  # records, or more than one array in the file
         return {
-            "": _digest_array(kind, data, int(simple[1]), shape, _strides(shape, header["fortran_order"]))
+            "": _digest_array(
+                type_text, data, int(type_match[1]), shape, _strides(shape, header["fortran_order"])
+            )
         }
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, struct.error):
         return None
@@ -451,10 +453,10 @@ def _digest_array(
 
 def _strides(shape: Sequence[int], is_fortran: bool) -> list[int]:
     """Return how many elements lie between neighbours along each axis of an array."""
-    strides, step = [], 1
+    strides, stride = [], 1
     for length in shape if is_fortran else reversed(shape):
-        strides.append(step)
-        step *= length
+        strides.append(stride)
+        stride *= length
     return strides if is_fortran else strides[::-1]
 
 

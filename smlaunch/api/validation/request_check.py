@@ -90,17 +90,17 @@ def _check_structure(
 ) -> Iterator[Violation]:
     """Yield violations of a structure: missing and unknown members, unions, and those of its members."""
     members: Mapping[str, str] = shape["members"]
-    present = {name: item for name, item in value.items() if item is not None}
+    present_members = {name: item for name, item in value.items() if item is not None}
     for name in shape.get("required", ()):
-        if name not in present:
+        if name not in present_members:
             yield Violation((*path, name), None, "required", None)
-    for name, item in present.items():
+    for name, item in present_members.items():
         if name in members:
             yield from _check_value(shapes, members[name], item, (*path, name))
         else:
             yield Violation((*path, name), name, "unknown", tuple(members))
-    if shape.get("union") and len(present) != 1:
-        yield Violation(path, dict(present), "union", tuple(members))
+    if shape.get("union") and len(present_members) != 1:
+        yield Violation(path, dict(present_members), "union", tuple(members))
 
 
 def _check_string(shape: Shape, value: str, path: RequestPath, map_part: str) -> Iterator[Violation]:

@@ -103,9 +103,12 @@ def _check_preferences(
     if request.get("EnableManagedSpotTraining"):
         text = "Managed spot training cannot be used with InstancePreferences"
         yield service_violation(("EnableManagedSpotTraining",), True, text)
-    count_with_hosts = sum(entry.get("InstanceCount") is not None for entry in preferences)
-    everywhere, nowhere = count_with_hosts == len(preferences), count_with_hosts == 0
-    if not (nowhere if resources.get("InstanceCount") is not None else everywhere):
+    preferences_with_count = sum(entry.get("InstanceCount") is not None for entry in preferences)
+    all_state_count, none_states_count = (
+        preferences_with_count == len(preferences),
+        preferences_with_count == 0,
+    )
+    if not (none_states_count if resources.get("InstanceCount") is not None else all_state_count):
         text = "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
         yield service_violation((*path, "InstancePreferences"), preferences, text)
     for index, entry in enumerate(preferences):
