@@ -153,7 +153,9 @@ def test_starved_spot_falls_back_to_on_demand_when_asked(home: Path, script: Pat
 @pytest.mark.real
 def test_no_progress_ends_it_with_a_diagnosis(home: Path, script: Path) -> None:
     """Every segment ends before it has trained a step."""
-    script.write_text(script.read_text().replace("if told or", "if begun >= 10 or told or"))
+    script.write_text(
+        script.read_text().replace("if received_signals or", "if first_step >= 10 or received_signals or")
+    )
     result = smlaunch(*drive_command(script, "idle"))
     assert result.code == 1, result.text
     assert "no progress: idle-s2-a1, idle-s2-a2, idle-s2-a3 left nothing newer than step 10" in result.err

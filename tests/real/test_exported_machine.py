@@ -310,7 +310,7 @@ def test_one_of_many_parts_that_fails_fails_the_run_when_the_others_have_ended(
         ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED],
     ), execution
     match = re.fullmatch(
-        r"the parts \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", execution["cause"]
+        r"the shards \[(\d)\] failed so; .* stands in (s3:.*)<number>\.json", execution["cause"]
     )
     assert match is not None, execution["cause"]
     for number in (1, 2, 3):
