@@ -28,6 +28,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/import_cycles.py
 	$(BIN)/python tools/check_words.py
 
 bench: $(VENV)/.dev $(VENV)/.train

@@ -21,8 +21,8 @@ import boto3
 from harness import interleave, report
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.executors.levels import LEVELS, probe_level
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS, probe_isolation_level
+from smlaunch.local.stores.object_store import ObjectStore
 
 BYTES = 100
 FOLDERS = 100
@@ -35,7 +35,7 @@ def fill(home: Path, files: int) -> Path:
     store.create_bucket("bench")
     for number in range(files):
         key = f"data/{number % FOLDERS:03}/{number:06}"
-        store.put_bytes("bench", key, number.to_bytes(4, "big") * (BYTES // 4))
+        store.put_object_bytes("bench", key, number.to_bytes(4, "big") * (BYTES // 4))
     store.close()
     return home / "s3" / "bench" / "data"
 
@@ -101,7 +101,7 @@ def main(files: int, rounds: int) -> bool:
         home = Path(folder, "home")
         tree = fill(home, files)
         measures: dict[str, Callable[[], float]] = {"cp -r": copying(tree, Path(folder))}
-        jobs = {level: Job(home, level) for level in LEVELS if probe_level(level).works}
+        jobs = {level: Job(home, level) for level in ISOLATION_LEVELS if probe_isolation_level(level).works}
         try:
             measures.update({f"job, level {level}": job for level, job in jobs.items()})
             figures = interleave(measures, rounds)

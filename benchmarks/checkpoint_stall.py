@@ -70,7 +70,7 @@ def main(megabytes: int, rounds: int) -> bool:
                 began = time.perf_counter()
                 run.step()
                 stall = time.perf_counter() - began
-                run._manager.finish_save()
+                run._checkpoint_manager.finish_save()
                 durable.append(time.perf_counter() - began)
                 shutil.rmtree(folder / "ours" / f"step-{run.steps_done:012d}")
                 return stall

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from harness import interleave, report
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs.checkpoints import CheckpointSync
-from smlaunch.local.jobs.spec import S3Location
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs.job_spec import S3Location
+from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
+from smlaunch.local.stores.object_store import ObjectStore
 
 BYTES = 1000
 FOLDERS = 100
@@ -39,7 +39,7 @@ def main(files: int, rounds: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         host = JobHost("algo-1", "algo-1", "127.0.0.1", folder / "ml", "/opt/ml")
-        tree = host.tree / "checkpoints"
+        tree = host.opt_ml_folder / "checkpoints"
         store = ObjectStore(folder / "s3")
         store.create_bucket("bench")
 
@@ -54,15 +54,15 @@ def main(files: int, rounds: int) -> bool:
 
         def sync(final: bool) -> float:
             where = S3Location("bench", f"checkpoints-{next(numbers)}")
-            syncing = CheckpointSync(where, "/opt/ml/checkpoints", [host], store, Settings(), print_note)
+            syncing = S3FolderSync(where, "/opt/ml/checkpoints", [host], store, Settings(), print_note)
             started = time.perf_counter()
             if final:
                 syncing.finish()
             else:
-                syncing._sync(hosts_have_ended=False)
-                syncing._sync(hosts_have_ended=False)
+                syncing._sync_once(hosts_have_ended=False)
+                syncing._sync_once(hosts_have_ended=False)
             seconds = time.perf_counter() - started
-            found = sum(1 for _ in store.list_objects(where.bucket, where.key_below("")))
+            found = sum(1 for _ in store.list_objects(where.bucket, where.join_key("")))
             assert found == files, f"{found} of {files} arrived"
             if final:
                 shutil.rmtree(tree)

@@ -18,16 +18,17 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from smlaunch.connection.connect import endpoint_target
-from smlaunch.contract.progress import parse_line
+from smlaunch.chain.chain_simulation import ChainModel, simulate_run
+from smlaunch.connection.open_connection import target_of_endpoint
+from smlaunch.contract.progress_line import parse_line
 from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
-from smlaunch.planner.simulate import ChainModel, simulate_run
-from smlaunch.runs.api import launch, prepare
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.runs.job_poller import Event, LogLine, StateChange
-from smlaunch.runs.target import Target
-from smlaunch.verify.kill import kill_rank
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import prepare
+from smlaunch.verify.rank_killer import kill_rank
 
 GOAL = 0.03
 STEPS, STEP_SECONDS, SAVE_EVERY = 1400, 0.05, 10
@@ -135,7 +136,7 @@ def main() -> None:
         (folder / "source" / "train.py").write_text(SCRIPT)
         settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
         with Endpoint(folder / "home", settings=settings) as info:
-            target = endpoint_target(info)
+            target = target_of_endpoint(info)
             real = run(target, folder / "source", "goodput", _kills(2))
     start, restart, gap, end = figures(real)
     step = real.step_seconds()

@@ -72,9 +72,9 @@ def serve(count: int, wait: float, ready: Queue[int]) -> None:
 
 
 def ours(url: str, count: int, out: Path) -> float:
-    from smlaunch.aws.s3_list import S3Pager
+    from smlaunch.aws.s3_pager import S3Pager
     from smlaunch.data.parallel_listing import list_prefix
-    from smlaunch.runs.target import Target
+    from smlaunch.runs.launch_target import Target
 
     began = time.monotonic()
     pages = S3Pager(Target.endpoint(url, "us-east-1", "a", "b").client("s3"))

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from harness import interleave, report
 
-from smlaunch.local.jobs.output import TRAINING_LOG_GROUP, OutputPump
-from smlaunch.local.log_store import LogStore
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.local.jobs.host_output_log import HostOutputLogger
+from smlaunch.local.stores.log_store import LogStore
 
 RANKS = 8
 RATE = 100_000
@@ -71,14 +72,14 @@ def into_store(folder: Path, lines: int) -> Callable[[], float]:
         store = LogStore(root)
         reader, writer = os.pipe()
         started = time.perf_counter()
-        pump = OutputPump("job", ["algo-1"], store)
+        pump = HostOutputLogger("job", ["algo-1"], store)
         pump.start({"algo-1": reader})
         write_all(writer, lines)
         pump.finish(timeout=600)
         seconds = time.perf_counter() - started
         os.close(reader)
-        (stream,) = store.streams(TRAINING_LOG_GROUP)
-        found = sum(1 for _ in store.read(TRAINING_LOG_GROUP, stream.name))
+        (stream,) = store.list_streams(TRAINING.log_group)
+        found = sum(1 for _ in store.read_events(TRAINING.log_group, stream.name))
         assert found == lines, f"{found} of {lines} arrived"
         shutil.rmtree(root)
         return seconds

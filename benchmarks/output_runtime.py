@@ -22,7 +22,7 @@ from pathlib import Path
 from harness import interleave, report
 from startup_runtime import make_host
 
-from smlaunch.contract.paths import ROOT_VARIABLE
+from smlaunch.contract.sagemaker_paths import ROOT_VARIABLE
 
 RANKS = 8
 BLOCK = 80

@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from harness import interleave, report
 
-from smlaunch.data.inventory import ROW_GROUP, Inventory
-from smlaunch.data.split import BLOCK_ROWS, split, split_blocks
+from smlaunch.data.inventory_file import ROW_GROUP_ROWS, Inventory
+from smlaunch.data.split import BLOCK_ROWS, split_size_blocks, split_sizes
 
 ASSIGNED, DECODED, WHOLE, MOST_MB, EVEN = 0.1, 5.0, 5.0, 700, 1.0001
 
@@ -49,9 +49,9 @@ def evenness() -> bool:
     reached = True
     for hosts in (16, 64):
         for name, sizes in distributions(1_000_000):
-            found = split(sizes, hosts)
-            reached &= found.imbalance <= min(EVEN, found.imbalance_by_count)
-            print(f"{name:36s} {hosts:5d} {found.imbalance_by_count:10.6f} {found.imbalance:12.9f}")
+            found = split_sizes(sizes, hosts)
+            reached &= found.imbalance <= min(EVEN, found.imbalance_by_row_count)
+            print(f"{name:36s} {hosts:5d} {found.imbalance_by_row_count:10.6f} {found.imbalance:12.9f}")
     print(f"goal {EVEN}, and never above by count: {'met' if reached else 'MISSED'}")
     return reached
 
@@ -68,9 +68,9 @@ def stability() -> None:
                 old = np.random.default_rng(6).random(len(old)) >= 0.01
             for hosts in (16, 64):
                 previous = np.full(len(sizes), -1)
-                previous[old] = split(sizes[old], hosts).hosts_of(0, int(old.sum()))
-                changed = old & (split(sizes, hosts).hosts_of(0, len(sizes)) != previous)
-                kept = split(sizes, hosts, previous=previous)
+                previous[old] = split_sizes(sizes[old], hosts).hosts_of(0, int(old.sum()))
+                changed = old & (split_sizes(sizes, hosts).hosts_of(0, len(sizes)) != previous)
+                kept = split_sizes(sizes, hosts, previous=previous)
                 keys, moved = changed.sum() / old.sum(), sizes[changed].sum() / sizes.sum()
                 still = kept.moved[1] / sizes.sum() if kept.moved else 0.0
                 what = f"{name}, {where}"
@@ -89,13 +89,13 @@ def write_inventory(path: Path, count: int) -> None:
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, use_dictionary=False
     ) as file:
-        for start in range(0, count, ROW_GROUP):
-            rows = np.arange(start, min(start + ROW_GROUP, count))
+        for start in range(0, count, ROW_GROUP_ROWS):
+            rows = np.arange(start, min(start + ROW_GROUP_ROWS, count))
             marks = rows * 4096 + draw.integers(0, 4096, len(rows))
             words = ("data/train/n", digits(rows // 1300, 8), "/", digits(marks, 15), ".JPEG", "")
             names = pc.binary_join_element_wise(*words)
             sizes = (draw.lognormal(0, 2.0, len(rows)) * 50_000).astype(np.int64)
-            file.write_table(pa.table([names, sizes], schema=schema), row_group_size=ROW_GROUP)
+            file.write_table(pa.table([names, sizes], schema=schema), row_group_size=ROW_GROUP_ROWS)
 
 
 # ---- what is timed, each in a process of its own -----------------------------------------------------------
@@ -104,7 +104,7 @@ def write_inventory(path: Path, count: int) -> None:
 def assign(path: Path, hosts: int) -> float:
     sizes = Inventory(path).column("size")
     began = time.perf_counter()
-    split(sizes, hosts)
+    split_sizes(sizes, hosts)
     return time.perf_counter() - began
 
 
@@ -155,8 +155,8 @@ def stream(path: Path, hosts: int) -> float:
             yield draw.integers(1, 1 << 16, min(BLOCK_ROWS, count - start)) ** 2
 
     began = time.perf_counter()
-    found = split_blocks(blocks, count, hosts)
-    print(f"imbalance {found.imbalance:.9f}, by count {found.imbalance_by_count:.6f}", file=sys.stderr)
+    found = split_size_blocks(blocks, count, hosts)
+    print(f"imbalance {found.imbalance:.9f}, by count {found.imbalance_by_row_count:.6f}", file=sys.stderr)
     return time.perf_counter() - began
 
 

@@ -37,10 +37,10 @@ from harness import Figure, interleave, report
 
 from smlaunch.aws.interfaces import ObjectChecksum, TransferItem
 from smlaunch.aws.s3_multipart import S3Multipart
-from smlaunch.data.checksums import MIN_PART_BYTES, file_digest
-from smlaunch.data.transfer import S3Transfer
-from smlaunch.data.transfer_obstore import open_obstore
-from smlaunch.runs.target import Target
+from smlaunch.data.obstore_transfer import open_obstore
+from smlaunch.data.s3_checksums import MIN_PART_BYTES, file_digest
+from smlaunch.data.s3_transfer import S3Transfer
+from smlaunch.runs.launch_target import Target
 
 BUCKET = "bench"
 KEYS = ("AKIDBENCH", "secret")
@@ -116,8 +116,8 @@ class Knowing(S3Multipart):
         super().__init__(client)
         self._known = known
 
-    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
-        found = super().object_checksum(bucket, key)
+    def get_object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
+        found = super().get_object_checksum(bucket, key)
         return self._known.get(key, found)
 
 
@@ -148,14 +148,14 @@ class Smlaunch:
         client = target.client("s3")
         parts = S3Multipart(client) if known is None else Knowing(client, known)
         self._transfers = S3Transfer(
-            target.storage, parts, lambda: open_obstore(client, target.session) if quick else None
+            target.storage, parts, lambda: open_obstore(client, target.session) if quick else None, None
         )
 
     def put(self, parcels: Sequence[TransferItem]) -> None:
-        self._transfers.put(BUCKET, parcels, lambda size, files: None)
+        self._transfers.upload_files(BUCKET, parcels, lambda size, files: None)
 
     def get(self, parcels: Sequence[TransferItem]) -> None:
-        self._transfers.get(BUCKET, parcels, lambda size, files: None)
+        self._transfers.download_files(BUCKET, parcels, lambda size, files: None)
 
 
 class Sockets:

@@ -22,7 +22,7 @@ from pathlib import Path
 from harness import first_line, interleave, report
 
 from smlaunch.contract.launch_spec import LaunchSpec, RankSpec, Ref
-from smlaunch.contract.paths import (
+from smlaunch.contract.sagemaker_paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,

@@ -18,34 +18,35 @@ _MODULE_BY_NAME = {
     "EndpointError": "smlaunch.errors",
     "Job": "smlaunch.job.model",
     "JobError": "smlaunch.errors",
-    "JobOutcome": "smlaunch.runs.outcome",
+    "JobOutcome": "smlaunch.runs.run_outcome",
     "LimitReached": "smlaunch.errors",
     "Limits": "smlaunch.job.model",
     "LogLine": "smlaunch.runs.job_poller",
     "MachineError": "smlaunch.errors",
-    "Plan": "smlaunch.planner.plan",
+    "Plan": "smlaunch.render.plan",
     "PollWarning": "smlaunch.runs.job_poller",
     "Run": "smlaunch.runs.run",
-    "RunOutcome": "smlaunch.runs.outcome",
+    "RunOutcome": "smlaunch.runs.run_outcome",
     "SegmentChange": "smlaunch.job.model",
     "SegmentCompute": "smlaunch.job.model",
     "ServiceError": "smlaunch.errors",
     "SmlaunchError": "smlaunch.errors",
     "StateChange": "smlaunch.runs.job_poller",
     "StoppedByUser": "smlaunch.errors",
-    "Target": "smlaunch.runs.target",
+    "Target": "smlaunch.runs.launch_target",
     "TrainingFailed": "smlaunch.errors",
     "TransferProgress": "smlaunch.data.transfer_progress",
     "Workload": "smlaunch.job.model",
-    "launch": "smlaunch.runs.api",
-    "local_target": "smlaunch.connection.connect",
-    "plan": "smlaunch.runs.api",
+    "attach": "smlaunch.runs.attach_run",
+    "launch": "smlaunch.runs.launch_plan",
+    "local_target": "smlaunch.connection.open_connection",
+    "plan": "smlaunch.runs.plan_job",
 }
 
 __all__ = ["__version__", *sorted(_MODULE_BY_NAME)]
 
 if TYPE_CHECKING:
-    from smlaunch.connection.connect import local_target as local_target
+    from smlaunch.connection.open_connection import local_target as local_target
     from smlaunch.data.transfer_progress import TransferProgress as TransferProgress
     from smlaunch.errors import AccountError as AccountError
     from smlaunch.errors import EndpointError as EndpointError
@@ -64,16 +65,17 @@ if TYPE_CHECKING:
     from smlaunch.job.model import SegmentChange as SegmentChange
     from smlaunch.job.model import SegmentCompute as SegmentCompute
     from smlaunch.job.model import Workload as Workload
-    from smlaunch.planner.plan import Plan as Plan
-    from smlaunch.runs.api import launch as launch
-    from smlaunch.runs.api import plan as plan
+    from smlaunch.render.plan import Plan as Plan
+    from smlaunch.runs.attach_run import attach as attach
     from smlaunch.runs.job_poller import LogLine as LogLine
     from smlaunch.runs.job_poller import PollWarning as PollWarning
     from smlaunch.runs.job_poller import StateChange as StateChange
-    from smlaunch.runs.outcome import JobOutcome as JobOutcome
-    from smlaunch.runs.outcome import RunOutcome as RunOutcome
+    from smlaunch.runs.launch_plan import launch as launch
+    from smlaunch.runs.launch_target import Target as Target
+    from smlaunch.runs.plan_job import plan as plan
     from smlaunch.runs.run import Run as Run
-    from smlaunch.runs.target import Target as Target
+    from smlaunch.runs.run_outcome import JobOutcome as JobOutcome
+    from smlaunch.runs.run_outcome import RunOutcome as RunOutcome
 
 
 def __getattr__(name: str) -> Any:

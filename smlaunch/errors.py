@@ -67,6 +67,10 @@ class JobError(SmlaunchError):
         (``smlaunch.job.partial``)."""
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[JobError], tuple[Any, ...]]:
+        """Pickle the problems: Exception would pickle the message in their place."""
+        return type(self), (self.problems, self.job_mapping)
+
 
 class AccountError(SmlaunchError):
     exit_code = EXIT_REFUSED

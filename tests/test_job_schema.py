@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.job.json_schema import job_schema
 from smlaunch.job.model import Job
+from smlaunch.job.sections import field_names
 from smlaunch.job.yaml_file import read_job_file
-from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.test_job import ONE_MISTAKE
 
 SCHEMA = job_schema()
@@ -27,7 +28,7 @@ VALID_JOBS: list[dict[str, Any]] = [
     {"entry": "t.py", "compute": {"processes_per_host": "auto", "instance_preferences": ["ml.g5.xlarge"]}},
     {"entry": "t.py", "segments": [{"compute": {"hosts": 2}, "until_step": 10}, {"length": "2h"}]},
 ]
-NOT_SEEN_BY_A_SCHEMA = {
+NOT_IN_THE_SCHEMA = {
     "limits.max_runtime": "the sum of a duration's parts",
     "source": "what is text and what a character",
 }
@@ -35,7 +36,7 @@ NOT_SEEN_BY_A_SCHEMA = {
 
 def test_the_schema_is_valid() -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    assert set(SCHEMA["properties"]) == set(Job.model_fields)
+    assert set(SCHEMA["properties"]) == set(field_names(Job))
 
 
 @pytest.mark.parametrize("mapping", VALID_JOBS, ids=str)

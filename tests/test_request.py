@@ -9,8 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.api.request import InputChannel, JobParameters, create_training_job, hyperparameter_text
-from smlaunch.api.validation import check_request
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.api.request_builder import (
+    InputChannel,
+    JobParameters,
+    build_job_request,
+    hyperparameter_text,
+)
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.runtime.hyperparameters import decode_hyperparameters
 from tests.tables import table
 
@@ -18,19 +24,19 @@ SMALL_JOB = JobParameters(
     name="digits-s1-a1",
     role="arn:aws:iam::123456789012:role/SageMaker",
     image="123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
-    entrypoint=("python3", "/opt/ml/input/data/smlaunch/runtime.pyz"),
+    has_runtime=True,
     hyperparameters={},
     channels=(),
-    output="s3://bucket/out/",
+    output_uri="s3://bucket/out/",
     instance_type="ml.m5.xlarge",
-    hosts=2,
+    host_count=2,
     volume_gb=30,
     max_runtime_seconds=3600,
 )
 
 
 def test_the_least_request_has_no_empty_member() -> None:
-    assert create_training_job(SMALL_JOB) == {
+    assert build_job_request(TRAINING, SMALL_JOB) == {
         "TrainingJobName": "digits-s1-a1",
         "AlgorithmSpecification": {
             "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
@@ -42,7 +48,7 @@ def test_the_least_request_has_no_empty_member() -> None:
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
     }
-    assert check_request("CreateTrainingJob", create_training_job(SMALL_JOB)) == []
+    assert check_request("CreateTrainingJob", build_job_request(TRAINING, SMALL_JOB)) == []
 
 
 def test_every_field_has_its_member() -> None:
@@ -53,7 +59,7 @@ def test_every_field_has_its_member() -> None:
             InputChannel("train", "s3://bucket/a/", "FastFile", is_sharded=True, content_type="text/csv"),
             InputChannel("code", "s3://bucket/b/"),
         ),
-        spot=True,
+        is_spot=True,
         max_wait_seconds=7200,
         checkpoints=("s3://bucket/ckpt/", "/opt/ml/checkpoints"),
         environment={"A": "1"},
@@ -63,9 +69,9 @@ def test_every_field_has_its_member() -> None:
         security_groups=("sg-1", "sg-2"),
         tags={"team": "vision"},
     )
-    request = create_training_job(task)
+    request = build_job_request(TRAINING, task)
     assert check_request("CreateTrainingJob", request) == []
-    for member, value in create_training_job(SMALL_JOB).items():
+    for member, value in build_job_request(TRAINING, SMALL_JOB).items():
         if member != "StoppingCondition":
             assert request.pop(member) == value
     assert request == {
@@ -166,7 +172,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
 @settings(deadline=None)
 @given(st.dictionaries(keys, texts, max_size=4))
 def test_text_reaches_the_script_exactly_and_passes_the_service(hyperparameters: dict[str, str]) -> None:
-    request = create_training_job(dataclasses.replace(SMALL_JOB, hyperparameters=hyperparameters))
+    request = build_job_request(TRAINING, dataclasses.replace(SMALL_JOB, hyperparameters=hyperparameters))
     assert check_request("CreateTrainingJob", request) == []
     wire = json.loads(json.dumps(request.get("HyperParameters", {})))
     arguments = decode_hyperparameters(wire).to_args()

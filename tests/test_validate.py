@@ -16,8 +16,9 @@ from botocore.loaders import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.api.validation import Violation, aws_message, check_request, checkable_operations
 from smlaunch.api.validation.java_patterns import compile_matcher
+from smlaunch.api.validation.request_check import check_request, checkable_operations
+from smlaunch.api.validation.violation import Violation, aws_message
 from tests.tables import table
 
 REQUEST: dict[str, Any] = {
@@ -207,7 +208,7 @@ def test_all_problems_come_at_once_and_read_well() -> None:
     request["ResourceConfig"]["InstanceCoun"] = 3
     del request["RoleArn"]
     request["HyperParameters"] = {"note": "x" * 3000}
-    texts = [str(violation.problem()) for violation in check_request("CreateTrainingJob", request)]
+    texts = [str(violation.to_problem()) for violation in check_request("CreateTrainingJob", request)]
     assert texts == [
         "RoleArn: is required and missing",
         'TrainingJobName: "a_b" does not match [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}',
@@ -301,5 +302,5 @@ json_values = st.recursive(
 @given(st.sampled_from(sorted(REQUEST)), json_values)
 def test_no_request_makes_it_fail(name: str, value: Any) -> None:
     for violation in check_request("CreateTrainingJob", {**REQUEST, name: value}):
-        assert str(violation.problem())
-        assert violation.aws_constraint()
+        assert str(violation.to_problem())
+        assert violation.aws_text()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import containers_engine
+from smlaunch.local.executors import container_engine
 from smlaunch.local.executors.container_cli import Engine
 
 IMAGE = "localhost/smlaunch-base:bookworm"
@@ -32,10 +32,10 @@ def main() -> None:
     image = sys.argv[1] if len(sys.argv) > 1 else IMAGE
     with tempfile.TemporaryDirectory(prefix="smlaunch-base-") as folder:
         try:
-            engine = containers_engine.choose_engine(Path(folder) / "engine.json")
+            engine = container_engine.choose_engine(Path(folder) / "engine.json")
         except EndpointError as error:
             sys.exit(str(error))
-        if containers_engine.image_id(engine, image):
+        if container_engine.find_image_id(engine, image):
             print(f"{image} is there")
             return
         began = time.monotonic()
@@ -66,7 +66,7 @@ def make(engine: Engine, image: str, folder: Path) -> None:
         sys.exit("mmdebstrap or debootstrap is needed: apt-get install mmdebstrap")
     # What the engine puts there itself would only be in its way.
     subprocess.run(["tar", "--delete", "-f", str(archive), "./proc", "./sys", "./dev"], check=True)
-    subprocess.run(engine.command("import", str(archive), image), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(engine.command_line("import", str(archive), image), check=True, stdout=subprocess.DEVNULL)
 
 
 def _sources() -> list[str]:

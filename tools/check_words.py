@@ -3,8 +3,8 @@
     python tools/check_words.py [--list WORD]
 
 ``tools/words.txt`` has the words and what to write instead; ``tools/words_allowed.txt`` has the uses
-that stay, each with its reason. ``tools/words_tests.txt`` has the words for names in tests, which are checked
-in the folders of ``CHECKED_TESTS``. ``--list`` prints every use of a word.
+that stay, each with its reason. ``tools/words_tests.txt`` has the words for names in tests. ``--list``
+prints every use of a word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_ALLOWED = 100
-CHECKED_TESTS = ("tests/export", "tests/local", "tests/runtime")
-"""Folders of tests whose names are checked: add one when its names are in order."""
 
 _NAME_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", re.DOTALL)
@@ -146,7 +144,7 @@ def main(arguments: list[str]) -> int:
     for path in paths:
         if path.endswith(".md"):
             uses += uses_in_text(path, (ROOT / path).read_text(), rules)
-    for path in list_files(*CHECKED_TESTS):
+    for path in list_files("tests"):
         if path.endswith(".py"):
             uses += uses_in_test(path, (ROOT / path).read_text(), test_rules)
     if arguments[:1] == ["--list"]:

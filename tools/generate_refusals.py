@@ -1,4 +1,4 @@
-"""Writes docs/refusals.md from the rules in smlaunch/planner/refusals and the bad jobs of the tests.
+"""Writes docs/refusals.md from the rules in smlaunch/planner/rules and the bad jobs of the tests.
 
     python tools/generate_refusals.py [--check]
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from smlaunch.planner.refusals import RULES, Rule
+from smlaunch.planner.rules import all_rules
+from smlaunch.planner.rules.rule import Rule
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "refusals.md"
@@ -46,10 +47,19 @@ rules and that file; a test compares them.
 
 ## Rules
 
-The source is a section of the project's reference of SageMaker (the API model of botocore 1.44.5, the
-developer guide, the official SDKs' code), with its text.
+The source is a page of the service's documents or of the official SDKs, with what it says in short. Each rule
+is a function in a module of `smlaunch/planner/rules`; [extending.md](extending.md) shows how one is added.
 
 | rule | rejected | source |
+|---|---|---|
+"""
+
+_ADVICE_HEAD = """
+## Rules that advise
+
+They reject nothing: the plan has their reasons and warnings.
+
+| rule | what the plan says | source |
 |---|---|---|
 """
 
@@ -89,19 +99,19 @@ _ELSEWHERE = (
     ),
     (
         "more hosts than shards, or than files on lists",
-        "planner/sharding.py",
+        "planner/file_sharding.py",
         "2.8",
         "more hosts than shards",
     ),
     (
         "FastFile of a manifest",
-        "planner/sharding.py",
+        "planner/file_sharding.py",
         "2.4",
         "FastFile of a manifest",
     ),
     (
         "lists through a pipe",
-        "planner/sharding.py",
+        "planner/file_sharding.py",
         "2.4",
         "lists through a pipe",
     ),
@@ -125,7 +135,7 @@ _ELSEWHERE = (
     ),
     (
         "more than `limits.max_cost`, or a cap without a known price",
-        "planner/cost.py",
+        "planner/run_cost.py",
         "5",
         "more than it may cost",
     ),
@@ -160,16 +170,9 @@ _WARNED_HEAD = """
 _WARNED = (
     (
         "an image near or past the end of its security patches, on the day of the plan",
-        "planner/patch_warnings.py",
+        "planner/image_choice.py",
         "4.1",
     ),
-    ("quotas that could not be read: they are assumed to suffice", "planner/quotas.py", "7"),
-    (
-        "a warm pool whose quota is 0: no host stays in the pool, and the service does not report that",
-        "planner/quotas.py",
-        "2.9",
-    ),
-    ("a preference whose quota is too small: it is skipped", "planner/quotas.py", "7"),
     (
         "an instance type that is not in the catalog: the service may know it",
         "planner/launch_choices.py",
@@ -188,7 +191,14 @@ def bad_jobs() -> list[str]:
 
 def page() -> str:
     names = bad_jobs()
-    return _HEAD.format(count=len(names)) + "".join(map(_row, RULES)) + "".join(_elsewhere(names)) + _warned()
+    return (
+        _HEAD.format(count=len(names))
+        + _rows("validate")
+        + _ADVICE_HEAD
+        + _rows("advise")
+        + "".join(_elsewhere(names))
+        + _warned()
+    )
 
 
 def _warned() -> str:
@@ -196,9 +206,13 @@ def _warned() -> str:
     return _WARNED_HEAD + rows + _WARNED_END
 
 
+def _rows(phase: str) -> str:
+    return "".join(_row(rule) for rule in all_rules() if rule.phase == phase)
+
+
 def _row(rule: Rule) -> str:
-    fact = rule.quote.replace("|", "\\|")
-    return f"| `{rule.name}` | {rule.summary} | {rule.section}: {fact} |\n"
+    quote = rule.quote.replace("|", "\\|")
+    return f"| `{rule.id}` | {rule.summary} | [{quote}]({rule.source}) |\n"
 
 
 def _elsewhere(names: list[str]) -> Iterator[str]:

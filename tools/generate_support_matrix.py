@@ -1,4 +1,4 @@
-"""Writes docs/support-matrix.md from the table in smlaunch/local/support.py.
+"""Writes docs/support-matrix.md from the table in smlaunch/local/api_support.py.
 
     python tools/generate_support_matrix.py [--check]
 
@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from smlaunch.local.settings import Settings
-from smlaunch.local.support import (
+from smlaunch.local.api_support import (
     OTHER_OPERATION_SUPPORT,
     PIPELINE_SUPPORT,
     PROCESSING_CONTAINER_SUPPORT,
@@ -23,15 +22,16 @@ from smlaunch.local.support import (
     TRAINING_JOB_SUPPORT,
     SupportRow,
 )
+from smlaunch.local.endpoint_settings import Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "support-matrix.md"
 _HEAD = """# Support matrix of the local endpoint
 
-This page is generated from `smlaunch/local/support.py` by `tools/generate_support_matrix.py`; a test compares
-them. A row applies to all fields below it that have no row of their own. A **supported** field has the same
-effect as on SageMaker. A **recorded** field is stored and returned by Describe, and has no effect; the plan
-and the first host's log say so. A **rejected** field causes a ValidationException that names it. No field is
-ignored silently.
+This page is generated from `smlaunch/local/api_support.py` by `tools/generate_support_matrix.py`; a test
+compares them. A row applies to all fields below it that have no row of their own. A **supported** field has
+the same effect as on SageMaker. A **recorded** field is stored and returned by Describe, and has no effect;
+the plan and the first host's log say so. A **rejected** field causes a ValidationException that names it.
+No field is ignored silently.
 
 """
 _CONTAINERS = """
@@ -44,7 +44,7 @@ rows.
 _SETTINGS = """
 ## Behavior that AWS does not document
 
-If AWS does not document a behavior, a field of `smlaunch.local.settings.Settings` determines it. The
+If AWS does not document a behavior, a field of `smlaunch.local.endpoint_settings.Settings` determines it. The
 docstring of each field contains reasons and sources.
 
 | setting | default |

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smlaunch.contract.names import parse_job_name
-from smlaunch.contract.progress import parse_line
+from smlaunch.contract.progress_line import parse_line
+from smlaunch.contract.run_names import parse_job_name
 from smlaunch.runs.log_tail import split_rank_prefix
 
 SMLAUNCH = Path(sys.executable).parent / "smlaunch"

@@ -74,9 +74,10 @@ def count_words() -> tuple[bool, dict[str, Any]]:
 
 
 def count_lines() -> tuple[bool, dict[str, Any]]:
-    """Lines of Python by package, the longest modules and the longest function."""
+    """Lines of Python and nodes of syntax trees by package, the longest modules and the longest function."""
     lines: Counter[str] = Counter()
     modules: dict[str, int] = {}
+    nodes: Counter[str] = Counter()
     longest = (0, "")
     functions = 0
     for path in listed_files("smlaunch", "tests", "tools", "benchmarks", "entrypoints"):
@@ -91,12 +92,14 @@ def count_lines() -> tuple[bool, dict[str, Any]]:
         lines[f"smlaunch/{rest.partition('/')[0]}"] += count
         modules[path] = count
         for node in ast.walk(ast.parse(source)):
+            nodes[f"smlaunch/{rest.partition('/')[0]}"] += 1
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions += 1
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 longest = max(longest, (length, f"{path}: {node.name}"))
     return True, {
         "lines": dict(sorted(lines.items())),
+        "ast_nodes": {"smlaunch": nodes.total(), **dict(sorted(nodes.items()))},
         "modules_of_smlaunch": len(modules),
         "modules_over_500_lines": {path: n for path, n in sorted(modules.items()) if n > 500},
         "functions_of_smlaunch": functions,

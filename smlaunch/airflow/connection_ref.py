@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from smlaunch.connection.connect import background_endpoint, endpoint_target
+from smlaunch.connection.open_connection import find_background_endpoint, target_of_endpoint
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -35,38 +35,43 @@ class ConnectionRef:
         return cls(**document)
 
     def open_target(self) -> Target:
-        """Open the target. Called again in every process.
-
-        Makes no request but those for the connection's own credentials (a role to assume, for example).
+        """Return the region or local endpoint to which the Airflow connection and the operator's arguments
+        refer. Called again in every process. Makes no request but those for the connection's own credentials.
         Raises AccountError, EndpointError or JobError: there is no such connection, or its endpoint is on
-        another machine.
-        """
-        endpoint = _background_endpoint()
+        another machine."""
+        background_endpoint = _background_endpoint()  # of this machine; None if none runs
         if self.local:
-            if endpoint is None:
+            if background_endpoint is None:
                 raise EndpointError(
                     "no local endpoint runs on this worker; `smlaunch local start` starts one"
                 )
-            return endpoint_target(endpoint, self.region_name)
+            return target_of_endpoint(background_endpoint, self.region_name)
         session, connection_url = _open_session(self.aws_conn_id, self.region_name)
-        url = self.endpoint_url or connection_url or os.environ.get("AWS_ENDPOINT_URL")
+        explicit_url = self.endpoint_url or connection_url  # the operator's, or the Airflow connection's
+        url = explicit_url or os.environ.get("AWS_ENDPOINT_URL")
         if url and urlsplit(url).hostname in _LOOPBACK_HOSTS:
-            if endpoint is not None and endpoint.url.rstrip("/") == url.rstrip("/"):
-                return endpoint_target(endpoint, self.region_name)
-            return _endpoint_target(url, session, self.region_name)
-        if self.endpoint_url or connection_url:
-            field = "endpoint_url" if self.endpoint_url else f"connection {self.aws_conn_id}: endpoint_url"
-            problem = (
-                f"{url} is not on this machine; name a service's own endpoint by AWS_ENDPOINT_URL_SAGEMAKER"
-            )
-            raise JobError([Problem(field, problem)])
+            if background_endpoint is not None and background_endpoint.url.rstrip("/") == url.rstrip("/"):
+                return target_of_endpoint(background_endpoint, self.region_name)
+            # One that this worker does not know: its credentials are those of the session.
+            return _open_other_endpoint(url, session, self.region_name)
+        if explicit_url:
+            raise JobError([self._remote_endpoint_problem(explicit_url)])
+        # boto3 reads AWS_ENDPOINT_URL itself.
         return Target.region(self.region_name, session=session)
+
+    def _remote_endpoint_problem(self, url: str) -> Problem:
+        """Return the problem of an endpoint on another machine."""
+        field_name = "endpoint_url" if self.endpoint_url else f"connection {self.aws_conn_id}: endpoint_url"
+        problem_text = (
+            f"{url} is not on this machine; name a service's own endpoint by AWS_ENDPOINT_URL_SAGEMAKER"
+        )
+        return Problem(field_name, problem_text)
 
 
 def _background_endpoint() -> Any:
     from smlaunch.local.state_dir import default_root
 
-    return background_endpoint(default_root())
+    return find_background_endpoint(default_root())
 
 
 def _open_session(aws_conn_id: str | None, region: str | None) -> tuple[Any, str | None]:
@@ -89,7 +94,7 @@ def _open_session(aws_conn_id: str | None, region: str | None) -> tuple[Any, str
     return hook.get_session(region_name=region), hook.conn_config.endpoint_url
 
 
-def _endpoint_target(url: str, session: Any, region: str | None) -> Target:
+def _open_other_endpoint(url: str, session: Any, region: str | None) -> Target:
     credentials = session.get_credentials()
     region_name = region or session.region_name or os.environ.get("AWS_REGION")
     if credentials is None or not region_name:

@@ -12,12 +12,11 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from smlaunch.airflow.connection_ref import ConnectionRef
 from smlaunch.airflow.run_ids import base_run_id, validate_run_id
-from smlaunch.airflow.start_action import tries_before_clear
+from smlaunch.airflow.start_action import last_try_before_clear
 from smlaunch.airflow.task_runs import (
     StartedRun,
     TaskTry,
     fetch_outcome,
-    follow_run,
     format_event,
     read_log_lines,
     reattach,
@@ -33,9 +32,10 @@ from smlaunch.errors import (
     SmlaunchError,
 )
 from smlaunch.job.model import Job
+from smlaunch.runs.attach_run import attach
 from smlaunch.runs.job_poller import Event, LogLine, PollWarning
+from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run import Run
-from smlaunch.runs.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,21 +98,23 @@ class SmlaunchOperator(BaseOperator):
         return ConnectionRef(self.aws_conn_id, self.region_name, self.endpoint_url, self.local)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Start the run of this try of the task, or reattach to the one that an earlier worker started;
-        follow it, or defer; and return its outcome."""
-        with _translate_errors():
-            target = self.connection.open_target()
+        """Start the run of this try of the Airflow task, or reattach to the one that an earlier worker
+        started. Follow it to its end, or defer the task (a trigger waits instead of this worker); return its
+        outcome."""
+        with _translate_errors():  # to Airflow's: whether the task is tried again
+            target = self.connection.open_target()  # the region or the local endpoint
             started_run = start_or_reattach(
                 self._task_try(context), self._load_job, target, self._log_message
             )
             self._active_run = started_run.run
             context["ti"].xcom_push(key="run", value=started_run.run.name)
+            # ``on_kill`` may have been called before there was a run that it could stop.
             if self._is_killed:
                 started_run.run.stop()
             elif self.deferrable and not started_run.is_finished:
-                return self._advance_or_defer(context, started_run)
-            elif not started_run.is_finished:
-                follow_run(started_run.run, self._log_event)
+                return self._submit_jobs_and_defer(context, started_run)
+            elif not started_run.is_finished:  # otherwise an earlier try has left only the report
+                started_run.run.wait(self._log_event)
             return self._report_outcome(context, started_run.run.name, target)
 
     def execute_complete(
@@ -128,7 +130,9 @@ class SmlaunchOperator(BaseOperator):
             if remaining_seconds is not None and remaining_seconds <= 0:
                 run.stop()
                 raise AirflowException(f"{name} did not end within execution_timeout; it is being stopped")
-            return self._advance_or_defer(context, StartedRun(run, resuming), trigger_event.get("jobs", ()))
+            return self._submit_jobs_and_defer(
+                context, StartedRun(run, resuming), trigger_event.get("jobs", ())
+            )
 
     def on_kill(self) -> None:
         """Stop the run at a checkpoint. A later try resumes it from there."""
@@ -136,31 +140,33 @@ class SmlaunchOperator(BaseOperator):
         self._is_killed = True
         run = self._active_run
         if run is not None:
-            Run.attach(run.name, self.connection.open_target()).stop()
+            attach(run.name, self.connection.open_target()).stop()
 
-    def _advance_or_defer(
-        self, context: Context, started_run: StartedRun, previous_jobs: Iterable[str] = ()
+    def _submit_jobs_and_defer(
+        self, context: Context, started_run: StartedRun, jobs_of_last_trigger: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """Submit due jobs and defer, or report the outcome. ``previous_jobs`` are those of the trigger
-        before."""
+        """Submit the run's due jobs and defer the Airflow task until one ends or another is due
+        (``wake_at``), or report the outcome of a run that has ended. To defer raises an exception, by which
+        the worker is freed: only a report is returned. ``jobs_of_last_trigger``: jobs for which the task was
+        deferred last. A trigger waits in place of the worker."""
         run = started_run.run
         wait_condition = submit_due_jobs(run)
         if wait_condition.run_has_ended:
             return self._report_outcome(context, run.name, run.target)
         # A triggerer overwrites a try's log file with each trigger (Airflow 3.3.2), so that the lines of the
         # trigger before are lost.
-        for job in previous_jobs if self.follow_logs else ():
-            if job not in wait_condition.running_jobs:
-                self._log_lines_again(run, job)
-        remaining_seconds = self._remaining_seconds(context)
+        if self.follow_logs:
+            for job in jobs_of_last_trigger:
+                if job not in wait_condition.running_jobs:
+                    self._log_all_lines(run, job)
+        remaining_seconds = self._remaining_seconds(context)  # None without an execution_timeout
         deadline = None if remaining_seconds is None else time.time() + remaining_seconds
+        wake_times = [wake_at for wake_at in (wait_condition.wake_at, deadline) if wake_at is not None]
         self.defer(
             trigger=SmlaunchTrigger(
                 run=run.name,
                 jobs=list(wait_condition.running_jobs),
-                wake_at=min(
-                    (at for at in (wait_condition.wake_at, deadline) if at is not None), default=None
-                ),
+                wake_at=min(wake_times, default=None),
                 connection=self.connection.to_dict(),
                 follow_logs=self.follow_logs,
                 poll_interval=self.poll_interval,
@@ -190,11 +196,11 @@ class SmlaunchOperator(BaseOperator):
 
     def _task_try(self, context: Context) -> TaskTry:
         ti = context["ti"]
-        tries_before = tries_before_clear(ti.max_tries, self.retries or 0)
+        last_try = last_try_before_clear(ti.max_tries, self.retries or 0)
         if self.run:
-            return TaskTry(validate_run_id(self.run), ti.try_number, tries_before, has_generated_id=False)
+            return TaskTry(validate_run_id(self.run), ti.try_number, last_try, has_generated_id=False)
         map_index = -1 if ti.map_index is None else ti.map_index
-        return TaskTry(base_run_id(ti.dag_id, ti.task_id, ti.run_id, map_index), ti.try_number, tries_before)
+        return TaskTry(base_run_id(ti.dag_id, ti.task_id, ti.run_id, map_index), ti.try_number, last_try)
 
     def _load_job(self) -> Job:
         if isinstance(self.job, Job):
@@ -203,7 +209,7 @@ class SmlaunchOperator(BaseOperator):
             return Job.from_mapping(self.job)
         return Job.from_file(fspath(self.job))
 
-    def _log_lines_again(self, run: Run, job: str) -> None:
+    def _log_all_lines(self, run: Run, job: str) -> None:
         for line in read_log_lines(job, run.target):
             self._log_event(line)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.errors import JobError, Problem
 
 _TRY_SUFFIX_LENGTH = len("-t999")

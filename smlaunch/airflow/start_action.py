@@ -36,20 +36,23 @@ class LatestRun:
     """Another job can follow its last one."""
 
 
-def choose_start_action(latest_run: LatestRun | None, tries_before_clear: int = 0) -> StartAction:
-    """Return the try's action. ``tries_before_clear`` is the number of the last try before the task was
-    cleared; 0 if it never was."""
+def choose_start_action(latest_run: LatestRun | None, last_try_before_clear: int = 0) -> StartAction:
+    """Return what a try of an Airflow task does about the newest run of the task: launch another one, attach,
+    wait for its stop, resume it, or only report it (see StartAction). ``latest_run``: None without any; its
+    exit code is None while it goes on. ``last_try_before_clear``: number of the last try before a user
+    cleared the task (asked Airflow to run it again); 0 if it was never cleared. Tries count from 1."""
     if latest_run is None:
         return StartAction.LAUNCH
-    if latest_run.exit_code is None:
+    if latest_run.exit_code is None:  # it goes on
+        # Only a run that has stopped can be resumed.
         return StartAction.AWAIT if latest_run.is_stopping else StartAction.ATTACH
     if latest_run.exit_code == 0:
         # A task that was cleared after it had completed has to run again.
-        return StartAction.REPORT if latest_run.started_by_try > tries_before_clear else StartAction.LAUNCH
+        return StartAction.REPORT if latest_run.started_by_try > last_try_before_clear else StartAction.LAUNCH
     return StartAction.RESUME if latest_run.is_resumable else StartAction.LAUNCH
 
 
-def tries_before_clear(max_tries: int, retries: int) -> int:
+def last_try_before_clear(max_tries: int, retries: int) -> int:
     """Return the number of the last try before the task was cleared.
 
     Clearing a task grants its ``retries`` again, counted from its current try (Airflow's

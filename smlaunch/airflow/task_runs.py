@@ -4,25 +4,27 @@ Airflow."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from smlaunch.airflow.run_ids import run_id_of_try, try_of_run
 from smlaunch.airflow.start_action import LatestRun, StartAction, choose_start_action
-from smlaunch.aws.retry import call_with_retries
-from smlaunch.contract.names import parse_job_name
+from smlaunch.api.job_kinds import TERMINAL_STATUSES
+from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.contract.run_names import parse_job_name
 from smlaunch.job.model import Job
-from smlaunch.runs.api import launch, prepare
-from smlaunch.runs.chain_driver import ChainDriver
-from smlaunch.runs.job_poller import TERMINAL_STATUSES, Event, LogLine, StateChange
-from smlaunch.runs.outcome import RunOutcome
-from smlaunch.runs.run import Run, translate_call_errors
-from smlaunch.runs.sharded_run import ShardedRun
-from smlaunch.runs.submit import find_existing_job
-from smlaunch.runs.target import Target
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.job_list import JobList
+from smlaunch.runs.job_poller import Event, LogLine, StateChange
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import prepare
+from smlaunch.runs.run import Run
+from smlaunch.runs.run_outcome import RunOutcome
+from smlaunch.runs.submit_job import find_existing_job
 
 MessageCallback = Callable[[str], None]
-EventCallback = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class TaskTry:
 
     base_run_id: str
     try_number: int
-    tries_before_clear: int = 0
+    last_try_before_clear: int = 0
     """See ``start_action``."""
     has_generated_id: bool = True
     """The base run id is made from the task instance's names, so that no other job has it. An id that the DAG
@@ -66,138 +68,153 @@ class WaitCondition:
 def find_latest_run(
     base_run_id: str, target: Target, on_message: MessageCallback | None = None
 ) -> tuple[int, Run] | None:
-    """Return the newest run of a task instance, and the try that started it; None without any."""
+    """Return the newest run of an Airflow task instance, after the number of the try that started it; None
+    without any. The run id of a try is ``base_run_id`` with the try's number (``try_of_run`` reads it).
+    ``target``: the region or local endpoint."""
     with translate_call_errors(target):
-        summaries = call_with_retries(lambda: list(target.control.list(base_run_id)))
-    run_by_try = {}
-    for summary in summaries:
-        task = parse_job_name(summary.name)
-        if task is not None:
-            unsharded = _without_shard_suffix(task.run)
-            for run in (task.run, unsharded):
-                try_number = try_of_run(base_run_id, run)
-                if try_number is not None:
-                    run_by_try[try_number] = run
-    if not run_by_try:
+        job_summaries = call_with_retries(lambda: list(target.control_plane.list_jobs(base_run_id)))
+    run_id_by_try: dict[int, str] = {}
+    for summary in job_summaries:
+        job_name = parse_job_name(summary.name)
+        if job_name is None:
+            continue
+        # A job may belong to a shard of the run: then the run's id has a suffix.
+        for run_id in (job_name.run, _strip_shard_suffix(job_name.run)):
+            try_number = try_of_run(base_run_id, run_id)
+            if try_number is not None:  # not a run of another task
+                run_id_by_try[try_number] = run_id
+    if not run_id_by_try:
         return None
-    latest_try = max(run_by_try)
-    return latest_try, Run.attach(run_by_try[latest_try], target, on_message)
+    latest_try = max(run_id_by_try)
+    return latest_try, attach(run_id_by_try[latest_try], target, on_message)
 
 
 def start_or_reattach(
     task_try: TaskTry, load_job: Callable[[], Job], target: Target, on_message: MessageCallback
 ) -> StartedRun:
-    """Start or find the run that this try drives.
+    """Return the run of this try of an Airflow task: a new one, or an existing one to attach to, to resume or
+    to report. Waits first for a run that is being stopped. ``target``: the region or local endpoint.
 
-    Creates one job at most, under a name that only this try, or another driver of the same run, requests.
-    Raises the errors of ``launch``.
+    Creates one job at most, under a name that only this try, or another driver (process that submits jobs) of
+    the same run, requests. Raises the errors of ``launch``.
     """
     has_reported_wait = False
     while True:
-        latest = find_latest_run(task_try.base_run_id, target, on_message)
-        if latest is not None and not task_try.has_generated_id:
-            _check_same_job(latest[1], load_job(), target)
-        state = None if latest is None else _describe_latest_run(*latest)
-        action = choose_start_action(state, task_try.tries_before_clear)
-        if latest is None or action is StartAction.LAUNCH:
-            name = run_id_of_try(task_try.base_run_id, task_try.try_number)
-            on_message(f"run {name}")
-            return StartedRun(launch(prepare(load_job(), target, name), on_message=on_message))
-        run = latest[1]
-        if action is StartAction.AWAIT:
-            if not has_reported_wait:
-                on_message(f"run {run.name} is being stopped; it will be resumed afterwards")
-            has_reported_wait = True
-            time.sleep(target.polling.max_seconds)
-            continue
-        if action is StartAction.RESUME:
-            return _resume_run(task_try, run, load_job(), target, on_message)
-        on_message(
-            f"run {run.name} exists already: "
-            f"{'it has completed' if action is StartAction.REPORT else 'attached'}"
+        try_and_run = find_latest_run(task_try.base_run_id, target, on_message)
+        if try_and_run is None:
+            return _launch_run_of_try(task_try, load_job(), target, on_message)
+        started_by_try, run = try_and_run
+        if not task_try.has_generated_id:
+            # The DAG has named the run: another job may have the name.
+            _check_job_unchanged(run, load_job(), target)
+        start_action = choose_start_action(
+            _describe_latest_run(started_by_try, run), task_try.last_try_before_clear
         )
-        enable_driving(run)
-        return StartedRun(run, is_finished=action is StartAction.REPORT)
+        if start_action is StartAction.LAUNCH:
+            return _launch_run_of_try(task_try, load_job(), target, on_message)
+        if start_action is StartAction.RESUME:
+            return _resume_run(task_try, run, load_job(), target, on_message)
+        if start_action is not StartAction.AWAIT:
+            break
+        if not has_reported_wait:
+            on_message(f"run {run.name} is being stopped; it will be resumed afterwards")
+        has_reported_wait = True
+        time.sleep(target.polling.max_seconds)
+    is_finished = start_action is StartAction.REPORT
+    on_message(f"run {run.name} exists already: {'it has completed' if is_finished else 'attached'}")
+    enable_submitting_jobs(run)
+    return StartedRun(run, is_finished=is_finished)
+
+
+def _launch_run_of_try(
+    task_try: TaskTry, job: Job, target: Target, on_message: MessageCallback
+) -> StartedRun:
+    """Start a run under this try's own name."""
+    run_id = run_id_of_try(task_try.base_run_id, task_try.try_number)
+    on_message(f"run {run_id}")
+    return StartedRun(launch(prepare(job, target, run_id), on_message=on_message))
 
 
 def reattach(name: str, target: Target, on_message: MessageCallback, *, resume: bool = False) -> Run:
     """Return a run that this try has started, in another process."""
-    run = Run.attach(name, target, on_message)
+    run = attach(name, target, on_message)
     if resume:
         run.resume()
-    enable_driving(run)
+    enable_submitting_jobs(run)
     return run
 
 
-def enable_driving(run: Run) -> None:
+def enable_submitting_jobs(run: Run) -> None:
     """Let this process submit the run's further jobs, and accept how the run has ended."""
-    for driver in _chain_drivers(run):
+    for driver in run.chain_drivers:
         driver.is_driving = True
 
 
 def submit_due_jobs(run: Run) -> WaitCondition:
-    """Submit the jobs that are due, and return what to wait for. Does not wait itself."""
+    """Submit the run's jobs that are due (next segments of chains: jobs in a row), and return which jobs or
+    which time to wait for; an empty WaitCondition means that the run has ended. Does not wait itself: a chain
+    driver's pause is recorded instead."""
     with translate_call_errors(run.target):
-        if not isinstance(run, ShardedRun) and run.chain_driver is None:
-            job = run.jobs[-1]
-            status = call_with_retries(lambda: run.target.control.describe(job))["TrainingJobStatus"]
-            return WaitCondition() if status in TERMINAL_STATUSES else WaitCondition((job,))
-        jobs: list[str] = []
+        if not run.chain_drivers:
+            # A single job: nothing follows it.
+            job_description = call_with_retries(lambda: run.target.control_plane.describe_job(run.jobs[-1]))
+            has_ended = job_description["TrainingJobStatus"] in TERMINAL_STATUSES
+            return WaitCondition() if has_ended else WaitCondition(running_jobs=(run.jobs[-1],))
+        running_jobs: list[str] = []
         wake_times: list[float] = []
-        for driver in _chain_drivers(run):
-            pauses: list[float] = []
-
-            def record_pause(seconds: float, pauses: list[float] = pauses) -> bool:
-                pauses.append(seconds)
-                return True
-
-            job_name = driver.next_job(record_pause)
+        for chain_driver in run.chain_drivers:
+            recorder = _PauseRecorder()
+            job_name = chain_driver.wait_for_next_job(recorder.record_pause)
             if job_name is not None:
-                jobs.append(str(job_name))
-            elif driver.final_result is None:
-                wake_times.append(time.time() + max(pauses, default=0.0))
-        return WaitCondition(tuple(jobs), min(wake_times, default=None))
+                running_jobs.append(str(job_name))
+            elif chain_driver.final_result is None:  # a pause comes before the next job
+                wake_times.append(time.time() + max(recorder.pauses, default=0.0))
+        return WaitCondition(running_jobs=tuple(running_jobs), wake_at=min(wake_times, default=None))
 
 
-def follow_run(run: Run, on_event: EventCallback) -> None:
-    """Follow the run to its end in this process, and drive it if it is driven from here."""
-    with translate_call_errors(run.target):
-        for follower in run.follow():
-            for events in follower.event_batches():
-                for event in events:
-                    on_event(event)
+class _PauseRecorder:
+    """Records for how long a chain driver wants to wait, in seconds. The pause is not made here: the task
+    waits for it deferred."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    def record_pause(self, seconds: float) -> bool:
+        """Record a pause, and let the driver return, as an interrupt would."""
+        self.pauses.append(seconds)
+        return True
 
 
 def read_log_lines(job: str, target: Target) -> Iterator[LogLine]:
     """Yield the lines that a job has logged so far."""
     with translate_call_errors(target):
-        yield from Run(job, target, [job], attached=True).logs()
+        yield from JobList(job, target, [job]).logs()
 
 
 def fetch_outcome(name: str, target: Target) -> RunOutcome:
-    return Run.attach(name, target).refresh()
+    return attach(name, target).describe(reads_logs=True)
 
 
 def format_event(event: Event) -> str:
-    """Return one line for a task's log."""
+    """Return an event of a job as one line for the Airflow task's log."""
     if isinstance(event, LogLine):
         return f"{event.host}| {event.text}"
     if isinstance(event, StateChange):
         return f"{event.job}: {event.state}" + (f" ({event.message})" if event.message else "")
-    return event.message
+    return event.message  # a warning
 
 
 def _describe_latest_run(try_number: int, run: Run) -> LatestRun:
     outcome = run.describe()
     is_stopping = outcome.status == "Stopping" or any(job.status == "Stopping" for job in outcome.jobs)
-    return LatestRun(try_number, outcome.exit_code, is_stopping, run.is_resumable)
+    return LatestRun(try_number, outcome.exit_code, is_stopping, bool(run.chain_drivers))
 
 
 def _resume_run(
     task_try: TaskTry, run: Run, job: Job, target: Target, on_message: MessageCallback
 ) -> StartedRun:
     prepared = prepare(job, target, run.name)
-    hashes = {driver.workflow.job_hash for driver in _chain_drivers(run)}
+    hashes = {driver.workflow.job_hash for driver in run.chain_drivers}
     if hashes != {prepared.plan.job_hash} and task_try.has_generated_id:
         name = run_id_of_try(task_try.base_run_id, task_try.try_number)
         on_message(f"{run.name} has ended, and the job has changed since; run {name}")
@@ -209,18 +226,13 @@ def _resume_run(
     return StartedRun(run, was_resumed=True)
 
 
-def _check_same_job(run: Run, job: Job, target: Target) -> None:
+def _check_job_unchanged(run: Run, job: Job, target: Target) -> None:
     """Raise JobError when another job has the name."""
     plan = prepare(job, target, run.name).plan
     with translate_call_errors(target):
-        find_existing_job(plan.planned_jobs[0], plan.job_hash, target.control)
+        find_existing_job(plan.planned_jobs[0], plan.job_hash, target.control_plane)
 
 
-def _chain_drivers(run: Run) -> Iterable[ChainDriver]:
-    runs = list(run.shard_runs.values()) if isinstance(run, ShardedRun) else [run]
-    return [driver for run in runs if (driver := run.chain_driver) is not None]
-
-
-def _without_shard_suffix(run: str) -> str:
+def _strip_shard_suffix(run: str) -> str:
     head, dash, number = run.rpartition("-p")
     return head if dash and number.isdigit() else run

@@ -14,9 +14,9 @@ from asgiref.sync import sync_to_async
 from smlaunch.airflow.connection_ref import ConnectionRef
 from smlaunch.airflow.task_runs import format_event
 from smlaunch.aws.interfaces import CallError, LogReader
+from smlaunch.runs.attach_run import attach
 from smlaunch.runs.job_poller import JobPoller, PollWarning
-from smlaunch.runs.run import Run
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 
 Result = TypeVar("Result")
 
@@ -71,13 +71,15 @@ class SmlaunchTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         started_at = time.monotonic()
-        reason = await self._wait_for_reason()
+        reason = await self._wait_until_action_needed()
         await asyncio.sleep(max(0.0, started_at + MIN_DEFER_SECONDS - time.monotonic()))
         yield TriggerEvent({"run": self.run_name, "because": reason, "jobs": self.jobs})
 
-    async def _wait_for_reason(self) -> str:
-        """Wait until the task has to act, and return the reason."""
-        pollers = await _run_in_thread(self._open_pollers)
+    async def _wait_until_action_needed(self) -> str:
+        """Poll the jobs and log their events until the operator has to act: one has ended, a job is due
+        (``wake_at``, seconds since the epoch), or a request fails. Return the reason, a text for the log. A
+        poller has the time of its next poll on the monotonic clock."""
+        pollers = await _run_in_thread(self._open_job_pollers)
         while True:
             for poller in pollers:
                 try:
@@ -86,17 +88,15 @@ class SmlaunchTrigger(BaseTrigger):
                     # The operator repeats the request, and fails the task if it must.
                     return str(error)
                 for event in events:
-                    log = self.log.warning if isinstance(event, PollWarning) else self.log.info
-                    log("%s", format_event(event))
+                    log_event = self.log.warning if isinstance(event, PollWarning) else self.log.info
+                    log_event("%s", format_event(event))
                 if poller.is_finished:
                     return f"{poller.job} has ended"
-            remaining_seconds = None if self.wake_at is None else self.wake_at - time.time()
-            if remaining_seconds is not None and remaining_seconds <= 0:
+            seconds_until_due = _MAX_SLEEP_SECONDS if self.wake_at is None else self.wake_at - time.time()
+            if seconds_until_due <= 0:
                 return "due"
-            pauses = [max(0.0, poller.next_poll_at - time.monotonic()) for poller in pollers]
-            await asyncio.sleep(
-                min([*pauses, _MAX_SLEEP_SECONDS if remaining_seconds is None else remaining_seconds])
-            )
+            seconds_until_polls = [max(0.0, poller.next_poll_at - time.monotonic()) for poller in pollers]
+            await asyncio.sleep(min([*seconds_until_polls, seconds_until_due]))
 
     async def on_kill(self) -> None:
         """Stop the run at a checkpoint when a person has marked the deferred task as failed or successful.
@@ -104,47 +104,55 @@ class SmlaunchTrigger(BaseTrigger):
         A cleared task's next try attaches to the run, so that the run goes on. Airflow 3.3 and newer call
         this.
         """
-        state = await _run_in_thread(self._get_task_state)
+        state = await _run_in_thread(self._airflow_task_state)
         if state in ("failed", "success"):
             self.log.info("the task is %s: stopping %s", state, self.run_name)
-            await _run_in_thread(lambda: Run.attach(self.run_name, self._open_target()).stop())
+            await _run_in_thread(lambda: attach(self.run_name, self._open_target()).stop())
 
     def _open_target(self) -> Target:
         return ConnectionRef.from_dict(self.connection).open_target()
 
-    def _open_pollers(self) -> list[JobPoller]:
+    def _open_job_pollers(self) -> list[JobPoller]:
         target = self._open_target()
         seconds = self.poll_interval or (
             REGION_POLL_SECONDS if target.kind == "aws" else ENDPOINT_POLL_SECONDS
         )
         polling = replace(target.polling, initial_seconds=seconds, max_seconds=seconds)
         logs = target.logs if self.follow_logs else _NoLogs()
-        return [JobPoller(target.control, logs, job, polling) for job in self.jobs]
+        return [JobPoller(target.control_plane, logs, job, polling) for job in self.jobs]
 
-    def _get_task_state(self) -> str | None:
-        """Return the state that Airflow has for this task instance, such as ``running``; None if it is
-        unknown."""
+    def _airflow_task_state(self) -> str | None:
+        """Return the state that Airflow has for the trigger's task instance, such as ``running``; None if it
+        is unknown."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-        ti = self.task_instance
-        if ti is None:
+        task_instance = self.task_instance
+        if task_instance is None:
             return None
-        states = RuntimeTaskInstance.get_task_states(
-            dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
+        states_by_run_id = RuntimeTaskInstance.get_task_states(
+            dag_id=task_instance.dag_id,
+            task_ids=[task_instance.task_id],
+            run_ids=[task_instance.run_id],
+            map_index=task_instance.map_index,
         )
-        name = ti.task_id if ti.map_index is None or ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
-        state = states.get(ti.run_id, {}).get(name)
+        # Airflow adds the index of a mapped task instance to its key; other tasks have -1 or none.
+        state_key = (
+            task_instance.task_id
+            if task_instance.map_index is None or task_instance.map_index < 0
+            else f"{task_instance.task_id}_{task_instance.map_index}"
+        )
+        state = states_by_run_id.get(task_instance.run_id, {}).get(state_key)
         return None if state is None else str(getattr(state, "value", state))
 
 
 class _NoLogs(LogReader):
-    def streams(self, group: str, prefix: str) -> Sequence[str]:
+    def list_streams(self, group: str, prefix: str) -> Sequence[str]:
         return ()
 
-    def tail(self, group: str, stream: str) -> Sequence[Any]:
+    def read_last_page(self, group: str, stream: str) -> Sequence[Any]:
         return ()
 
-    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[Any], str | None]:
+    def read_page(self, group: str, stream: str, token: str | None) -> tuple[Sequence[Any], str | None]:
         return (), token
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from smlaunch.aws.interfaces import NOT_THE_OWNER
+from smlaunch.aws.interfaces import WRONG_BUCKET_OWNER
 from smlaunch.contract.segment import parse_bucket_owners
 
 _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z]{2}(?:-[a-z]+)+-[0-9]+-([0-9]{12})")
@@ -21,7 +21,7 @@ _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z]{2}(?:-[a-z]+)+-[0-9]+-([0-9]{12})
 
 _READ_PREFIXES = ("Get", "Head", "List")
 
-_CONTEXT_KEY = "smlaunch_bucket_and_owner"
+_BUCKET_AND_OWNER_KEY = "smlaunch_bucket_and_owner"
 
 ANY_OWNER = ""
 """As a call's ExpectedBucketOwner: the owner is not compared. S3 itself has no such value."""
@@ -71,11 +71,11 @@ def enforce_bucket_owners(client: Any, owners: BucketOwners, *, allow_unknown_ow
     """
     events = client.meta.events
     events.register("before-parameter-build.s3", partial(_add_expected_owner, owners, allow_unknown_owner))
-    events.register("after-call.s3", partial(_explain_denial, client))
+    events.register("after-call.s3", partial(_explain_forbidden_response, client))
     return client
 
 
-def owner_to_check(
+def owner_required_for_request(
     owners: BucketOwners, allow_unknown_owner: bool, operation: str, bucket: str
 ) -> str | None:
     is_read = operation.startswith(_READ_PREFIXES)
@@ -88,45 +88,55 @@ def _add_expected_owner(
     params: dict[str, Any],
     model: Any,
     context: dict[str, Any],
-    **_: object,
+    **_unused: object,
 ) -> None:
-    """Add ``ExpectedBucketOwner`` to the parameters of an S3 request if its bucket's owner is known: a
-    handler for botocore, which calls it before each request."""
+    """Add ``ExpectedBucketOwner`` to the parameters of an S3 request, so that S3 refuses it if another
+    account owns the bucket: a handler for botocore, which calls it before each request.
+    ``allow_unknown_owner``: for a read from a bucket without a known owner, add nothing. ``model``:
+    botocore's model of the operation. ``context``: the request's, where _explain_forbidden_response, the
+    handler of the response, finds bucket and owner."""
     bucket = params.get("Bucket")
-    members = model.input_shape.members if model.input_shape else {}
-    if not isinstance(bucket, str) or "ExpectedBucketOwner" not in members:
+    input_members = model.input_shape.members if model.input_shape else {}
+    if not isinstance(bucket, str) or "ExpectedBucketOwner" not in input_members:
         return  # CreateBucket makes a bucket of the caller's own
-    owner = params.get("ExpectedBucketOwner")
-    if owner is None:
-        owner = owner_to_check(owners, allow_unknown_owner, model.name, bucket)
-    params.pop("ExpectedBucketOwner", None)
-    if owner:
-        params["ExpectedBucketOwner"] = owner
-        context[_CONTEXT_KEY] = (bucket, owner)
+    # What the caller of the operation has given comes first; "" (ANY_OWNER) means: do not compare. S3 has no
+    # such value, so it is taken out.
+    expected_owner = params.pop("ExpectedBucketOwner", None)
+    if expected_owner is None:
+        # The bucket's known owner, or else the caller's own account; None for any owner.
+        expected_owner = owner_required_for_request(owners, allow_unknown_owner, model.name, bucket)
+    if expected_owner:
+        params["ExpectedBucketOwner"] = expected_owner
+        context[_BUCKET_AND_OWNER_KEY] = (bucket, expected_owner)
 
 
-def _explain_denial(
+def _explain_forbidden_response(
     client: Any, http_response: Any, parsed: dict[str, Any], model: Any, context: dict[str, Any], **_: object
 ) -> None:
-    """Explain a 403. S3 sends the same message for a wrong owner and for a missing permission."""
-    if http_response.status_code != 403 or _CONTEXT_KEY not in context:
+    """Explain a 403 of S3, whose message is the same for a wrong bucket owner and for a missing permission: a
+    handler for botocore, which calls it after each request. ``parsed`` is the response that it changes.
+    ``context`` has bucket and owner if the request stated an expected owner."""
+    if http_response.status_code != 403 or _BUCKET_AND_OWNER_KEY not in context:
         return
-    bucket, owner = context[_CONTEXT_KEY]
-    error = parsed.setdefault("Error", {})
-    if model.name != "HeadBucket" and _is_bucket_owned_by(client, bucket, owner):
+    bucket, expected_owner = context[_BUCKET_AND_OWNER_KEY]
+    error = parsed.setdefault("Error", {})  # botocore raises its ClientError from this
+    # Ask S3 by HeadBucket, first with this owner, then without one (ANY_OWNER). If the refused request is
+    # HeadBucket itself, the first question has been answered.
+    if model.name != "HeadBucket" and _is_head_bucket_allowed(client, bucket, expected_owner):
         return  # the owner is right: the permission is missing
-    if _is_bucket_owned_by(client, bucket, ANY_OWNER):
-        error["Code"] = NOT_THE_OWNER
-        error["Message"] = f"the bucket {bucket} does not belong to the account {owner}"
+    if _is_head_bucket_allowed(client, bucket, ANY_OWNER):  # then only the owner is wrong
+        error["Code"] = WRONG_BUCKET_OWNER
+        error["Message"] = f"the bucket {bucket} does not belong to the account {expected_owner}"
     else:
         message = error.get("Message") or "Access Denied"
         error["Message"] = (
             f"{message}: the caller lacks the permission, or the bucket {bucket} does not belong to the "
-            f"account {owner}"
+            f"account {expected_owner}"
         )
 
 
-def _is_bucket_owned_by(client: Any, bucket: str, owner: str) -> bool:
+def _is_head_bucket_allowed(client: Any, bucket: str, owner: str) -> bool:
+    """Return whether S3 allows HeadBucket with this expected owner; ANY_OWNER states none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

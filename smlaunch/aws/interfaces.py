@@ -1,4 +1,5 @@
-"""Interfaces to the services that discovery and launching use. ``aws.client`` implements them on botocore.
+"""Interfaces to the services that discovery and launching use. ``aws.botocore_client`` implements them on
+botocore.
 
 Tests use fakes. Every method raises ``CallError``, and nothing else, when the service responds with an error
 or cannot be reached.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from smlaunch.planner.external_execution import OrchestratorExecution
+if TYPE_CHECKING:
+    from smlaunch.chain.orchestrator_execution import OrchestratorExecution
 
 UNREACHABLE = "Unreachable"
 """Code of a CallError without any response."""
@@ -19,18 +21,18 @@ UNREADABLE = "Unreadable"
 """Code of a CallError for a response that did not come from the service: truncated, empty, or a web page. The
 request may have been carried out."""
 
-NOT_THE_OWNER = "NotTheBucketOwner"
+WRONG_BUCKET_OWNER = "NotTheBucketOwner"
 """Code of a CallError for a bucket that belongs to another account than expected."""
 
 
 class CallError(Exception):
     """A failed API call: the operation, and the service's own code and message."""
 
-    def __init__(self, operation: str, code: str, message: str, status: int = 0) -> None:
+    def __init__(self, operation: str, code: str, message: str, http_status: int = 0) -> None:
         self.operation = operation
         self.code = code
         self.message = message
-        self.status = status
+        self.http_status = http_status
         super().__init__(f"{operation}: {code}: {message}")
 
 
@@ -41,7 +43,9 @@ class JobSummary(NamedTuple):
     arn: str
     status: str
     created: float
+    """Seconds since the epoch."""
     ended: float | None
+    """Seconds since the epoch; None while it runs."""
 
 
 class StoredObject(NamedTuple):
@@ -95,6 +99,18 @@ class ObjectChecksum(NamedTuple):
     """In the form of ``sha256``. Most clients send no other checksum."""
 
 
+class KeyPage(NamedTuple):
+    """One response of ListObjectsV2, a list per column."""
+
+    keys: list[str]
+    sizes: list[int]
+    etags: list[str]
+    modified: list[str]
+    """ISO 8601 in UTC, as S3 writes it."""
+    has_more: bool
+    """Keys exist after the last one."""
+
+
 class LogEvent(NamedTuple):
     """One event of CloudWatch Logs."""
 
@@ -104,55 +120,55 @@ class LogEvent(NamedTuple):
 
 
 class ControlPlane(Protocol):
-    """Operations of the SageMaker API on training jobs. Processing jobs are used in the same way."""
+    """Operations of the SageMaker API on training jobs. Jobs of other kinds are used in the same way."""
 
-    def create(self, request: Mapping[str, Any]) -> str:
-        """Send CreateTrainingJob or CreateProcessingJob with exactly this request. Returns the job's ARN."""
+    def create_job(self, request: Mapping[str, Any]) -> str:
+        """Create a job of any kind with exactly this request. Returns the job's ARN."""
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """Return DescribeTrainingJob's response, or the same members for a processing job
-        (aws.processing_jobs).
+    def describe_job(self, name: str) -> dict[str, Any]:
+        """Return DescribeTrainingJob's response, or the same members for a job of another kind
+        (api.job_descriptions).
 
         An unknown job is a CallError (``ValidationException``).
         """
 
-    def stop(self, name: str) -> None: ...
+    def stop_job(self, name: str) -> None: ...
 
-    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+    def list_jobs(self, name_contains: str | None = None) -> Iterator[JobSummary]:
         """Yield jobs, newest first, page by page as the caller goes on."""
 
-    def list_tagged(self, key: str, value: str) -> Iterator[JobSummary]:
+    def list_jobs_with_tag(self, key: str, value: str) -> Iterator[JobSummary]:
         """Yield training jobs with this tag, newest first; none without permission to search. New jobs may
         not be found yet."""
 
-    def tags(self, arn: str) -> dict[str, str]: ...
+    def list_tags(self, arn: str) -> dict[str, str]: ...
 
 
 class Orchestrators(Protocol):
     """Services that drive exported runs. ``execution`` is an execution's ARN or another name of it
     (contract.segment, DRIVER)."""
 
-    def describe(self, execution: str) -> OrchestratorExecution | None:
+    def describe_execution(self, execution_arn: str) -> OrchestratorExecution | None:
         """Return the execution's state; None for one that is unknown, inaccessible or of another kind of
         service."""
 
-    def stop(self, execution: str) -> bool:
+    def stop_execution(self, execution_arn: str) -> bool:
         """Stop the execution and its running job. Returns False where that is not possible from here."""
 
 
 class ObjectStorage(Protocol):
     """The parts of S3 that launching uses."""
 
-    def size(self, bucket: str, key: str) -> int | None:
+    def object_size(self, bucket: str, key: str) -> int | None:
         """Return the object's length in bytes; None when there is no such object (or bucket)."""
 
-    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
         """Yield objects in key order, page by page as the caller goes on."""
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         """Return a small object's content; None when there is no such object (or bucket)."""
 
-    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+    def read_chunks(self, bucket: str, key: str) -> Iterator[bytes]:
         """Yield a large object's content in chunks. An unknown object is a CallError (``NoSuchKey``)."""
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None: ...
@@ -163,27 +179,37 @@ class ObjectStorage(Protocol):
 
     def put_file(self, bucket: str, key: str, source: Path) -> None: ...
 
-    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects in this order, in requests of up to a thousand keys. Unknown keys are ignored."""
 
-    def make_bucket(self, bucket: str, region: str) -> bool:
+    def create_bucket(self, bucket: str, region: str) -> bool:
         """Create the bucket. Returns False when it existed already. ``BucketAlreadyExists``: another account
         has the name."""
 
-    def check_owner(self, bucket: str) -> None:
+    def check_bucket_owner(self, bucket: str) -> None:
         """Raise CallError unless the bucket exists and belongs to the expected account."""
+
+
+class KeyPager(Protocol):
+    """The part of S3 that a listing needs. Called by several threads at a time."""
+
+    def list_page(self, bucket: str, prefix: str, start_after: str) -> KeyPage:
+        """Return the first keys that begin with ``prefix`` and come after ``start_after``. Raises only
+        CallError."""
 
 
 class PartStorage(Protocol):
     """Multipart operations of S3, for objects that are too large for one request."""
 
-    def begin(self, bucket: str, key: str) -> str:
+    def create_multipart_upload(self, bucket: str, key: str) -> str:
         """Begin a multipart upload with SHA-256 checksums. Returns its id."""
 
-    def put_part(self, bucket: str, key: str, upload_id: str, number: int, content: bytes) -> UploadedPart:
+    def upload_part(self, bucket: str, key: str, upload_id: str, number: int, content: bytes) -> UploadedPart:
         """Upload one part. S3 compares the content with its SHA-256 and refuses a difference."""
 
-    def complete(self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
+    def complete_multipart_upload(
+        self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]
+    ) -> None:
         """Assemble the object from all its parts, in their order."""
 
     def list_resumable_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
@@ -193,20 +219,20 @@ class PartStorage(Protocol):
         """Yield the range in chunks. Raises CallError when the object does not have this ``etag`` any
         more."""
 
-    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum: ...
+    def get_object_checksum(self, bucket: str, key: str) -> ObjectChecksum: ...
 
 
 class Transfer(Protocol):
     """Transfers many files at once, or large ones. ``on_progress`` receives numbers of bytes and of files,
     from any thread."""
 
-    def put(
+    def upload_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
         """Upload the files. Raises CallError when S3 refuses one, JobError when a file cannot be read or has
         changed."""
 
-    def get(
+    def download_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
         """Download the objects. Each file appears complete and verified, or not at all.
@@ -221,29 +247,29 @@ class Transfer(Protocol):
 class LogReader(Protocol):
     """Reads CloudWatch Logs."""
 
-    def streams(self, group: str, prefix: str) -> Sequence[str]:
+    def list_streams(self, group: str, prefix: str) -> Sequence[str]:
         """Return the names of the streams that begin with ``prefix``; none when the group does not exist
         yet."""
 
-    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+    def read_last_page(self, group: str, stream: str) -> Sequence[LogEvent]:
         """Return the stream's last page (at most 10,000 events or 1 MB), oldest first."""
 
-    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+    def read_page(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
         """Return one page from ``token`` on (None: from the start), and the next page's token."""
 
 
 class Quotas(Protocol):
     """Reads Service Quotas."""
 
-    def values(self, names: Collection[str]) -> dict[str, float]:
+    def quota_values(self, names: Collection[str]) -> dict[str, float]:
         """Return the values of SageMaker's quotas in this account that have one of these names."""
 
 
 class Identity(Protocol):
     """Identifies the caller: STS, and IAM's look-up of roles."""
 
-    def caller(self) -> tuple[str, str]:
+    def get_caller_identity(self) -> tuple[str, str]:
         """Return the account id and the caller's ARN."""
 
-    def role_arn(self, name: str) -> str | None:
+    def find_role_arn(self, name: str) -> str | None:
         """Return the ARN of the role with this name; None when it does not exist or may not be read."""

@@ -5,38 +5,41 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from smlaunch.aws.client import call_api
+from smlaunch.aws.botocore_client import call_api
 from smlaunch.aws.interfaces import CallError, MultipartUpload, ObjectChecksum, UploadedPart
 
 _CHUNK_BYTES = 1 << 20
 """Bytes read at a time: they stay in the processor's cache while they are hashed and written."""
 
 _MD5_ETAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
-_ENCRYPTION_WITH_MD5_ETAG = (None, "AES256")
-"""Encryption under which an ETag is an MD5 sum (S3 API reference, Object)."""
+"""Of a multipart upload: an MD5 of the parts' MD5 digests, a ``-``, and the number of parts."""
+_ENCRYPTION_KEEPING_MD5_AS_ETAG = (None, "AES256")
+"""Values of ServerSideEncryption with which an ETag is an MD5 sum (S3 API reference, Object)."""
 
 
 class S3Multipart:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def begin(self, bucket: str, key: str) -> str:
+    def create_multipart_upload(self, bucket: str, key: str) -> str:
         params = {"Bucket": bucket, "Key": key, "ChecksumAlgorithm": "SHA256"}
         return str(
             call_api("CreateMultipartUpload", self._client.create_multipart_upload, **params)["UploadId"]
         )
 
-    def put_part(self, bucket: str, key: str, upload_id: str, number: int, content: bytes) -> UploadedPart:
+    def upload_part(self, bucket: str, key: str, upload_id: str, number: int, content: bytes) -> UploadedPart:
         digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
         params = {"Bucket": bucket, "Key": key, "UploadId": upload_id, "PartNumber": number, "Body": content}
         response = call_api("UploadPart", self._client.upload_part, ChecksumSHA256=digest, **params)
         return UploadedPart(len(content), _strip_quotes(response["ETag"]), digest)
 
-    def complete(self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
+    def complete_multipart_upload(
+        self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]
+    ) -> None:
         part_rows = [
             {"PartNumber": number, "ETag": part.etag, "ChecksumSHA256": part.sha256}
             for number, part in enumerate(parts, 1)
@@ -51,38 +54,45 @@ class S3Multipart:
             call_api("CompleteMultipartUpload", self._client.complete_multipart_upload, **params)
         except CallError as error:
             # If an earlier try completed it and its response was lost, the object has these parts.
-            if error.code != "NoSuchUpload" or self.object_checksum(bucket, key).sha256 != _composite_sha256(
-                parts
-            ):
+            if error.code != "NoSuchUpload" or self.get_object_checksum(
+                bucket, key
+            ).sha256 != _composite_sha256(parts):
                 raise
 
     def list_resumable_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:
-        """Return the unfinished uploads of this key that can be continued: those with parts that all have a
-        SHA-256."""
+        """Return the unfinished multipart uploads of this key that can be continued: those with parts that
+        all have a SHA-256, by which each can be compared with the file."""
         params: dict[str, Any] = {"Bucket": bucket, "Prefix": key}
         uploads: list[MultipartUpload] = []
         while True:
             page = call_api("ListMultipartUploads", self._client.list_multipart_uploads, **params)
-            for row in page.get("Uploads", []):
-                if row["Key"] == key:
-                    parts = dict(self._list_parts(bucket, key, row["UploadId"]))
-                    if parts and all(part.sha256 for part in parts.values()):
-                        uploads.append(MultipartUpload(row["UploadId"], parts))
+            for upload in page.get("Uploads", []):
+                if upload["Key"] != key:  # it only begins with this key
+                    continue
+                # Without any part there is nothing to continue.
+                part_by_number = dict(self._list_uploaded_parts(bucket, key, upload["UploadId"]))
+                if part_by_number and all(part.sha256 for part in part_by_number.values()):
+                    uploads.append(MultipartUpload(upload["UploadId"], part_by_number))
             if not page.get("IsTruncated"):
                 return uploads
             params["KeyMarker"] = page["NextKeyMarker"]
             params["UploadIdMarker"] = page["NextUploadIdMarker"]
 
-    def _list_parts(self, bucket: str, key: str, upload_id: str) -> Iterator[tuple[int, UploadedPart]]:
-        """Yield number and checksum of each part that an unfinished upload has."""
+    def _list_uploaded_parts(
+        self, bucket: str, key: str, upload_id: str
+    ) -> Iterator[tuple[int, UploadedPart]]:
+        """Yield number, size and checksums of each part that an unfinished multipart upload has. The SHA-256
+        is "" for a part that was uploaded without it."""
         params: dict[str, Any] = {"Bucket": bucket, "Key": key, "UploadId": upload_id}
         while True:
             page = call_api("ListParts", self._client.list_parts, **params)
-            for row in page.get("Parts", []):
+            for part_entry in page.get("Parts", []):
                 part = UploadedPart(
-                    int(row["Size"]), _strip_quotes(row["ETag"]), row.get("ChecksumSHA256", "")
+                    size=int(part_entry["Size"]),
+                    etag=_strip_quotes(part_entry["ETag"]),
+                    sha256=part_entry.get("ChecksumSHA256", ""),
                 )
-                yield int(row["PartNumber"]), part
+                yield int(part_entry["PartNumber"]), part
             if not page.get("IsTruncated"):
                 return
             params["PartNumberMarker"] = page["NextPartNumberMarker"]
@@ -97,30 +107,29 @@ class S3Multipart:
             while chunk := call_api("GetObject", body.read, amt=_CHUNK_BYTES):
                 yield chunk
 
-    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
-        """Return the object's checksums. An object of several parts takes two requests, because a part's size
-        is only in its own response."""
+    def get_object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
+        """Return the checksums that S3 has of an object. For an object that was uploaded in several parts,
+        they are those of the parts' digests, followed by ``-`` and the number of parts. Such an object takes
+        two requests, because a part's size is only in its own response."""
         params = {"Bucket": bucket, "Key": key}
-        head = call_api("HeadObject", self._client.head_object, ChecksumMode="ENABLED", **params)
-        etag = _strip_quotes(head["ETag"])
-        is_encrypted = (
-            head.get("ServerSideEncryption") not in _ENCRYPTION_WITH_MD5_ETAG
-            or "SSECustomerAlgorithm" in head
+        object_head = call_api("HeadObject", self._client.head_object, ChecksumMode="ENABLED", **params)
+        etag = _strip_quotes(object_head["ETag"])
+        sha256, crc32 = object_head.get("ChecksumSHA256"), object_head.get("ChecksumCRC32")
+        if crc32 is not None and object_head.get("ChecksumType") == "FULL_OBJECT":
+            # Of the whole content, however many parts there were: it can be compared with a file at once.
+            return ObjectChecksum(part_size=None, sha256=None, md5=None, crc32=crc32)
+        md5 = etag if _is_etag_md5(object_head, etag) else None  # it is not with KMS encryption, for example
+        is_multipart = "-" in etag  # as in "9b2c...-3" for three parts
+        if not is_multipart:
+            return ObjectChecksum(part_size=None, sha256=sha256, md5=md5, crc32=crc32)
+        first_part = call_api("HeadObject", self._client.head_object, PartNumber=1, **params)
+        part_count_suffix = etag[etag.index("-") :]
+        return ObjectChecksum(
+            part_size=int(first_part["ContentLength"]),
+            sha256=_add_part_count(sha256, part_count_suffix),
+            md5=md5,
+            crc32=_add_part_count(crc32, part_count_suffix),
         )
-        md5 = etag if _MD5_ETAG.fullmatch(etag) and not is_encrypted else None
-        sha256, crc32 = head.get("ChecksumSHA256"), head.get("ChecksumCRC32")
-        if crc32 is not None and head.get("ChecksumType") == "FULL_OBJECT":
-            return ObjectChecksum(None, None, None, crc32)  # of the content, independent of its parts
-        part_size = None
-        if "-" in etag:
-            first_part = call_api("HeadObject", self._client.head_object, PartNumber=1, **params)
-            part_size = int(first_part["ContentLength"])
-        if part_size is not None and sha256 is not None and "-" not in sha256:
-            # HeadObject gives the composite digest without the number of parts; the ETag has it.
-            sha256 += etag[etag.index("-") :]
-        if part_size is not None and crc32 is not None and "-" not in crc32:
-            crc32 += etag[etag.index("-") :]
-        return ObjectChecksum(part_size, sha256, md5, crc32)
 
 
 def _composite_sha256(parts: Sequence[UploadedPart]) -> str:
@@ -131,3 +140,19 @@ def _composite_sha256(parts: Sequence[UploadedPart]) -> str:
 
 def _strip_quotes(etag: str) -> str:
     return etag.strip('"')
+
+
+def _is_etag_md5(object_head: Mapping[str, Any], etag: str) -> bool:
+    """Return whether an object's ETag is made of MD5 sums, from the response of HeadObject: not with
+    encryption by keys of KMS or of the customer."""
+    return (
+        _MD5_ETAG.fullmatch(etag) is not None
+        and object_head.get("ServerSideEncryption") in _ENCRYPTION_KEEPING_MD5_AS_ETAG
+        and "SSECustomerAlgorithm" not in object_head
+    )
+
+
+def _add_part_count(digest: str | None, suffix: str) -> str | None:
+    """Add ``-`` and the number of parts to a digest of the parts' digests: HeadObject leaves that out, and
+    other servers may have it already. None for None."""
+    return digest if digest is None or "-" in digest else digest + suffix

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from smlaunch.catalog.catalog_tables import load_catalog_table
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.storage import Figure, find_network
-from smlaunch.catalog.tables import load_table
 
 SLOW_NETWORK, STEADY_NETWORK, FAST_NETWORK = "slow-network", "network", "fast-network"
 
@@ -73,13 +73,13 @@ def inter_host_efficiency(instance: InstanceType) -> Figure:
 
 @cache
 def _efficiencies() -> dict[str, Figure]:
-    rows = load_table("accelerators")["efficiency"]
+    rows = load_catalog_table("accelerators")["efficiency"]
     return {name: Figure(name, unit="share", **row) for name, row in rows.items()}
 
 
 def _peak_figures(instance: InstanceType) -> tuple[float, float] | None:
     """Arithmetic and memory bandwidth of an accelerator; None if unknown."""
-    table = load_table("accelerators")["accelerators"]
+    table = load_catalog_table("accelerators")["accelerators"]
     memory = instance.accelerator_memory_gib or 0
     row = table.get(f"{instance.accelerator} {memory:g} GiB") or table.get(instance.accelerator or "")
     return None if row is None else (row["tflops"], row["gb_per_second"])

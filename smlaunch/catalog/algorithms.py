@@ -10,8 +10,14 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from smlaunch.catalog.images import Image, UnknownImage, has_region, registry_uri, training_image
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
+from smlaunch.catalog.images import (
+    Image,
+    UnknownImage,
+    find_training_image,
+    is_region_known,
+    registry_host_name,
+)
 from smlaunch.text.did_you_mean import did_you_mean
 
 CONTENT_TYPES = {
@@ -72,7 +78,7 @@ class Algorithm(NamedTuple):
 def known_algorithms() -> dict[str, Algorithm]:
     """All 24 by id."""
     rows = {}
-    for name, row in load_table("algorithms")["algorithms"].items():
+    for name, row in load_catalog_table("algorithms")["algorithms"].items():
         rows[name] = Algorithm(*(_as_tuples(row[field]) for field in Algorithm._fields))
     return rows
 
@@ -90,26 +96,35 @@ def unknown_algorithm_message(name: str) -> str:
 
 def algorithm_versions(algorithm: Algorithm) -> list[str]:
     """Versions of its image, oldest first; XGBoost's are those of the image family."""
-    return list(load_table("algorithms")["algorithms"][algorithm.id]["images"])
+    return list(load_catalog_table("algorithms")["algorithms"][algorithm.id]["images"])
 
 
-def algorithm_image(
+def find_algorithm_image(
     algorithm: Algorithm, region: str, partition: str, processor: str, version: str | None = None
 ) -> Image:
-    """The algorithm's image. Raises UnknownImage, with part ``jumpstart`` for JumpStart's algorithms."""
-    if algorithm.jumpstart:
+    """Return the image of a built-in algorithm of SageMaker. ``partition``: aws, aws-cn, ...; ``processor``:
+    cpu or gpu. ``version``: None for the newest. Raises UnknownImage, with ``unknown_part`` ``jumpstart`` for
+    an algorithm whose image only JumpStart (SageMaker's catalog of models) knows."""
+    if algorithm.jumpstart:  # only JumpStart has it
         raise UnknownImage("jumpstart", f"JumpStart hosts {algorithm.name}, and its image is in no table")
-    if algorithm.id == "xgboost":
-        return training_image("xgboost", region, partition, processor, version)
-    images = load_table("algorithms")["algorithms"][algorithm.id]["images"]
-    (newest,) = images
-    if version not in (None, newest):
-        raise UnknownImage("version", f"{algorithm.name} has no version {version}; it has {newest}")
-    repository, registry = images[newest]
-    if not has_region(region, "xgboost"):
+    if algorithm.id == "xgboost":  # the one algorithm with an image family: several versions
+        return find_training_image("xgboost", region, partition, processor, version)
+    # A location is the name of the repository and that of its registry.
+    location_by_version = load_catalog_table("algorithms")["algorithms"][algorithm.id]["images"]
+    (only_version,) = location_by_version  # all other algorithms have one version
+    if version not in (None, only_version):
+        raise UnknownImage("version", f"{algorithm.name} has no version {version}; it has {only_version}")
+    repository_name, registry_name = location_by_version[only_version]
+    if not is_region_known(region, "xgboost"):  # then other algorithms have none there either
         raise UnknownImage("region", f"no registry of AWS's images is known in region {region}")
-    uri = registry_uri(registry, region, partition, algorithm.name)
-    return Image(f"{uri}/{repository}:{newest}", newest, algorithm.id, processor)
+    # The account of a named registry differs by region.
+    registry_host = registry_host_name(registry_name, region, partition, algorithm.name)
+    return Image(
+        uri=f"{registry_host}/{repository_name}:{only_version}",
+        version=only_version,
+        family=algorithm.id,
+        processor=processor,
+    )
 
 
 @cache

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
 
 
 def efa_interfaces(instance_type: str) -> int:
     """Number of interfaces; 0 for a type without, or one missing in the table."""
-    return int(load_table("efa")["types"].get(instance_type, 0))
+    return int(load_catalog_table("efa")["types"].get(instance_type, 0))
 
 
 def has_device_rdma(instance_type: str) -> bool:

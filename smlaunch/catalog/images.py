@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
 from smlaunch.text.did_you_mean import did_you_mean
 
 PROCESSORS = ("cpu", "gpu", "neuron")
@@ -46,48 +46,53 @@ class UnknownImage(LookupError):
 
 
 def image_families() -> list[str]:
-    return list(load_table("images")["families"])
+    return list(load_catalog_table("images")["families"])
 
 
 def family_title(family: str) -> str:
     """Display name of a family: ``PyTorch``."""
-    return str(_family_table(family)["title"])
+    return str(_load_family_table(family)["title"])
 
 
 def family_versions(family: str) -> list[str]:
     """Known versions, oldest first; none of a retired family."""
-    return list(_family_table(family)["versions"])
+    return list(_load_family_table(family)["versions"])
 
 
 def family_processors(family: str) -> tuple[str, ...]:
     """Processors that the family has images for."""
-    return tuple(_family_table(family).get("defaults", ()))
+    return tuple(_load_family_table(family).get("defaults", ()))
 
 
 def default_version(family: str, processor: str | None = None) -> str:
     """The version with the longest security support, otherwise the newest confirmed one; optionally for a
     ``processor``. Raises KeyError if there is none."""
-    defaults = _family_table(family)["defaults"]
+    defaults = _load_family_table(family)["defaults"]
     return str(defaults[processor] if processor else next(iter(defaults.values())))
 
 
 def find_version(family: str, version_prefix: str) -> str | None:
     """``2.13`` -> ``2.13.0``, the newest confirmed version with that prefix, otherwise any; None if none
     is known."""
-    version_rows = _family_table(family)["versions"]
-    if version_prefix in version_rows:
+    image_versions = _load_image_versions(family)
+    if version_prefix in image_versions:
         return version_prefix
-    matching = [version for version in version_rows if re.match(re.escape(version_prefix) + r"[.-]", version)]
-    published = [version for version in matching if version_rows[version][5] != "ahead"]
+    matching = [
+        version for version in image_versions if re.match(re.escape(version_prefix) + r"[.-]", version)
+    ]
+    published = [version for version in matching if image_versions[version].note_id != "ahead"]
     return (published or matching)[-1] if matching else None
 
 
-def has_region(region: str, family: str = "pytorch") -> bool:
+def is_region_known(region: str, family: str = "pytorch") -> bool:
     """Whether an image of the family is known in the region."""
-    return any(region in registry_accounts(row[1]) for row in _family_table(family)["versions"].values())
+    return any(
+        region in registry_accounts(image_version.registry_name)
+        for image_version in _load_image_versions(family).values()
+    )
 
 
-def training_image(
+def find_training_image(
     family: str,
     region: str,
     partition: str,
@@ -95,60 +100,81 @@ def training_image(
     version: str | None = None,
     instance_type: str = "",
 ) -> Image:
-    """An image by family, region, processor and version.
+    """Return the AWS image for training by family (a framework: pytorch, ...), region, processor and version.
 
-    ``family``: one of ``image_families()``. ``processor``: one of PROCESSORS. ``version``: ``2.13`` or
-    ``2.13.0``, None for the default. ``instance_type``: a few versions have different images for some
-    types. Raises UnknownImage.
+    ``family``: one of ``image_families()``. ``partition``: aws, aws-cn, ... ``processor``: one of PROCESSORS.
+    ``version``: ``2.13`` or ``2.13.0``, None for the default. ``instance_type``: a few versions have
+    different images for some types. Raises UnknownImage.
     """
-    if family not in load_table("images")["families"]:
-        raise UnknownImage(
-            "family", f"no images of {family!r} are known{did_you_mean(family, image_families())}"
-        )
-    family_name = family_title(family)
-    family_table = _family_table(family)
-    if "retired" in family_table:
-        raise UnknownImage("retired", str(family_table["retired"]))
-    if processor not in family_table["defaults"]:
-        other_processors = " and ".join(family_processors(family)).upper().replace("NEURON", "Neuron")
-        raise UnknownImage(
-            "processor",
-            f"there is no {_processor_name(processor)} image of {family_name}, only for {other_processors}",
-        )
+    _check_family_has_images(family, processor)
+    # In full (2.13.0); find_version takes its beginning too.
     known_version = default_version(family, processor) if version is None else find_version(family, version)
     if known_version is None:
-        raise UnknownImage("version", _unknown_version_message(family, str(version)))
-    if not has_region(region, family):
+        raise UnknownImage("version", _format_unknown_version_message(family, str(version)))
+    if not is_region_known(region, family):
         raise UnknownImage("region", f"no registry of AWS's images is known in region {region}")
-    repository, registry, python, end_of_patch, tags, note = family_table["versions"][known_version]
-    processor_family = f"{processor}/{instance_type.removeprefix('ml.').partition('.')[0]}"
-    tag = tags.get(processor_family) or tags.get(processor)
+    image_version = _load_image_versions(family)[known_version]  # repository, registry and tags
+    image_title = f"{family_title(family)} {known_version}"
+    tag = _find_tag(image_version, processor, instance_type)
     if tag is None:
         raise UnknownImage(
-            "processor", f"there is no {_processor_name(processor)} image of {family_name} {known_version}"
+            "processor", f"there is no {_format_processor_name(processor)} image of {image_title}"
         )
-    uri = registry_uri(registry, region, partition, f"{family_name} {known_version}")
-    note_row = load_table("images")["notes"].get(note, {})
-    note_applies = note_row.get("processor", processor) == processor
+    registry_host = registry_host_name(image_version.registry_name, region, partition, image_title)
     return Image(
-        f"{uri}/{repository}:{tag}",
-        known_version.partition("-sdk")[0],
-        family,
-        processor,
-        python,
-        end_of_patch,
-        str(note_row["text"]) if note_row and note_applies else "",
+        uri=f"{registry_host}/{image_version.repository_name}:{tag}",
+        version=known_version.partition("-sdk")[0],  # without the version of the Neuron SDK
+        family=family,
+        processor=processor,
+        python=image_version.python,
+        end_of_patch=image_version.end_of_patch,
+        note=_write_note_about_image(image_version, processor),
     )
 
 
-def registry_uri(registry: str, region: str, partition: str, image_description: str) -> str:
+def _check_family_has_images(family: str, processor: str) -> None:
+    """Raise UnknownImage if there is no such family, if AWS makes no more images of it, or none for the
+    processor."""
+    if family not in load_catalog_table("images")["families"]:
+        raise UnknownImage(
+            "family", f"no images of {family!r} are known{did_you_mean(family, image_families())}"
+        )
+    family_table = _load_family_table(family)
+    if "retired" in family_table:
+        raise UnknownImage("retired", str(family_table["retired"]))
+    if processor not in family_table["defaults"]:  # the default version by processor
+        other_processors = " and ".join(family_processors(family)).upper().replace("NEURON", "Neuron")
+        raise UnknownImage(
+            "processor",
+            f"there is no {_format_processor_name(processor)} image of {family_title(family)}, "
+            f"only for {other_processors}",
+        )
+
+
+def _find_tag(image_version: _ImageVersion, processor: str, instance_type: str) -> str | None:
+    """Return the tag of an image: one for the instance's family (``p6``) comes first. None without one for
+    the processor."""
+    instance_family = instance_type.removeprefix("ml.").partition(".")[0]
+    tag_by_processor = image_version.tag_by_processor
+    return tag_by_processor.get(f"{processor}/{instance_family}") or tag_by_processor.get(processor)
+
+
+def _write_note_about_image(image_version: _ImageVersion, processor: str) -> str:
+    """Return what is unconfirmed about an image; empty if nothing is. A note may be for one processor
+    only."""
+    note = load_catalog_table("images")["notes"].get(image_version.note_id)
+    note_applies = note is not None and note.get("processor", processor) == processor
+    return str(note["text"]) if note_applies else ""
+
+
+def registry_host_name(registry: str, region: str, partition: str, image_description: str) -> str:
     """Host name of a registry of the table, without a scheme. ``image_description``: for UnknownImage."""
     account = registry_accounts(registry).get(region)
     if account is None:
         raise UnknownImage(
             "region", f"no registry with AWS's image of {image_description} is known in region {region}"
         )
-    suffix = load_table("images")["dns_suffixes"].get(partition)
+    suffix = load_catalog_table("images")["dns_suffixes"].get(partition)
     if suffix is None:
         raise UnknownImage("partition", f"no registry of AWS's images is known in partition {partition}")
     return f"{account}.dkr.ecr.{region}.{suffix}"
@@ -157,25 +183,44 @@ def registry_uri(registry: str, region: str, partition: str, image_description: 
 @cache
 def registry_accounts(registry: str) -> dict[str, str]:
     """Account by region, of one table of registries.json."""
-    rows = load_table("registries")["tables"][registry]
+    rows = load_catalog_table("registries")["tables"][registry]
     return {region: account for account, regions in rows.items() for region in regions.split()}
 
 
 def table_sources() -> dict[str, str]:
     """Sources of the tables, with dates."""
-    return dict(load_table("images")["source"])
+    return dict(load_catalog_table("images")["source"])
 
 
-def _family_table(family: str) -> dict[str, Any]:
-    table: dict[str, Any] = load_table("images")["families"][family]
+class _ImageVersion(NamedTuple):
+    """One version of a family: a row of images.json."""
+
+    repository_name: str
+    registry_name: str
+    """A table of registries.json."""
+    python: str | None
+    end_of_patch: str | None
+    tag_by_processor: dict[str, str]
+    """By processor, or by processor and instance family: ``gpu/p6``."""
+    note_id: str
+
+
+@cache
+def _load_image_versions(family: str) -> dict[str, _ImageVersion]:
+    rows = _load_family_table(family)["versions"]
+    return {version: _ImageVersion(*row) for version, row in rows.items()}
+
+
+def _load_family_table(family: str) -> dict[str, Any]:
+    table: dict[str, Any] = load_catalog_table("images")["families"][family]
     return table
 
 
-def _processor_name(processor: str) -> str:
+def _format_processor_name(processor: str) -> str:
     return "Neuron" if processor == "neuron" else processor.upper()
 
 
-def _unknown_version_message(family: str, wanted_version: str) -> str:
+def _format_unknown_version_message(family: str, wanted_version: str) -> str:
     short_version = find_version(family, ".".join(wanted_version.split(".")[:2]))
     if short_version is not None:
         return (
@@ -184,8 +229,8 @@ def _unknown_version_message(family: str, wanted_version: str) -> str:
         )
     recent_versions = [
         version
-        for version in family_versions(family)
-        if _family_table(family)["versions"][version][5] != "short"
+        for version, image_version in _load_image_versions(family).items()
+        if image_version.note_id != "short"
     ]
     return (
         f"no {family_title(family)} {wanted_version} image is "
@@ -208,19 +253,27 @@ def find_patch_support(uri: str) -> PatchSupport | None:
     """End of patches of the AWS image ``uri``, by its full tag or a prefix of it, such as a short tag;
     None if unknown."""
     repository, _, tag = uri.rpartition("/")[2].partition(":")
-    return _patch_support_by_tag().get((repository, tag)) if tag else None
+    return _load_patch_support_by_tag().get((repository, tag)) if tag else None
 
 
 @cache
-def _patch_support_by_tag() -> dict[tuple[str, str], PatchSupport]:
-    """By repository and tag, long and short."""
+def _load_patch_support_by_tag() -> dict[tuple[str, str], PatchSupport]:
+    """Return the end of security patches of every image by its repository and tag: the full tag and the short
+    ones."""
     support_by_tag: dict[tuple[str, str], PatchSupport] = {}
     for family in image_families():
-        for version, (repository, _, _, patched_until, tags, _) in _family_table(family)["versions"].items():
-            for tag in tags.values() if patched_until else ():
-                tag_parts = tag.split("-")
-                for count in range(2, len(tag_parts) + 1):
-                    support_by_tag[repository, "-".join(tag_parts[:count])] = PatchSupport(
-                        family_title(family), version, patched_until
-                    )
+        for version, image_version in _load_image_versions(family).items():
+            if not image_version.end_of_patch:  # unknown
+                continue
+            # Family, version and the date on which the patches end.
+            patch_support = PatchSupport(family_title(family), version, image_version.end_of_patch)
+            for full_tag in image_version.tag_by_processor.values():
+                for tag in _full_and_short_tags(full_tag):
+                    support_by_tag[image_version.repository_name, tag] = patch_support
     return support_by_tag
+
+
+def _full_and_short_tags(full_tag: str) -> list[str]:
+    """Return a tag and its beginnings of at least two parts: ``2.13-gpu``, ``2.13-gpu-py312``, ..."""
+    tag_parts = full_tag.split("-")
+    return ["-".join(tag_parts[:part_count]) for part_count in range(2, len(tag_parts) + 1)]

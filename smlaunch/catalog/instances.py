@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
 
 
 class InstanceType(NamedTuple):
@@ -50,17 +50,34 @@ class InstanceType(NamedTuple):
         return ", ".join(parts)
 
 
+DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
+"""Used if the job names none; the SageMaker SDK's default too."""
+
+
 class InstanceChoice(NamedTuple):
     """The instance type of a job: its name, and the catalog's entry if it has one."""
 
     name: str
-    catalog_type: InstanceType | None
+    catalog_entry: InstanceType | None
+
+    @property
+    def processor(self) -> str:
+        """What an image for this type must support, ``cpu``, ``gpu`` or ``neuron``; for a type missing in the
+        catalog by the name of its family, such as ``p5``."""
+        if self.catalog_entry is None:
+            family = self.name.split(".")[1]
+            is_neuron, has_gpu = family.startswith("trn"), family.startswith(("g", "p"))
+        else:
+            is_neuron, has_gpu = self.catalog_entry.is_neuron, self.catalog_entry.accelerators > 0
+        if is_neuron:
+            return "neuron"
+        return "gpu" if has_gpu else "cpu"
 
 
 @cache
 def known_types() -> dict[str, InstanceType]:
     """All types of the catalog by name."""
-    table = load_table("instances")
+    table = load_catalog_table("instances")
     return {name: InstanceType(name, *row) for name, row in table["types"].items()}
 
 
@@ -71,9 +88,9 @@ def find_instance_type(name: str) -> InstanceType | None:
 
 def price_region() -> str:
     """Region of the prices."""
-    return str(load_table("instances")["price_region"])
+    return str(load_catalog_table("instances")["price_region"])
 
 
 def catalog_month() -> str:
     """Year and month of the table."""
-    return str(load_table("instances")["as_of"])
+    return str(load_catalog_table("instances")["as_of"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
 
 
 class Figure(NamedTuple):
@@ -39,15 +39,15 @@ class Network(NamedTuple):
 @cache
 def figures() -> dict[str, Figure]:
     """All figures by name."""
-    table = load_table("storage")["figures"]
+    table = load_catalog_table("storage")["figures"]
     return {name: Figure(name, **row) for name, row in table.items()}
 
 
-def figure(name: str) -> Figure:
+def storage_figure(name: str) -> Figure:
     return figures()[name]
 
 
 def find_network(instance_type: str) -> Network | None:
     """Network of an instance type; None if unknown."""
-    row = load_table("network")["types"].get(instance_type)
+    row = load_catalog_table("network")["types"].get(instance_type)
     return None if row is None else Network(row[0] * 1e9 / 8, row[1])

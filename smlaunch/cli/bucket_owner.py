@@ -11,7 +11,7 @@ import click
 from smlaunch.contract.s3_uri import split_s3_uri
 
 if TYPE_CHECKING:
-    from smlaunch.runs.target import Target
+    from smlaunch.runs.launch_target import Target
 
 
 def bucket_owner_option(address: str) -> Callable[[Any], Any]:

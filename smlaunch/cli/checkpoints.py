@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from smlaunch.runs.checkpoints import CheckpointStep, RunCheckpoints
-    from smlaunch.runs.target import Target
+    from smlaunch.runs.launch_target import Target
+    from smlaunch.runs.run_checkpoints import CheckpointStep, RunCheckpoints
 
 _MODULE = "smlaunch.cli.checkpoints"
 
@@ -47,37 +47,30 @@ def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
     """List the checkpoints of a run or below an S3 address, newest first: which are complete, and how the
     last segment ended. Reads names, sizes and manifests; `verify` reads all data."""
     from smlaunch.cli.runs import align_columns
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.run import translate_call_errors
-    from smlaunch.text.format import format_size
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.call_errors import translate_call_errors
 
     with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
         set_bucket_owner(connection.target, run_or_uri, options)
+        # The target is the region or the local endpoint; it has the storage that is read.
         run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
-        steps, outcome = run_checkpoints.list_steps(), run_checkpoints.read_outcome()
+        checkpoints, last_outcome = run_checkpoints.list_steps(), run_checkpoints.read_outcome()
     if as_json:
         document = {
             "uri": run_checkpoints.uri,
-            "checkpoints": [step.to_dict() for step in steps],
-            "outcome": outcome._asdict() if outcome is not None else None,
+            "checkpoints": [checkpoint.to_dict() for checkpoint in checkpoints],
+            "outcome": last_outcome._asdict() if last_outcome is not None else None,
         }
         click.echo(json.dumps(document, indent=2))
         return 0
-    if outcome is not None:
-        step_text = f" at step {outcome.step}" if outcome.step is not None else ""
-        echo(f"{outcome.job or 'the last segment'}: {outcome.result}{step_text}", err=True)
-    if not steps:
+    if last_outcome is not None:  # what the last segment wrote at its end
+        step_text = f" at step {last_outcome.step}" if last_outcome.step is not None else ""
+        echo(f"{last_outcome.job or 'the last segment'}: {last_outcome.result}{step_text}", err=True)
+    if not checkpoints:
         click.echo(f"no checkpoints below {run_checkpoints.uri}", err=True)
         return 0
-    table: list[tuple[str, ...]] = [("STEP", "RANKS", "SIZE", "SAMPLES", "JOB", "STATE")]
-    for step in steps:
-        manifest = step.manifest
-        ranks, samples, job = (
-            (manifest.world_size, manifest.samples, manifest.job) if manifest else (None, None, None)
-        )
-        cells = (step.step, ranks, format_size(step.size_bytes), samples, job, _describe_state(step))
-        table.append(tuple("-" if cell is None else str(cell) for cell in cells))
-    for line in align_columns(table):
+    column_names = ("STEP", "RANKS", "SIZE", "SAMPLES", "JOB", "STATE")
+    for line in align_columns([column_names, *map(_checkpoint_row, checkpoints)]):
         echo(line)
     return 0
 
@@ -96,50 +89,77 @@ def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
 def verify(run_or_uri: str, step: int | None, as_json: bool, **options: Any) -> int:
     """Download checkpoints and compare every shard with its hash. The exit code is 1 when a committed
     checkpoint cannot be loaded; while a job runs, the newest one may still be uploading."""
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.run import translate_call_errors
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.call_errors import translate_call_errors
 
     with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
         set_bucket_owner(connection.target, run_or_uri, options)
         run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
-        steps = _select_steps(run_checkpoints, step)
-        total_bytes = sum(checkpoint.size_bytes for checkpoint in steps if checkpoint.is_complete)
-        with _verify_progress(total_bytes, as_json) as on_progress:
-            verified_steps = [
-                checkpoint._replace(problems=run_checkpoints.verify_hashes(checkpoint, on_progress))
-                for checkpoint in steps
+        selected_checkpoints = _select_steps(run_checkpoints, step)  # the committed ones, without --step
+        total_bytes = sum(
+            checkpoint.size_bytes for checkpoint in selected_checkpoints if checkpoint.is_complete
+        )
+        with _verify_progress_bar(total_bytes, as_json) as on_verified_bytes:
+            verified_checkpoints = [
+                checkpoint._replace(problems=run_checkpoints.verify_hashes(checkpoint, on_verified_bytes))
+                for checkpoint in selected_checkpoints
             ]
-    broken_steps = [
-        checkpoint for checkpoint in verified_steps if checkpoint.is_committed and not checkpoint.is_complete
+    # One without a commit was never finished, so nothing is broken about it.
+    broken_checkpoints = [
+        checkpoint
+        for checkpoint in verified_checkpoints
+        if checkpoint.is_committed and not checkpoint.is_complete
     ]
     if as_json:
         document = {
             "uri": run_checkpoints.uri,
-            "checkpoints": [checkpoint.to_dict() for checkpoint in verified_steps],
+            "checkpoints": [checkpoint.to_dict() for checkpoint in verified_checkpoints],
         }
         click.echo(json.dumps(document, indent=2))
-        return EXIT_TRAINING_FAILED if broken_steps else 0
-    for checkpoint in verified_steps:
-        echo(f"step {checkpoint.step}: {_describe_state(checkpoint, 'verified')}")
-        for problem in checkpoint.problems[1:]:
+        return EXIT_TRAINING_FAILED if broken_checkpoints else 0
+    for checkpoint in verified_checkpoints:
+        echo(f"step {checkpoint.step}: {_describe_checkpoint_state(checkpoint, 'verified')}")
+        for problem in checkpoint.problems[1:]:  # the state has the first one
             echo(f"  {problem}")
-    if not verified_steps:
+    if not verified_checkpoints:
         click.echo(f"no checkpoints below {run_checkpoints.uri}", err=True)
-    return EXIT_TRAINING_FAILED if broken_steps else 0
+    return EXIT_TRAINING_FAILED if broken_checkpoints else 0
+
+
+def _checkpoint_row(checkpoint: CheckpointStep) -> tuple[str, ...]:
+    """Return the cells of a checkpoint in the table of ``smlaunch checkpoints ls``; ``-`` for what only its
+    manifest says, if it has none (the manifest lists the files of a checkpoint; ``world_size``: the number of
+    ranks)."""
+    from smlaunch.text.format import format_size
+
+    manifest = checkpoint.manifest
+    cells = (
+        checkpoint.step,
+        manifest.world_size if manifest else None,
+        format_size(checkpoint.size_bytes),
+        manifest.samples if manifest else None,
+        manifest.job if manifest else None,
+        _describe_checkpoint_state(checkpoint),
+    )
+    return tuple("-" if cell is None else str(cell) for cell in cells)
 
 
 def _find_checkpoints(run_or_uri: str, target: Target) -> RunCheckpoints:
-    """Return the checkpoints of a run, by its name, or below an S3 address. Raises JobError for a run without
-    any."""
-    from smlaunch.runs.checkpoints import RunCheckpoints
-    from smlaunch.runs.run import Run
+    """Return the checkpoints of a run, given by its name, or below an S3 address. ``target``: the region or
+    local endpoint. Raises JobError for a run that saves none."""
+    from smlaunch.runs.attach_run import attach
+    from smlaunch.runs.run_checkpoints import RunCheckpoints
 
-    if "/" in run_or_uri:
+    if "/" in run_or_uri:  # a run's name has none
         return RunCheckpoints(run_or_uri, target.storage)
-    run = Run.attach(run_or_uri, target)
-    chain = run.chain_driver
-    uri = chain.workflow.checkpoints if chain is not None else run.describe().last_job.checkpoints_uri
-    if uri is None:
+    run = attach(run_or_uri, target)
+    chain_drivers = run.chain_drivers  # submit the jobs of a chain or of shards; none for a run of one job
+    checkpoints_uri = (
+        chain_drivers[0].workflow.checkpoints
+        if len(chain_drivers) == 1
+        else run.describe().last_job.checkpoints_uri
+    )
+    if checkpoints_uri is None:
         raise JobError(
             [
                 Problem(
@@ -148,7 +168,7 @@ def _find_checkpoints(run_or_uri: str, target: Target) -> RunCheckpoints:
                 )
             ]
         )
-    return RunCheckpoints(uri, target.storage)
+    return RunCheckpoints(checkpoints_uri, target.storage)
 
 
 def _select_steps(run_checkpoints: RunCheckpoints, step: int | None) -> Sequence[CheckpointStep]:
@@ -164,19 +184,19 @@ def _select_steps(run_checkpoints: RunCheckpoints, step: int | None) -> Sequence
     return selected
 
 
-def _describe_state(step: CheckpointStep, complete_text: str = "complete") -> str:
-    """Return ``complete_text`` for a complete checkpoint, otherwise its first problem."""
-    if step.is_complete:
-        return complete_text
-    more_text = f" (and {len(step.problems) - 1} more)" if len(step.problems) > 1 else ""
-    return (
-        f"{step.problems[0]}{more_text}"
-        if not step.is_committed
-        else f"incomplete: {step.problems[0]}{more_text}"
-    )
+def _describe_checkpoint_state(checkpoint: CheckpointStep, text_if_complete: str = "complete") -> str:
+    """Return ``text_if_complete`` for a complete checkpoint, otherwise its first problem and how many more it
+    has. A checkpoint that was committed (finished by its writer) but lacks something is incomplete."""
+    if checkpoint.is_complete:
+        return text_if_complete
+    further_count = len(checkpoint.problems) - 1
+    further_text = f" (and {further_count} more)" if further_count else ""
+    # The only problem of an uncommitted one says that itself.
+    state_prefix = "incomplete: " if checkpoint.is_committed else ""
+    return f"{state_prefix}{checkpoint.problems[0]}{further_text}"
 
 
-def _verify_progress(total_bytes: int, as_json: bool) -> AbstractContextManager[Callable[[int], None]]:
+def _verify_progress_bar(total_bytes: int, as_json: bool) -> AbstractContextManager[Callable[[int], None]]:
     """Progress bar on stderr, where stderr is a terminal and there is something to download."""
     if as_json or not total_bytes or not sys.stderr.isatty():
         return nullcontext(lambda count: None)

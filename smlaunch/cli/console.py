@@ -11,7 +11,7 @@ from smlaunch.secrets.masking import mask_text
 
 if TYPE_CHECKING:
     from smlaunch.data.transfer_progress import TransferProgress
-    from smlaunch.runs.api import PreparedRun
+    from smlaunch.runs.plan_job import PreparedRun
 
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -39,12 +39,13 @@ def print_labeled(label: str, text: str, **style: Any) -> None:
     click.echo(click.style(label, **style) + escape_controls(mask_text(text)), err=True)
 
 
-def print_plan_summary(prepared: PreparedRun) -> None:
-    """Print the decisions of a plan with their reasons, and its warnings."""
-    plan = prepared.plan
-    hosts = f"{plan.hosts} host" + ("s" if plan.hosts > 1 else "")
+def print_plan_summary(prepared_run: PreparedRun) -> None:
+    """Print the decisions of a plan (strategy: how processes are started; hosts; instance type) with their
+    reasons, and its warnings, to stderr. A prepared run is a plan with the job's source."""
+    plan = prepared_run.plan
+    hosts_text = f"{plan.hosts} host" + ("s" if plan.hosts > 1 else "")
     processes_text = f" x {plan.processes_per_host} processes" if plan.processes_per_host != 1 else ""
-    print_message(f"  {plan.strategy} on {hosts}{processes_text}, {plan.instance_type}")
+    print_message(f"  {plan.strategy} on {hosts_text}{processes_text}, {plan.instance_type}")
     for reason in plan.reasons:
         print_message(f"  {reason.explanation}", dim=True)
     for warning in plan.warnings:

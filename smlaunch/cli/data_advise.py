@@ -57,9 +57,9 @@ def advise(
     estimated times as ranges with their sources."""
     from smlaunch.catalog import instances
     from smlaunch.cli.data_inventory import open_inventory
-    from smlaunch.planner.storage_advice import AccessPattern, Platform, advise_storage
-    from smlaunch.planner.storage_advice_text import as_text
-    from smlaunch.planner.throughput import HostProfile
+    from smlaunch.storage.read_time_estimates import HostProfile
+    from smlaunch.storage.storage_advice import AccessPattern, Platform, advise_storage
+    from smlaunch.storage.storage_advice_text import as_text
 
     instance = None if instance_type is None else instances.find_instance_type(instance_type)
     if instance_type is not None and instance is None:
@@ -71,21 +71,24 @@ def advise(
         raise JobError(
             [Problem("--processing", "a processing job runs on SageMaker; leave out --slurm or --processing")]
         )
+    # The inventory lists the keys of the source with their sizes.
     with open_inventory(source, options) as inventory:
         from smlaunch.data.size_stats import summarize_inventory
 
-        dataset = summarize_inventory(inventory)
-        if inventory.bucket:
+        dataset_stats = summarize_inventory(inventory)
+        if inventory.bucket:  # empty for a folder
             location = f"s3://{inventory.bucket}/{inventory.prefix}"
         else:
             location = inventory.prefix or source
-    if not dataset.files:
+    if not dataset_stats.files:
         raise JobError([Problem("source", f"{source} has no files")])
     platform: Platform = "slurm" if slurm else "processing" if processing else "training"
-    access_pattern = AccessPattern(epochs, random_access, split, platform)
-    advice = advise_storage(dataset, access_pattern, HostProfile(instance, hosts))
+    access_pattern = AccessPattern(
+        epochs=epochs, random_access=random_access, is_data_split=split, platform=platform
+    )
+    storage_advice = advise_storage(dataset_stats, access_pattern, HostProfile(instance, hosts=hosts))
     if as_json:
-        click.echo(json.dumps({"source": location, **advice.to_dict()}, indent=2))
+        click.echo(json.dumps({"source": location, **storage_advice.to_dict()}, indent=2))
     else:
-        click.echo(as_text(advice, location))
+        click.echo(as_text(storage_advice, location))
     return 0

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ import click
 
 from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
+from smlaunch.cli.stdio import ERASE_LINE
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
     from smlaunch.data.pack import PackOptions, PackSource
     from smlaunch.data.pack_destination import PackDestination
-    from smlaunch.runs.target import Target
+    from smlaunch.runs.launch_target import Target
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?i?)B?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -96,42 +98,43 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
     from smlaunch.data import pack as pack_module
     from smlaunch.text.format import format_size
 
-    pack_options = _pack_options(options)
+    pack_options = _parse_pack_options(options)
     started_at = time.monotonic()
     if src.startswith("s3://") or dst.startswith("s3://"):
-        from smlaunch.connection.connect import open_connection
-        from smlaunch.runs.run import translate_call_errors
+        from smlaunch.connection.open_connection import open_connection
+        from smlaunch.runs.call_errors import translate_call_errors
 
         with open_connection(options) as connection, translate_call_errors(connection.target):
             set_bucket_owner(connection.target, dst, options)
-            source = _pack_source(src, options, connection.target)
-            destination = _pack_destination(dst, connection.target)
-            with _pack_display(as_json) as on_progress:
-                packed = pack_module.pack(source, destination, pack_options, on_progress)
+            # The target is the region or the local endpoint: its S3 has the source, the destination or both.
+            source = _open_source(src, options, connection.target)
+            destination = _open_destination(dst, connection.target)
+            with _pack_display(as_json) as on_packed_bytes:
+                pack_result = pack_module.pack(source, destination, pack_options, on_packed_bytes)
     else:
+        # Two folders need no connection to S3.
         _check_not_nested(Path(src), Path(dst))
-        with _pack_display(as_json) as on_progress:
-            packed = pack_module.pack(
-                _pack_source(src, options, None), _pack_destination(dst, None), pack_options, on_progress
-            )
+        source, destination = _open_source(src, options, None), _open_destination(dst, None)
+        with _pack_display(as_json) as on_packed_bytes:
+            pack_result = pack_module.pack(source, destination, pack_options, on_packed_bytes)
     seconds = time.monotonic() - started_at
-    for note in packed.notes:
-        click.echo(f"note: {note}", err=True)
-    index = packed.index
+    for pack_note in pack_result.notes:
+        click.echo(f"note: {pack_note}", err=True)
+    shard_index = pack_result.index
     if as_json:
         document = {
-            **index.to_dict(),
+            **shard_index.to_dict(),
             "destination": dst,
-            "kept": packed.reused_shards,
+            "kept": pack_result.reused_shards,
             "seconds": round(seconds, 3),
         }
         click.echo(json.dumps(document, indent=2))
         return 0
-    reused_text = f" ({packed.reused_shards} reused)" if packed.reused_shards else ""
+    reused_text = f" ({pack_result.reused_shards} reused)" if pack_result.reused_shards else ""
     click.echo(
-        f"{index.files:,} files, {index.samples:,} samples, {format_size(index.bytes)} in "
-        f"{len(index.shards)} shards"
-        f"{reused_text}: {dst.rstrip('/')}/{index.to_dict()['prefix']}"
+        f"{shard_index.files:,} files, {shard_index.samples:,} samples, {format_size(shard_index.bytes)} in "
+        f"{len(shard_index.shards)} shards"
+        f"{reused_text}: {dst.rstrip('/')}/{shard_index.to_dict()['prefix']}"
     )
     return 0
 
@@ -144,34 +147,35 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _pack_options(options: dict[str, Any]) -> PackOptions:
-    """Return the command's options for packing. Raises JobError for invalid ones."""
+def _parse_pack_options(options: dict[str, Any]) -> PackOptions:
+    """Return the settings for packing from the command line's ``options``. Raises JobError for invalid
+    ones."""
     from smlaunch.data.pack import DEFAULT_SHARD_BYTES, PackOptions
 
-    text, count = options["shard_size"], options["shards"]
-    problems = []
-    if text is not None and count is not None:
+    shard_size_text, shard_count = options["shard_size"], options["shards"]
+    problems: list[Problem] = []
+    if shard_size_text is not None and shard_count is not None:
         problems.append(Problem("--shards", "give either --shards or --shard-size"))
     try:
-        size = DEFAULT_SHARD_BYTES if text is None else parse_size(text)
-        if size < _MIN_SHARD_BYTES:
-            problems.append(Problem("--shard-size", f"{text} is too small; the minimum is 1MB"))
+        shard_bytes = DEFAULT_SHARD_BYTES if shard_size_text is None else parse_size(shard_size_text)
+        if shard_bytes < _MIN_SHARD_BYTES:
+            problems.append(Problem("--shard-size", f"{shard_size_text} is too small; the minimum is 1MB"))
     except ValueError as error:
         problems.append(Problem("--shard-size", str(error)))
     if problems:
         raise JobError(problems)
     return PackOptions(
-        size,
-        count,
-        options["hosts"],
-        options["group"],
-        options["resume"],
-        options["workers"],
-        options["checksum"],
+        shard_bytes=shard_bytes,
+        shard_count=shard_count,
+        hosts=options["hosts"],
+        grouping=options["group"],
+        resume=options["resume"],
+        workers=options["workers"],
+        checksum=options["checksum"],
     )
 
 
-def _pack_source(src: str, options: dict[str, Any], target: Target | None) -> PackSource:
+def _open_source(src: str, options: dict[str, Any], target: Target | None) -> PackSource:
     from smlaunch.data.pack import FolderSource
 
     if target is None or not src.startswith("s3://"):
@@ -181,18 +185,20 @@ def _pack_source(src: str, options: dict[str, Any], target: Target | None) -> Pa
             follow_links=options["follow_links"],
             workers=options["workers"],
         )
+    from smlaunch.data.obstore_transfer import open_obstore
     from smlaunch.data.pack_s3 import S3PackSource, obstore_fetch
-    from smlaunch.data.transfer_obstore import open_obstore
 
     bucket, prefix = _parse_uri(src, "SRC")
     obstore = open_obstore(
-        target.s3(allow_unknown_owner=True), target.session, target.owner_for(allow_unknown_owner=True)
+        target.owner_checked_s3_client(allow_unknown_owner=True),
+        target.session,
+        target.bucket_owner_check(allow_unknown_owner=True),
     )
-    fetch = obstore_fetch(obstore, target.inputs, bucket) if obstore is not None else None
-    return S3PackSource(target.inputs, bucket, prefix, fetch)
+    fetch = obstore_fetch(obstore, target.input_storage, bucket) if obstore is not None else None
+    return S3PackSource(target.input_storage, bucket, prefix, fetch)
 
 
-def _pack_destination(dst: str, target: Target | None) -> PackDestination:
+def _open_destination(dst: str, target: Target | None) -> PackDestination:
     if target is None or not dst.startswith("s3://"):
         from smlaunch.data.pack_destination import FolderDestination
 
@@ -219,36 +225,44 @@ class _PackDisplay:
     """Progress of packing on stderr: one moving line on a terminal, otherwise a line every few seconds."""
 
     def __init__(self) -> None:
-        self._began = self._last_report_time = time.monotonic()
-        self._live = sys.stderr.isatty()
+        self._started_at = self._last_report_time = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
 
-    def __enter__(self) -> _PackDisplay:
-        return self
+    def __enter__(self) -> Callable[[int, int], None]:
+        return self.show_progress
 
     def __exit__(self, *raised: object) -> None:
-        if self._live:
-            click.echo("\r\x1b[2K", err=True, nl=False)
+        if self._is_terminal:
+            click.echo(ERASE_LINE, err=True, nl=False)
 
-    def __call__(self, done: int, total: int) -> None:
-        """Show the progress: ``done`` of ``total`` bytes."""
+    def show_progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Show the progress of packing on stderr: one line that is redrawn on a terminal, otherwise a line
+        every few seconds (``_PLAIN_LINE_SECONDS``)."""
         now = time.monotonic()
-        if not self._live and now - self._last_report_time < _PLAIN_LINE_SECONDS:
+        if not self._is_terminal and now - self._last_report_time < _PLAIN_LINE_SECONDS:
             return
-        from smlaunch.cli.display import format_duration
-        from smlaunch.text.format import format_size
+        from smlaunch.text.format import format_elapsed, format_size
 
         self._last_report_time = now
-        rate = done / max(now - self._began, 0.001)
-        remaining_text = f", {format_duration(round((total - done) / rate))} left" if done < total else ""
-        text = (
-            f"packing {done / total:.0%}: {format_size(done)} of {format_size(total)}, "
-            f"{format_size(int(rate))}/s{remaining_text}"
+        bytes_per_second = done_bytes / max(now - self._started_at, 0.001)
+        remaining_text = ""
+        if done_bytes < total_bytes:
+            remaining_seconds = (total_bytes - done_bytes) / bytes_per_second
+            remaining_text = f", {format_elapsed(round(remaining_seconds))} left"
+        line_text = (
+            f"packing {done_bytes / total_bytes:.0%}: "
+            f"{format_size(done_bytes)} of {format_size(total_bytes)}, "
+            f"{format_size(int(bytes_per_second))}/s{remaining_text}"
         )
-        click.echo(f"\r\x1b[2K{text}" if self._live else text, err=True, nl=not self._live)
+        if self._is_terminal:
+            click.echo(ERASE_LINE + line_text, err=True, nl=False)
+        else:
+            click.echo(line_text, err=True)
 
 
 _PLAIN_LINE_SECONDS = 5.0
 
 
 def _pack_display(as_json: bool) -> Any:
+    """Return a context with a callback ``(done bytes, total bytes)``; the callback does nothing for JSON."""
     return nullcontext(lambda done, total: None) if as_json else _PackDisplay()

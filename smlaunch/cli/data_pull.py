@@ -24,14 +24,20 @@ def pull(src: str, dst: str, as_json: bool, **options: Any) -> int:
     interrupted one. Every file is compared with the checksum or ETag of its object, and gets its name when it
     is complete. No file is deleted."""
     from smlaunch.cli.transfer_display import transfer_files
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.data.folder_sync import plan_pull
-    from smlaunch.runs.run import translate_call_errors
+    from smlaunch.runs.call_errors import translate_call_errors
 
     with open_connection(options) as connection, translate_call_errors(connection.target):
         set_bucket_owner(connection.target, src, options)
-        sync_plan = plan_pull(connection.target.inputs, connection.target.inputs_transfer, src, Path(dst))
+        sync_plan = plan_pull(
+            connection.target.input_storage, connection.target.input_transfer, src, Path(dst)
+        )
         transfer_files(
-            connection.target.inputs_transfer.get, sync_plan, ("downloading", "downloaded"), as_json
+            connection.target.input_transfer.download_files,
+            sync_plan,
+            as_json,
+            active_verb="downloading",
+            past_verb="downloaded",
         )
     return 0

@@ -24,12 +24,18 @@ def push(src: str, dst: str, as_json: bool, **options: Any) -> int:
     interrupted one, also in the middle of a large file. S3 verifies the SHA-256 of everything. No object is
     deleted."""
     from smlaunch.cli.transfer_display import transfer_files
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.data.folder_sync import plan_push
-    from smlaunch.runs.run import translate_call_errors
+    from smlaunch.runs.call_errors import translate_call_errors
 
     with open_connection(options) as connection, translate_call_errors(connection.target):
         set_bucket_owner(connection.target, dst, options)
         sync_plan = plan_push(connection.target.storage, connection.target.transfer, Path(src), dst)
-        transfer_files(connection.target.transfer.put, sync_plan, ("uploading", "uploaded"), as_json)
+        transfer_files(
+            connection.target.transfer.upload_files,
+            sync_plan,
+            as_json,
+            active_verb="uploading",
+            past_verb="uploaded",
+        )
     return 0

@@ -61,47 +61,51 @@ def split(
 
     with open_inventory(source, options) as inventory:
         from smlaunch.data.inventory_split import split_inventory
-        from smlaunch.data.split_files import summary_with_files, write_split
+        from smlaunch.data.split_files import add_files_to_summary, write_split
 
-        inventory_split = split_inventory(inventory, hosts, weight=weight, previous=previous)
-        summary = inventory_split.summary
+        split_result = split_inventory(inventory, hosts, weight=weight, previous=previous)
+        summary = split_result.summary
         if out is not None:
-            summary = summary_with_files(
-                summary, write_split(inventory_split.keys, inventory_split.host_split, out, summary)
-            )
+            written_files = write_split(split_result.keys, split_result.host_split, out, summary)
+            summary = add_files_to_summary(summary, written_files)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
         return 0
-    for line in _summary_lines(summary):
+    for line in _format_split_summary(summary):
         click.echo(line)
     for warning in summary["warnings"]:
         click.echo(click.style("warning: ", fg="yellow") + warning, err=True)
     return 0
 
 
-def _summary_lines(summary: dict[str, Any]) -> Iterator[str]:
-    """Summary of a split as text."""
+def _format_split_summary(summary: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that describe a split of keys over hosts. ``summary``: the content of split.json;
+    ``weight``: the column that is balanced, bytes by default."""
     from smlaunch.cli.runs import align_columns
     from smlaunch.text.format import format_size
 
-    total_text = f"{summary['keys']:,} keys, {format_size(summary['bytes'])}"
-    yield f"{total_text} over {summary['hosts']} hosts: {summary['method']}"
+    keys_and_bytes_text = f"{summary['keys']:,} keys, {format_size(summary['bytes'])}"
+    yield f"{keys_and_bytes_text} over {summary['hosts']} hosts: {summary['method']}"
+    # Weight of the largest host divided by that of the ideal split: 1.0 is perfect. "by_count" is the split
+    # by number of keys, for comparison.
     byte_imbalance, count_imbalance = summary["imbalance"], summary["by_count"]["imbalance"]
     yield (
         f"largest host: {byte_imbalance:.6f} of the smallest possible maximum (split by number of keys: "
         f"{count_imbalance:.4f})"
     )
-    moved_keys = summary["stability"].get("moved_keys")
+    moved_keys = summary["stability"].get("moved_keys")  # missing without --previous
     if moved_keys is not None:
         yield f"{moved_keys:,} keys moved to another host"
     weight = summary["weight"]
-    weight_columns = [] if weight == "size" else [weight]
-    table: list[tuple[str, ...]] = [("HOST", "KEYS", "BYTES", *(name.upper() for name in weight_columns))]
+    weight_columns = [] if weight == "size" else [weight]  # the size has a column anyway
+    table_rows: list[tuple[str, ...]] = [
+        ("HOST", "KEYS", "BYTES", *(name.upper() for name in weight_columns))
+    ]
     for host_row in summary["shards"][:_MAX_HOST_ROWS]:
         weight_cells = [f"{host_row[name]:,}" for name in weight_columns]
-        table.append(
+        table_rows.append(
             (str(host_row["host"]), f"{host_row['keys']:,}", format_size(host_row["bytes"]), *weight_cells)
         )
-    yield from align_columns(table)
+    yield from align_columns(table_rows)
     if len(summary["shards"]) > _MAX_HOST_ROWS:
         yield f"... and {len(summary['shards']) - _MAX_HOST_ROWS} more (--json has all)"

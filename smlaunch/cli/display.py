@@ -16,13 +16,14 @@ from typing import TextIO
 import click
 
 from smlaunch.cli.console import echo, escape_controls
-from smlaunch.cli.stdio import discard_stdout
-from smlaunch.contract.progress import LINE_PREFIX, PROGRESS_KIND, parse_line
+from smlaunch.cli.stdio import ERASE_LINE, discard_stdout
+from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_line
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine, StateChange
 from smlaunch.runs.log_tail import split_rank_prefix
-from smlaunch.runs.progress import ProgressEstimate
+from smlaunch.runs.progress_estimate import ProgressEstimate
 from smlaunch.runs.run import Run
+from smlaunch.text.format import format_elapsed
 
 _REDRAW_SECONDS = 0.1
 """Seconds between two updates of the moving line."""
@@ -55,10 +56,11 @@ class Display:
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
-    _segment_label: str = ""
+    _segment_text: str = ""
     _state: str = "Submitted"
-    _state_since: float = field(default_factory=time.monotonic)
-    _drawn_at: float = 0.0
+    _state_since_monotonic: float = field(default_factory=time.monotonic)
+    """Seconds of the monotonic clock."""
+    _last_drawn_at: float = 0.0
     _is_line_drawn: bool = False
     _last_printed_step: int | None = None
     _last_printed_at: float = 0.0
@@ -68,43 +70,59 @@ class Display:
         return self.err.isatty()
 
     def start_job(self, follower: JobFollower, run: Run) -> None:
-        """Begin the display of the next job of the run."""
-        segment = run.segment_of(follower.job)
-        self._state, self._state_since = "Submitted", time.monotonic()
-        if segment is None:
+        """Begin the display of the next job of a run: reset the state, and name the segment and the attempt
+        of a chain (jobs in a row), such as ``segment 2/5 attempt 3``. ``follower``: of the new job."""
+        self._state, self._state_since_monotonic = "Submitted", time.monotonic()
+        job_name_and_count = run.segment_of(follower.job)
+        if job_name_and_count is None:  # a run of one job
             return
-        task, planned = segment
-        total_text = f"/{planned}" if planned is not None and planned >= task.segment else ""
-        attempt_text = f" attempt {task.attempt}" if task.attempt > 1 else ""
-        self._segment_label = f"segment {task.segment}{total_text}{attempt_text}"
+        job_name, planned_segment_count = job_name_and_count
+        segment_text = f"segment {job_name.segment}"
+        # A run may need more segments than were planned: then the total would be wrong.
+        if planned_segment_count is not None and planned_segment_count >= job_name.segment:
+            segment_text += f"/{planned_segment_count}"
+        if job_name.attempt > 1:
+            segment_text += f" attempt {job_name.attempt}"
+        self._segment_text = segment_text
 
     def show_events(self, events: Sequence[Event], follower: JobFollower) -> None:
-        """Print a batch of events, then update the progress."""
-        output: list[str] = []
+        """Print a batch of a job's events (log lines, state changes, warnings), then update its progress. Log
+        lines go to stdout, in blocks between two notes; everything else, also a line that the local endpoint
+        wrote into the log, goes to stderr as a note. ``follower``: has the job's progress."""
+        log_block: list[str] = []
         for event in events:
             if isinstance(event, LogLine):
-                if not self.show_log or self.only_host not in (None, event.host) or _is_progress(event.text):
+                if not self._is_line_shown(event):
                     continue
-                if is_endpoint_line(event.text):
-                    self._write_log(output)
-                    self._print_note(event.text if self._is_one_host() else f"{event.host} {event.text}")
-                else:
-                    output.append(self._format_log_line(event))
-                continue
-            self._write_log(output)
-            self._print_note(
-                _format_state(event) if isinstance(event, StateChange) else f"warning: {event.message}"
-            )
+                if not is_endpoint_line(event.text):
+                    log_block.append(self._format_log_line(event))
+                    continue
+            self._write_log_lines(log_block)
+            log_block = []
+            self._print_note_line(self._note_text(event))
             if isinstance(event, StateChange):
-                self._state, self._state_since = event.state, time.monotonic()
-        self._write_log(output)
+                self._state, self._state_since_monotonic = event.state, time.monotonic()
+        self._write_log_lines(log_block)
         if self._is_terminal:
-            self._draw_line(follower)
+            self._redraw_status_line(follower)
         else:
-            self._print_progress(follower)
+            self._print_progress_line(follower)
+
+    def _is_line_shown(self, line: LogLine) -> bool:
+        """Return whether a log line is printed; progress is shown in the status line instead."""
+        return self.show_log and self.only_host in (None, line.host) and not _is_progress(line.text)
+
+    def _note_text(self, event: Event) -> str:
+        """Return the text of a note: a state change, a warning, or a line that the local endpoint wrote into
+        a log (the only log lines that are notes)."""
+        if isinstance(event, StateChange):
+            return _format_state(event)
+        if isinstance(event, LogLine):
+            return event.text if self._is_one_host() else f"{event.host} {event.text}"
+        return f"warning: {event.message}"
 
     def close(self) -> None:
-        self._clear_line()
+        self._clear_status_line()
 
     def _format_log_line(self, line: LogLine) -> str:
         if self._is_one_host():
@@ -114,72 +132,65 @@ class Display:
     def _is_one_host(self) -> bool:
         return self.host_count == 1 or self.only_host is not None
 
-    def _write_log(self, output: list[str]) -> None:
-        """Write the lines to the output and empty the list."""
-        if not output:
+    def _write_log_lines(self, lines: Sequence[str]) -> None:
+        """Write lines of the log to stdout. Where its reader has ended, they are lost; only a command that
+        drives the run goes on then."""
+        if not lines:
             return
-        self._clear_line()
+        self._clear_status_line()  # it is drawn again below them
         try:
-            self.out.write("\n".join(output) + "\n")
+            self.out.write("\n".join(lines) + "\n")
             self.out.flush()
-        except BrokenPipeError:
+        except BrokenPipeError:  # the reader of stdout has ended
             if not self.ignore_closed_stdout:
                 raise
             discard_stdout()
-        output.clear()
 
-    def _print_note(self, text: str) -> None:
-        self._clear_line()
+    def _print_note_line(self, text: str) -> None:
+        self._clear_status_line()
         echo(text, file=self.err, dim=True)
 
     # ---- progress ----------------------------------------------------------------------------------------
 
-    def _clear_line(self) -> None:
+    def _clear_status_line(self) -> None:
         if self._is_line_drawn:
-            self.err.write("\r\x1b[2K")
+            self.err.write(ERASE_LINE)
             self.err.flush()
             self._is_line_drawn = False
 
-    def _draw_line(self, follower: JobFollower) -> None:
-        """Draw the status line on the terminal, with the job's state and progress, but not too often."""
+    def _redraw_status_line(self, follower: JobFollower) -> None:
+        """Draw the status line on the terminal with the job's state and progress, unless it was drawn a
+        moment ago (``_REDRAW_SECONDS``). ``follower``: estimates step, speed and remaining time from the
+        job's log."""
         now = time.monotonic()
-        if self._is_line_drawn and now - self._drawn_at < _REDRAW_SECONDS:
+        if self._is_line_drawn and now - self._last_drawn_at < _REDRAW_SECONDS:
             return
-        self._drawn_at = now
-        width = shutil.get_terminal_size().columns - 1
-        elapsed = format_duration(int(now - self._state_since))
+        self._last_drawn_at = now
+        line_parts = [f"{self._state} {format_elapsed(int(now - self._state_since_monotonic))}"]
+        if self._segment_text:
+            line_parts.insert(0, self._segment_text)
         estimate = follower.progress.estimate(time.time())
-        segment_prefix = f"{self._segment_label}  " if self._segment_label else ""
-        text = f"{segment_prefix}{self._state} {elapsed}" + (
-            f"  {_progress_text(estimate)}" if estimate else ""
-        )
-        self.err.write("\r\x1b[2K" + escape_controls(text)[:width])
+        if estimate:  # None until the script has reported progress
+            line_parts.append(_progress_text(estimate))
+        max_characters = shutil.get_terminal_size().columns - 1
+        self.err.write(ERASE_LINE + escape_controls("  ".join(line_parts))[:max_characters])
         self.err.flush()
         self._is_line_drawn = True
 
-    def _print_progress(self, follower: JobFollower) -> None:
-        """Print a line about the job's progress where there is no terminal, but not too often."""
+    def _print_progress_line(self, follower: JobFollower) -> None:
+        """Print a line about the job's progress where stderr is no terminal: for a new step, but at most
+        every ``_PLAIN_LINE_SECONDS``; the last step always. ``follower``: estimates the progress from the
+        job's log."""
         estimate = follower.progress.estimate()
         now = time.monotonic()
         if estimate is None or estimate.step == self._last_printed_step:
             return
-        if estimate.fraction_done != 1.0 and now - self._last_printed_at < _PLAIN_LINE_SECONDS:
+        is_last_step = estimate.fraction_done == 1.0
+        if not is_last_step and now - self._last_printed_at < _PLAIN_LINE_SECONDS:
             return
         self._last_printed_step, self._last_printed_at = estimate.step, now
-        segment_prefix = f"{self._segment_label}, " if self._segment_label else ""
-        echo("progress " + segment_prefix + ", ".join(_progress_facts(estimate)), file=self.err)
-
-
-def format_duration(seconds: float) -> str:
-    """``0.4 s``, ``7 s``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 and seconds != int(seconds) else f"{seconds:.0f} s"
-    total_seconds = int(seconds)
-    minutes, second = divmod(total_seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    clock = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-    return f"{days}d {clock}" if days else clock
+        segment_prefix = f"{self._segment_text}, " if self._segment_text else ""
+        echo("progress " + segment_prefix + ", ".join(_describe_progress(estimate)), file=self.err)
 
 
 def _progress_text(estimate: ProgressEstimate) -> str:
@@ -187,26 +198,27 @@ def _progress_text(estimate: ProgressEstimate) -> str:
     if estimate.fraction_done is not None:
         full = int(estimate.fraction_done * _BAR_WIDTH)
         bar = "━" * full + "╌" * (_BAR_WIDTH - full) + "  "
-    return bar + "  ".join(_progress_facts(estimate))
+    return bar + "  ".join(_describe_progress(estimate))
 
 
-def _progress_facts(estimate: ProgressEstimate) -> list[str]:
-    """Return step, speed, metrics and remaining time of a job as short texts, as far as they are known."""
-    facts: list[str] = []
+def _describe_progress(estimate: ProgressEstimate) -> list[str]:
+    """Return the step, speed, metrics and remaining time (``eta_seconds``) of a job as short texts, as far as
+    they are known."""
+    texts: list[str] = []
     if estimate.step is not None:
         total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""
         percent = f" ({estimate.fraction_done:.0%})" if estimate.fraction_done is not None else ""
-        facts.append(f"step {estimate.step}{total_text}{percent}")
+        texts.append(f"step {estimate.step}{total_text}{percent}")
     if estimate.steps_per_second:
-        facts.append(
+        texts.append(
             f"{estimate.steps_per_second:.3g} steps/s"
             if estimate.steps_per_second >= 1
             else f"{1 / estimate.steps_per_second:.3g} s/step"
         )
-    facts.extend(f"{task} {value:.4g}" for task, value in estimate.metrics.items())
+    texts.extend(f"{metric_name} {value:.4g}" for metric_name, value in estimate.metrics.items())
     if estimate.eta_seconds:
-        facts.append(f"{format_duration(round(estimate.eta_seconds))} left")
-    return facts
+        texts.append(f"{format_elapsed(round(estimate.eta_seconds))} left")
+    return texts
 
 
 def is_endpoint_line(text: str) -> bool:

@@ -48,13 +48,14 @@ def doctor(region: str | None, profile: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"checks": [check._asdict() for check in checks]}, indent=2))
     else:
-        width = max(len(check.name) for check in checks)
+        name_width = max(len(check.name) for check in checks)
         for check in checks:
-            click.echo(f"{_MARKS[check.verdict]} {check.name.ljust(width)}  {check.text}")
+            click.echo(f"{_SYMBOL_BY_VERDICT[check.verdict]} {check.name.ljust(name_width)}  {check.text}")
+    # A note is only a restriction; what is missing makes commands fail.
     return EXIT_REFUSED if any(check.verdict == "missing" for check in checks) else 0
 
 
-_MARKS = {
+_SYMBOL_BY_VERDICT = {
     "ok": click.style("ok     ", fg="green"),
     "note": click.style("note   ", fg="yellow"),
     "missing": click.style("missing", fg="red"),
@@ -82,65 +83,72 @@ def _installed_version(package: str) -> str:
 
 
 def _endpoint_checks() -> Iterator[Check]:
-    """Yield the checks of this machine as a local endpoint: disk, isolation levels, container engines, and a
-    running endpoint."""
-    from smlaunch.connection.connect import background_endpoint
-    from smlaunch.local import path_ownership
-    from smlaunch.local.executors.containers_engine import probe_engines
-    from smlaunch.local.executors.levels import probe_levels
+    """Yield checks of this machine as a host of the local endpoint (which emulates SageMaker here): disk,
+    isolation levels of job processes, container engines, and whether a background endpoint runs."""
+    from smlaunch.local.executors.container_engine import probe_engines
+    from smlaunch.local.executors.isolation_levels import probe_isolation_levels
     from smlaunch.local.state_dir import default_root
 
-    root = default_root()
-    existing_dir = next(path for path in (root, *root.parents) if path.exists())
-    free_bytes = shutil.disk_usage(existing_dir).free
-    verdict: Literal["ok", "note"] = "ok" if free_bytes > _LOW_DISK_BYTES else "note"
-    yield Check("disk", verdict, f"{free_bytes / (1 << 30):.1f} GB free for {root}")
-    for level in probe_levels():
-        yield Check(f"isolation {level.name}", "ok" if level.works else "note", level.why_not or "works")
-    for engine_status in probe_engines():
-        text = (
-            engine_status.why_not
-            if engine_status.engine is None
-            else f"{engine_status.engine.version}{_workaround_flags(engine_status.engine)}"
-        )
+    state_dir = default_root()  # has the endpoint's data; may not exist yet
+    nearest_existing_dir = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    free_bytes = shutil.disk_usage(nearest_existing_dir).free
+    disk_verdict: Literal["ok", "note"] = "ok" if free_bytes > _LOW_DISK_BYTES else "note"
+    yield Check("disk", disk_verdict, f"{free_bytes / (1 << 30):.1f} GB free for {state_dir}")
+    for isolation_level in probe_isolation_levels():
         yield Check(
-            f"containers by {engine_status.name}", "note" if engine_status.engine is None else "ok", text
+            f"isolation {isolation_level.name}",
+            "ok" if isolation_level.works else "note",
+            isolation_level.why_not or "works",
         )
+    for engine_status in probe_engines():
+        check_name = f"containers by {engine_status.name}"
+        if engine_status.engine is None:
+            yield Check(check_name, "note", engine_status.problem)
+        else:
+            engine_text = f"{engine_status.engine.version}{_workaround_flags_text(engine_status.engine)}"
+            yield Check(check_name, "ok", engine_text)
+    yield _background_endpoint_check(state_dir)
+
+
+def _background_endpoint_check(state_dir: Path) -> Check:
+    """Return whether a background endpoint runs on this machine. ``state_dir``: folder of its data, which no
+    other user may be able to change."""
+    from smlaunch.connection.open_connection import find_background_endpoint
+    from smlaunch.local import path_ownership
+
     try:
-        path_ownership.resolve_trusted(root.absolute(), os.geteuid())
-        info = background_endpoint(root)
+        path_ownership.resolve_trusted_path(state_dir.absolute(), os.geteuid())
+        endpoint_info = find_background_endpoint(state_dir)
     except (path_ownership.UntrustedPath, EndpointError, OSError) as error:
-        yield Check("state directory", "missing", str(error))
-        return
-    yield Check(
-        "endpoint",
-        "ok",
-        f"running at {info.url}" if info else "no background endpoint (run --local starts its own)",
-    )
+        return Check("state directory", "missing", str(error))
+    if endpoint_info is None:
+        return Check("endpoint", "ok", "no background endpoint (run --local starts its own)")
+    return Check("endpoint", "ok", f"running at {endpoint_info.url}")
 
 
-def _workaround_flags(engine: Engine) -> str:
+def _workaround_flags_text(engine: Engine) -> str:
     """Flags that smlaunch passes to the container engine because its default settings do not work here."""
     flags = [*engine.flags, *engine.create_flags]
     return f", with {' '.join(flags)} (its default settings do not work here)" if flags else ""
 
 
 def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
-    """Yield the checks of a region: whether the credentials work, and whether there is an execution role."""
+    """Yield checks of an AWS region: whether the credentials work, and whether there is an execution role,
+    which jobs get. ``missing``: commands for the region fail."""
     from smlaunch.aws.interfaces import CallError
-    from smlaunch.aws.retry import user_error
-    from smlaunch.discovery.gather import find_role
-    from smlaunch.runs.target import Target
+    from smlaunch.aws.service_errors import to_user_error
+    from smlaunch.discovery.caller_identity import find_execution_role
+    from smlaunch.runs.launch_target import Target
 
     try:
-        target = Target.region(region, profile)
-        account, arn = target.identity.caller()
+        target = Target.region(region, profile)  # clients of the region's services
+        account, arn = target.identity.get_caller_identity()
     except SmlaunchError as error:
         yield Check("credentials", "missing", str(error))
         return
     except CallError as error:
-        yield Check("credentials", "missing", str(user_error(error, region or "AWS")))
+        yield Check("credentials", "missing", str(to_user_error(error, region or "AWS")))
         return
     yield Check("credentials", "ok", f"{arn} (account {account}) in {target.region_name}")
-    role, problem = find_role(None, target)
-    yield Check("role", "ok", role) if role else Check("role", "missing", str(problem))
+    role, role_problem = find_execution_role(None, target)  # None: no role is given
+    yield Check("role", "ok", role) if role else Check("role", "missing", str(role_problem))

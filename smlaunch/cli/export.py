@@ -23,8 +23,8 @@ from smlaunch.cli.options import (
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.connection.connect import Connection
-    from smlaunch.runs.api import PreparedRun
+    from smlaunch.connection.open_connection import Connection
+    from smlaunch.runs.plan_job import PreparedRun
 
 _EXPORT = "Export"
 
@@ -90,27 +90,41 @@ def step_functions(
             [Problem("--machine-role", "is used with --deploy only; the written files contain no role")]
         )
     export_options = ExportOptions(
-        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
+        out_dir=options.pop("out"),
+        name=options.pop("called"),
+        uploads=not options.pop("no_stage"),
+        as_json=options["as_json"],
+        deploys=deploy,
     )
+    # SCRIPT_ARGUMENTS: key of the arguments after "--".
     job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions, with_items_upload
-    from smlaunch.runs.api import prepare_export, run_name_stem
+    from smlaunch.render.plan import Plan
+    from smlaunch.runs.plan_job import prepare_export, run_name_stem
 
     with open_connection(options, read_only=not export_options.uploads) as connection:
-        if deploy and connection.is_embedded:
+        if deploy and connection.has_embedded_endpoint:
             raise JobError([Problem("--deploy", _DEPLOY_NEEDS_BACKGROUND)])
-        prepared = prepare_export(job, connection.target)
+        prepared_run = prepare_export(job, connection.target)
+        if machine_role is not None:  # given with --deploy only
+            _check_machine_role(machine_role, prepared_run)
+        machine_name = export_options.name or run_name_stem(job.program)
+        files = export_step_functions(
+            prepared_run.plan,
+            machine_name,
+            fixed_run_id=job.name,  # None: each execution is a new run
+            embed=embed,
+            time_scale=connection.target.polling.time_scale,
+        )
+        # A machine of many shards reads a file of them, which is uploaded with the rest.
+        prepared_run = replace(prepared_run, plan=Plan.of(with_items_upload(prepared_run.plan, files)))
+        upload_and_write(export_options, files, DEFINITION_FILE, [prepared_run], connection)
         if machine_role is not None:
-            _check_role(machine_role, prepared)
-        name = export_options.name or run_name_stem(job.program)
-        run, time_scale = job.name, connection.target.polling.time_scale
-        files = export_step_functions(prepared.plan, name, run=run, embed=embed, time_scale=time_scale)
-        prepared = replace(prepared, plan=with_items_upload(prepared.plan, files))
-        upload_and_write(export_options, files, DEFINITION_FILE, [prepared], connection)
-        if machine_role is not None:
-            deploy_and_report(export_options, prepared, name, files[DEFINITION_FILE], machine_role)
+            deploy_and_report(
+                export_options, prepared_run, machine_name, files[DEFINITION_FILE], machine_role
+            )
     export_options.print_json()
     return 0
 
@@ -136,23 +150,27 @@ def pipeline(ctx: click.Context, /, job_path: str | None, deploy: bool, **option
     execution is a new run, named by the service.
     """
     export_options = ExportOptions(
-        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"], deploy
+        out_dir=options.pop("out"),
+        name=options.pop("called"),
+        uploads=not options.pop("no_stage"),
+        as_json=options["as_json"],
+        deploys=deploy,
     )
     from smlaunch.cli.export_pipeline import deploy_and_report, load_steps, pipeline_role, prepare_steps
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.export.pipeline import DEFINITION_FILE
 
-    pipeline_file = load_steps(ctx, job_path, options)
+    pipeline_file = load_steps(ctx, job_path, options)  # of one step, if a job is given
     with open_connection(options, read_only=not export_options.uploads) as connection:
-        if deploy and connection.is_embedded:
+        if deploy and connection.has_embedded_endpoint:
             raise JobError([Problem("--deploy", _DEPLOY_NEEDS_BACKGROUND)])
-        jobs, files = prepare_steps(pipeline_file, connection.target)
-        name = export_options.name or pipeline_file.name
-        role = pipeline_role(jobs, name) if deploy else None
-        upload_and_write(export_options, files, DEFINITION_FILE, jobs, connection)
-        if role is not None:
+        prepared_runs, files = prepare_steps(pipeline_file, connection.target)
+        pipeline_name = export_options.name or pipeline_file.name
+        pipeline_role_arn = pipeline_role(prepared_runs, pipeline_name) if deploy else None
+        upload_and_write(export_options, files, DEFINITION_FILE, prepared_runs, connection)
+        if pipeline_role_arn is not None:
             export_options.document |= deploy_and_report(
-                connection.target, name, files[DEFINITION_FILE], role
+                connection.target, pipeline_name, files[DEFINITION_FILE], pipeline_role_arn
             )
             if not export_options.as_json:
                 click.echo(export_options.document["pipeline"])
@@ -176,21 +194,24 @@ def airflow(ctx: click.Context, /, job_path: str | None, **options: Any) -> int:
     Prints the file. With --out, writes it.
     """
     export_options = ExportOptions(
-        options.pop("out"), options.pop("called"), not options.pop("no_stage"), options["as_json"]
+        out_dir=options.pop("out"),
+        name=options.pop("called"),
+        uploads=not options.pop("no_stage"),
+        as_json=options["as_json"],
     )
     job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.export.airflow import export_airflow
-    from smlaunch.runs.api import prepare_export, run_name_stem
+    from smlaunch.runs.plan_job import prepare_export, run_name_stem
 
     with open_connection(options, read_only=not export_options.uploads) as connection:
-        prepared = prepare_export(job, connection.target)
-        name = export_options.name or run_name_stem(job.program)
+        prepared_run = prepare_export(job, connection.target)
+        dag_id = export_options.name or run_name_stem(job.program)
         files = export_airflow(
-            prepared.plan, name, run=job.name, time_scale=connection.target.polling.time_scale
+            prepared_run.plan, dag_id, fixed_run_id=job.name, time_scale=connection.target.polling.time_scale
         )
-        upload_and_write(export_options, files, f"{name}.py", [prepared], connection)
+        upload_and_write(export_options, files, f"{dag_id}.py", [prepared_run], connection)
     export_options.print_json()
     return 0
 
@@ -232,47 +253,58 @@ class ExportOptions:
 
 def upload_and_write(
     export_options: ExportOptions,
-    files: dict[str, str],
-    main_file: str,
-    jobs: Sequence[PreparedRun],
+    text_by_file_name: dict[str, str],
+    main_file_name: str,
+    prepared_runs: Sequence[PreparedRun],
     connection: Connection,
 ) -> None:
-    """Upload what the jobs read, then write the files of the export, or print ``main_file``."""
-    roots = [prepared.source.root for prepared in jobs if prepared.source is not None]
-    with write_export_files(export_options.out_dir, files, roots) as paths:
+    """Upload what the exported jobs read, then write the files of the export to the output folder, or print
+    the one named ``main_file_name``. A definition that is deployed is not printed. A prepared run is a job's
+    plan with its source folder; ``export_options.document``: what --json prints."""
+    source_folders = [prepared.source.root for prepared in prepared_runs if prepared.source is not None]
+    # The files get their names only after the upload, so that none refers to what is not there.
+    with write_export_files(export_options.out_dir, text_by_file_name, source_folders) as written_paths:
         try:
-            upload_jobs(export_options, jobs, connection)
+            upload_jobs(export_options, prepared_runs, connection)
         except KeyboardInterrupt:
             click.echo(
                 "nothing was written; the next export does not upload again what is uploaded already",
                 err=True,
             )
             raise
-    run = jobs[0].plan.job.name if len(jobs) == 1 else None
-    export_options.document |= {"run": run, "staged": export_options.uploads, "files": paths}
-    if export_options.as_json:
-        if export_options.out_dir is None and not export_options.deploys:
-            export_options.document |= {"files": sorted(files), "contents": files}
+    run_id = prepared_runs[0].plan.job.name if len(prepared_runs) == 1 else None
+    export_options.document |= {"run": run_id, "staged": export_options.uploads, "files": written_paths}
+    prints_definition = export_options.out_dir is None and not export_options.deploys
+    if export_options.as_json:  # the caller prints the document
+        if prints_definition:
+            export_options.document |= {"files": sorted(text_by_file_name), "contents": text_by_file_name}
     elif export_options.out_dir is not None:
-        click.echo("\n".join(paths))
-    elif not export_options.deploys:
-        click.echo(files[main_file], nl=False)
+        click.echo("\n".join(written_paths))
+    elif prints_definition:
+        click.echo(text_by_file_name[main_file_name], nl=False)
 
 
-def upload_jobs(export_options: ExportOptions, jobs: Sequence[PreparedRun], connection: Connection) -> None:
-    """Upload what the exported jobs need, unless the options forbid it, and print their warnings."""
-    from smlaunch.runs.run import translate_call_errors
-    from smlaunch.runs.stage import stage
+def upload_jobs(
+    export_options: ExportOptions, prepared_runs: Sequence[PreparedRun], connection: Connection
+) -> None:
+    """Upload the sources and inputs of the exported jobs, unless the options forbid it, and print the
+    warnings of their plans. A prepared run is the plan of a job with its source folder; with several, a
+    warning names its run. ``connection``: to the region or local endpoint."""
+    from smlaunch.runs.call_errors import translate_call_errors
+    from smlaunch.runs.plan_upload import upload_plan_files
 
-    for prepared in jobs:
+    for prepared_run in prepared_runs:
         if export_options.uploads:
             with translate_call_errors(connection.target):
-                stage(
-                    prepared.plan, prepared.source, connection.target, lambda text: click.echo(text, err=True)
+                upload_plan_files(
+                    prepared_run.plan,
+                    prepared_run.source,
+                    connection.target,
+                    on_message=lambda text: click.echo(text, err=True),
                 )
-        prefix = f"{prepared.plan.run}: " if len(jobs) > 1 else ""
-        for warning in (*prepared.plan.warnings, *_secret_warnings(prepared)):
-            print_message(f"warning: {prefix}{warning}")
+        run_prefix = f"{prepared_run.plan.run}: " if len(prepared_runs) > 1 else ""
+        for warning in (*prepared_run.plan.warnings, *_secret_warnings(prepared_run)):
+            print_message(f"warning: {run_prefix}{warning}")
 
 
 def _secret_warnings(prepared: PreparedRun) -> Iterator[str]:
@@ -287,9 +319,9 @@ def _secret_warnings(prepared: PreparedRun) -> Iterator[str]:
         )
 
 
-def _check_role(role: str, prepared: PreparedRun) -> None:
+def _check_machine_role(role: str, prepared: PreparedRun) -> None:
     """Raise JobError for a role that state machines of the account cannot use."""
-    from smlaunch.runs.deploy import state_machine_role_problems
+    from smlaunch.runs.deploy_state_machine import state_machine_role_problems
 
     if problems := state_machine_role_problems(role, prepared.plan.facts.account):
         raise JobError(problems)
@@ -301,8 +333,8 @@ def deploy_and_report(
     """Create or update the state machine. Prints its ARN to stdout and the change to stderr."""
     from smlaunch.aws.interfaces import CallError
     from smlaunch.export.step_functions import machine_arn
-    from smlaunch.runs.deploy import deploy_state_machine
-    from smlaunch.runs.run import translate_call_errors
+    from smlaunch.runs.call_errors import translate_call_errors
+    from smlaunch.runs.deploy_state_machine import deploy_state_machine
 
     def on_retry(error: CallError, seconds: float) -> None:
         click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,37 +14,44 @@ _IGNORED = "# Written by smlaunch export: no part of the source.\n"
 
 @contextmanager
 def write_export_files(
-    out: str | None, files: Mapping[str, str], sources: Iterable[Path]
+    out_dir: str | None, text_by_file_name: Mapping[str, str], source_folders: Sequence[Path]
 ) -> Iterator[list[str]]:
-    """Write drafts of the files, yield the final paths, and rename the drafts when the block ends.
+    """Write drafts of the files, yield their final paths, and rename the drafts when the block ends; an
+    exception in the block removes them. ``out_dir``: None writes nothing.
 
-    An exception in the block removes the drafts. ``sources``: root folders of the uploaded sources. Without
-    ``out`` nothing is written. Raises JobError when the files cannot be written.
+    ``source_folders``: folders that jobs upload; files written inside of one are excluded from its next
+    upload. Raises JobError when the files cannot be written.
     """
-    if out is None:
+    if out_dir is None:
         yield []
         return
-    folder = Path(out)
-    final_path_by_draft = {folder / f"{name}{_DRAFT}": folder / name for name in sorted(files)}
+    folder = Path(out_dir)
+    final_path_by_draft = {folder / f"{name}{_DRAFT}": folder / name for name in sorted(text_by_file_name)}
     try:
-        try:
+        with _os_errors_as_job_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for draft, path in final_path_by_draft.items():
-                draft.write_text(files[path.name], encoding="utf-8")
-            if any(folder.resolve().is_relative_to(root.resolve()) for root in sources):
-                _ignore_in_source(folder, files)
-        except OSError as error:
-            raise _write_error(folder, error) from None
-        yield [str(path) for path in final_path_by_draft.values()]
-        try:
-            for draft, path in final_path_by_draft.items():
-                draft.replace(path)
-        except OSError as error:
-            raise _write_error(folder, error) from None
+            for draft_path, final_path in final_path_by_draft.items():
+                draft_path.write_text(text_by_file_name[final_path.name], encoding="utf-8")
+            if any(folder.resolve().is_relative_to(source.resolve()) for source in source_folders):
+                _ignore_in_source(folder, text_by_file_name)
+        yield [str(final_path) for final_path in final_path_by_draft.values()]
+        with _os_errors_as_job_errors(folder):
+            for draft_path, final_path in final_path_by_draft.items():
+                draft_path.replace(final_path)
     finally:
-        for draft in final_path_by_draft:
+        # Drafts that were renamed are gone already.
+        for draft_path in final_path_by_draft:
             with suppress(OSError):  # the folder may not be writable
-                draft.unlink()
+                draft_path.unlink()
+
+
+@contextmanager
+def _os_errors_as_job_errors(folder: Path) -> Iterator[None]:
+    """Raise an OSError in the block as a JobError about the output folder."""
+    try:
+        yield
+    except OSError as error:
+        raise _write_error(folder, error) from None
 
 
 def _write_error(folder: Path, error: OSError) -> JobError:

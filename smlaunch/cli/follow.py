@@ -12,21 +12,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 import click
 
+from smlaunch.chain.orchestrator_execution import describe_driver
 from smlaunch.cli.console import echo, escape_controls, print_labeled, print_message
-from smlaunch.cli.display import Display, format_duration
+from smlaunch.cli.display import Display
 from smlaunch.cli.stdio import discard_stdout
-from smlaunch.connection.connect import Connection
+from smlaunch.connection.open_connection import Connection
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED
-from smlaunch.planner.external_execution import describe_driver
+from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.missing_files import add_missing_file_hint
-from smlaunch.runs.outcome import JobOutcome, RunOutcome, summarize_run
-from smlaunch.runs.run import Run, translate_call_errors
+from smlaunch.runs.run import Run
+from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, summarize_run
+from smlaunch.text.format import format_elapsed
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,68 +70,102 @@ def follow_to_end(
     display: Display,
     *,
     as_json: bool,
-    is_embedded: bool = False,
+    has_embedded_endpoint: bool = False,
     from_first_job: bool = False,
 ) -> int:
-    """Follow a run until it ends, print its outcome and results, and return the exit code.
+    """Follow a run until it ends, print its outcome and results, and return the exit code. ``connection``: to
+    the region or local endpoint.
 
-    ``is_embedded``: the endpoint runs in this process, so Ctrl-C stops the run. ``from_first_job``: print the
-    log of all jobs, also of those that have ended already.
+    ``has_embedded_endpoint``: the local endpoint runs in this process, so Ctrl-C stops the run.
+    ``from_first_job``: print the log of all jobs, also of those that have ended already.
     """
-    code, result = _follow(run, connection, display, is_embedded, from_first_job)
-    if result is not None:
-        result = add_missing_file_hint(result, connection.target)
-        print_outcome(result, connection)
+    with InterruptHandler() as interrupts, translate_call_errors(connection.target):
+        run_follower = _RunFollower(run, connection, display, interrupts, has_embedded_endpoint)
+        exit_code, outcome = run_follower.follow(from_first_job)
+    if outcome is not None:  # None after an interrupt before anything was known of the run
+        # A hint where the script failed for want of a file that was excluded from the upload.
+        outcome = add_missing_file_hint(outcome, connection.target)
+        print_outcome(outcome, connection)
         try:
             if as_json:
-                click.echo(json.dumps({**result.to_dict(), "exit_code": code}, indent=2))
+                click.echo(json.dumps({**outcome.to_dict(), "exit_code": exit_code}, indent=2))
             else:
-                print_results(result, connection)
+                print_results(outcome, connection)
         except BrokenPipeError:
-            discard_stdout()  # the exit code is still that of the run
-    return code
+            discard_stdout()  # its reader has gone; the exit code is still that of the run
+    return exit_code
 
 
-def _follow(
-    run: Run, connection: Connection, display: Display, is_embedded: bool, from_first_job: bool
-) -> tuple[int, RunOutcome | None]:
-    """Follow a run; return the exit code and the last observed outcome, None where there is none."""
-    follower: JobFollower | None = None
+@dataclass
+class _RunFollower:
+    """Follows a run on the display until it ends or the user interrupts it with Ctrl-C."""
 
-    def observed_outcome() -> RunOutcome | None:
-        return run.outcome_from(follower) if follower is not None and follower.is_described else None
+    run: Run
+    connection: Connection
+    display: Display
+    interrupts: InterruptHandler
+    has_embedded_endpoint: bool
+    """The local endpoint runs in this process, so that an interrupt stops the run, not just this command."""
 
-    with InterruptHandler() as interrupts, translate_call_errors(connection.target):
+    newest_job: JobFollower | None = None
+
+    def follow(self, from_first_job: bool) -> tuple[int, RunOutcome | None]:
+        """Follow the run. Return the exit code of the command and the last observed outcome; None where
+        nothing is known of the run. ``from_first_job``: show also the jobs that have ended already. The first
+        Ctrl-C stops a run whose endpoint is in this process, and otherwise only ends the display; the second
+        one ends the command at once."""
         try:
-            for follower in run.follow(interrupts.wait, from_first_job=from_first_job):
-                display.start_job(follower, run)
-                if (
-                    not _show_until_end(follower, display, interrupts.wait, lambda: interrupts.is_interrupted)
-                    or interrupts.is_interrupted
-                ):
-                    break
-            if not interrupts.is_interrupted or _ended_by_itself(run, follower):
-                result = observed_outcome() or run.refresh()
-                return result.exit_code or 0, result
-            if not is_embedded:
-                _print_how_to_return(display, run, connection)
-                return EXIT_INTERRUPTED, observed_outcome()
-            _print_below(display, "\nstopping: every process got SIGTERM; Ctrl-C again kills them")
-            run.stop()
-            if follower is not None:
-                _show_until_end(follower, display, time.sleep, lambda: False)
-            result = run.refresh()
-            if run.is_resumable and result.exit_code == EXIT_STOPPED:
-                _print_below(display, f"to continue it: smlaunch resume {run.name}{connection.cli_flag}")
-            # None where the outcome of the segment is not known yet; no further segment follows anyway.
-            return EXIT_STOPPED if result.exit_code is None else result.exit_code, result
-        except KeyboardInterrupt:
-            if is_embedded:
-                _print_below(display, "\nkilled")
-                return EXIT_STOPPED, observed_outcome()
-            return EXIT_INTERRUPTED, observed_outcome()
+            self._show_jobs(from_first_job)
+            if not self.interrupts.is_interrupted or _ended_before_interrupt(self.run, self.newest_job):
+                outcome = self._last_observed_outcome() or self.run.describe(reads_logs=True)
+                return outcome.exit_code or 0, outcome
+            if self.has_embedded_endpoint:
+                return self._stop_run()
+            _print_how_to_reattach(self.display, self.run, self.connection)
+            return EXIT_INTERRUPTED, self._last_observed_outcome()
+        except KeyboardInterrupt:  # the second Ctrl-C
+            if not self.has_embedded_endpoint:
+                return EXIT_INTERRUPTED, self._last_observed_outcome()
+            _print_below_status_line(self.display, "\nkilled")
+            return EXIT_STOPPED, self._last_observed_outcome()
         finally:
-            display.close()
+            self.display.close()
+
+    def _show_jobs(self, from_first_job: bool) -> None:
+        """Show the jobs of the run, one after the other, until it has ended or is interrupted."""
+        for job in self.run.follow(self.interrupts.wait, from_first_job=from_first_job):
+            self.newest_job = job
+            self.display.start_job(job, self.run)
+            has_ended = _show_until_end(
+                job, self.display, self.interrupts.wait, lambda: self.interrupts.is_interrupted
+            )
+            if not has_ended or self.interrupts.is_interrupted:
+                return
+
+    def _stop_run(self) -> tuple[int, RunOutcome]:
+        """Stop the run and show it to its end (after the first Ctrl-C; its endpoint runs in this process).
+        Return the exit code of the command and the outcome."""
+        _print_below_status_line(
+            self.display, "\nstopping: every process got SIGTERM; Ctrl-C again kills them"
+        )
+        self.run.stop()
+        if self.newest_job is not None:
+            # Until its end: the wait is not ended by the interrupt that has come already.
+            _show_until_end(self.newest_job, self.display, wait=time.sleep, interrupted=lambda: False)
+        outcome = self.run.describe(reads_logs=True)
+        if self.run.chain_drivers and outcome.exit_code == EXIT_STOPPED:
+            _print_below_status_line(
+                self.display,
+                f"to continue it: smlaunch resume {self.run.name}{self.connection.cli_flag}",
+            )
+        # None where the outcome of the segment is not known yet; no further segment follows anyway.
+        return EXIT_STOPPED if outcome.exit_code is None else outcome.exit_code, outcome
+
+    def _last_observed_outcome(self) -> RunOutcome | None:
+        """Return the outcome as far as the newest job was described by the service; None before that."""
+        if self.newest_job is None or not self.newest_job.is_described:
+            return None
+        return self.run.outcome_from(self.newest_job)
 
 
 def _show_until_end(
@@ -142,108 +179,124 @@ def _show_until_end(
     return follower.is_finished
 
 
-def _ended_by_itself(run: Run, follower: JobFollower | None) -> bool:
+def _ended_before_interrupt(run: Run, follower: JobFollower | None) -> bool:
     """Whether the run had ended by itself before the interrupt."""
     if follower is None or not follower.is_finished:
         return False
     return run.done()
 
 
-def _print_how_to_return(display: Display, run: Run, connection: Connection) -> None:
+def _print_how_to_reattach(display: Display, run: Run, connection: Connection) -> None:
     name = f"{run.name}{connection.cli_flag}"
-    if run.is_driver:
-        _print_below(
+    if any(driver.is_driving for driver in run.chain_drivers):
+        _print_below_status_line(
             display,
             f"\ndetached; this segment continues to its end. To continue the run: smlaunch resume {name}",
         )
     else:
-        _print_below(
+        _print_below_status_line(
             display,
             f"\ndetached; the run continues. To follow it: smlaunch logs {run.name} -f{connection.cli_flag}",
         )
-    _print_below(display, f"to stop it: smlaunch stop {name}")
+    _print_below_status_line(display, f"to stop it: smlaunch stop {name}")
 
 
-def _print_below(display: Display, text: str) -> None:
+def _print_below_status_line(display: Display, text: str) -> None:
     display.close()
     echo(text, file=display.err)
 
 
-def print_outcome(result: RunOutcome, connection: Connection) -> None:
-    """Print how a run ended to stderr: traceback, failed host and rank, next step."""
-    job = result.last_job
-    if result.status == "Failed":
-        if job.failure is not None and job.failure.traceback:
-            echo(f"\n{job.failure.traceback}\n", err=True)
-        print_labeled("failed: ", summarize_run(result), fg="red", bold=True)
-        if result.hint:
-            print_message(result.hint)
-        echo(f"exit code {result.exit_code}; {_next_step(result, job, connection)}", err=True)
-    elif result.exit_code is not None:
-        colour = "green" if result.status == "Completed" else "yellow"
-        duration_text, ending_text = _describe_duration(result), escape_controls(summarize_run(result))
-        # A longer summary gets the duration in parentheses.
-        suffix = (
-            f" ({duration_text})"
-            if result.final_result is not None and (result.exit_code or ending_text != "completed")
-            else f" after {duration_text}"
+def print_outcome(outcome: RunOutcome, connection: Connection) -> None:
+    """Print to stderr how a run ended: traceback, failed host and rank, and what to do next. Prints nothing
+    for a run that has not ended. ``final_result``: how a chain (jobs in a row) ended; None for other runs."""
+    if outcome.status == "Failed":
+        _print_failure(outcome, connection)
+    elif outcome.exit_code is not None:
+        ending_text = escape_controls(summarize_run(outcome))
+        styled_ending = click.style(
+            ending_text, fg="green" if outcome.status == "Completed" else "yellow", bold=True
         )
-        click.echo(
-            click.style(ending_text, fg=colour, bold=True) + (suffix if duration_text else ""), err=True
-        )
+        duration_text = _describe_duration(outcome)
+        if not duration_text:
+            click.echo(styled_ending, err=True)
+        elif outcome.final_result is not None and (outcome.exit_code or ending_text != "completed"):
+            # After a longer summary, "after" would seem to belong to its last words.
+            click.echo(f"{styled_ending} ({duration_text})", err=True)
+        else:
+            click.echo(f"{styled_ending} after {duration_text}", err=True)
 
 
-def print_results(result: RunOutcome, connection: Connection) -> None:
-    """Print the last metrics and the locations of the results to stdout; local paths where they exist."""
-    if result.metrics:
-        echo("metrics: " + ", ".join(f"{name} {value:.6g}" for name, value in result.metrics.items()))
-    for outcome in result.individual_outcomes:
+def _print_failure(outcome: RunOutcome, connection: Connection) -> None:
+    """Print why a run failed: traceback, summary, hint, exit code and advice."""
+    last_job = outcome.last_job
+    if last_job.failure is not None and last_job.failure.traceback:
+        echo(f"\n{last_job.failure.traceback}\n", err=True)
+    print_labeled("failed: ", summarize_run(outcome), fg="red", bold=True)
+    if outcome.hint:
+        print_message(outcome.hint)
+    advice = _advise_after_failure(outcome, last_job, connection)
+    echo(f"exit code {outcome.exit_code}; {advice}", err=True)
+
+
+def print_results(run_outcome: RunOutcome, connection: Connection) -> None:
+    """Print the last metrics and the locations of the model and checkpoints to stdout, for each shard of a
+    sharded run (one job per part of the data); local paths where they exist. ``data_wait``: how long the
+    processes waited for data."""
+    if run_outcome.metrics:
+        echo(
+            "metrics: "
+            + ", ".join(f"{metric_name} {value:.6g}" for metric_name, value in run_outcome.metrics.items())
+        )
+    for outcome in run_outcome.individual_outcomes:  # the shards', or the run itself
         if outcome.data_wait is not None:
-            echo(outcome.data_wait.summary + ("" if outcome is result else f", {outcome.run}"))
+            echo(outcome.data_wait.summary + ("" if outcome is run_outcome else f", {outcome.run}"))
             for sentence in outcome.data_wait.advice:
                 echo(f"  {sentence}")
-        of_run = "" if outcome is result else f" of {outcome.run}"
-        for name, uri in (
+        run_suffix = "" if outcome is run_outcome else f" of {outcome.run}"
+        for label, uri in (
             ("model", outcome.model_artifacts),
             ("checkpoints", outcome.last_job.checkpoints_uri),
         ):
             if uri:
-                echo(f"{name}{of_run}: {connection.local_path(uri) or uri}")
+                echo(f"{label}{run_suffix}: {connection.local_path(uri) or uri}")
 
 
-def _next_step(result: RunOutcome, job: JobOutcome, connection: Connection) -> str:
-    """Return advice for the user after a failed job: which command to run next, or what to change."""
+def _advise_after_failure(outcome: RunOutcome, failed_job: JobOutcome, connection: Connection) -> str:
+    """Return what the user can do after a failed job: which command to run next, or what to change. A chain
+    can continue from a checkpoint; other runs start anew. ``connection.cli_flag``: `` --local`` where the
+    command needs it."""
     retry_text = "run it again under another --name"
-    if result.execution is not None:
-        retry_text = f"run it again from its orchestrator: {describe_driver(result.execution)}"
-    elif result.is_chain:
+    if outcome.execution is not None:  # an orchestrator started the jobs, not smlaunch
+        retry_text = f"run it again from its orchestrator: {describe_driver(outcome.execution)}"
+    elif outcome.is_chain:
         retry_text = (
-            f"smlaunch resume {result.run}{connection.cli_flag} tries again from the newest checkpoint"
+            f"smlaunch resume {outcome.run}{connection.cli_flag} tries again from the newest checkpoint"
         )
-    if job.exit_code == EXIT_MACHINE:
+    if failed_job.exit_code == EXIT_MACHINE:
         return f"free disk space, and {retry_text}"
-    if job.failure_reason.startswith("ClientError"):
+    if failed_job.failure_reason.startswith("ClientError"):
         return f"correct the error above, and {retry_text}"
-    if job.failure_reason.startswith("CapacityError"):
-        return f"there was no capacity; {retry_text}" if result.is_chain else _NO_CAPACITY
-    if job.failure_reason.startswith("InternalServerError"):
+    if failed_job.failure_reason.startswith("CapacityError"):
+        return f"there was no capacity; {retry_text}" if outcome.is_chain else _NO_CAPACITY
+    if failed_job.failure_reason.startswith("InternalServerError"):
         return f"the service failed; {retry_text}"
-    log_text = f"full log: smlaunch logs {result.run}{connection.cli_flag}"
-    return f"{log_text}; {retry_text}" if result.is_chain else log_text
+    log_text = f"full log: smlaunch logs {outcome.run}{connection.cli_flag}"
+    return f"{log_text}; {retry_text}" if outcome.is_chain else log_text
 
 
 _NO_CAPACITY = "there was no capacity; try another --instance-type, or try again later"
 
 
-def _describe_duration(result: RunOutcome) -> str:
-    """Time from the creation of the first job to the end of the last one, and the billed time of all jobs."""
-    started_at, ending_text = result.jobs[0].created, result.last_job.ended
-    if started_at is None or ending_text is None:
+def _describe_duration(outcome: RunOutcome) -> str:
+    """Return the time from the creation of the first job to the end of the last one, and the billed time of
+    all jobs; empty while it is unknown."""
+    started_at, ended_at = outcome.jobs[0].created, outcome.last_job.ended
+    if started_at is None or ended_at is None:
         return ""
-    billable_seconds = [job.billable_seconds for job in result.jobs if job.billable_seconds is not None]
-    job_count_text = f" in {len(result.jobs)} jobs" if len(result.jobs) > 1 else ""
+    billable_seconds = [job.billable_seconds for job in outcome.jobs if job.billable_seconds is not None]
+    job_count_text = f" in {len(outcome.jobs)} jobs" if len(outcome.jobs) > 1 else ""
     return (
-        format_duration(ending_text - started_at)
+        format_elapsed(ended_at - started_at)
         + job_count_text
-        + (f", billed {format_duration(sum(billable_seconds))}" if billable_seconds else "")
+        + (f", billed {format_elapsed(sum(billable_seconds))}" if billable_seconds else "")
     )

@@ -23,38 +23,39 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
 
     Without a strategy, lists all strategies.
     """
+    from smlaunch.catalog.strategies import known_strategies
     from smlaunch.cli.templates import TEMPLATES, write_template
-    from smlaunch.strategies.registry import known_strategies
     from smlaunch.text.did_you_mean import did_you_mean
 
     if strategy is None:
-        rows = {name: _strategy_summary(name) for name in known_strategies()}
+        summary_by_strategy = {name: _strategy_summary(name) for name in known_strategies()}
         if as_json:
-            click.echo(json.dumps({"strategies": rows}, indent=2))
+            click.echo(json.dumps({"strategies": summary_by_strategy}, indent=2))
             return 0
-        width = max(map(len, rows))
-        for name, summary in rows.items():
-            click.echo(f"{name:{width}}  {summary}")
+        name_width = max(map(len, summary_by_strategy))
+        for name, summary in summary_by_strategy.items():
+            click.echo(f"{name:{name_width}}  {summary}")
         click.echo("\nto write a first job: smlaunch init STRATEGY [FOLDER]")
         return 0
-    if strategy not in TEMPLATES:
-        reason = "comes from another package, which provides no first job"
+    if strategy not in TEMPLATES:  # job file and scripts of a first job, by strategy
+        # Other packages may add strategies.
+        problem_text = "comes from another package, which provides no first job"
         if strategy not in known_strategies():
-            reason = f"is unknown{did_you_mean(strategy, TEMPLATES)}"
-        raise JobError([Problem("STRATEGY", f"{strategy!r} {reason}")])
+            problem_text = f"is unknown{did_you_mean(strategy, TEMPLATES)}"
+        raise JobError([Problem("STRATEGY", f"{strategy!r} {problem_text}")])
     try:
         written_files = write_template(strategy, folder)
     except FileExistsError as error:
         raise JobError([Problem("FOLDER", f"{error} exists already; nothing was written")]) from None
     except OSError as error:
         raise JobError([Problem("FOLDER", f"{folder} cannot be written: {error.strerror}")]) from None
-    steps = _next_commands(strategy, folder)
+    next_commands = _commands_after_init(strategy, folder)
     if as_json:
-        click.echo(json.dumps({"written": list(map(str, written_files)), "next": steps}, indent=2))
+        click.echo(json.dumps({"written": list(map(str, written_files)), "next": next_commands}, indent=2))
         return 0
     click.echo("wrote " + ", ".join(map(str, written_files)) + "\n")
-    for step in steps:
-        click.echo(f"  {step}")
+    for command in next_commands:
+        click.echo(f"  {command}")
     return 0
 
 
@@ -68,19 +69,21 @@ def _strategy_summary(name: str) -> str:
         return error.problems[0].message
 
 
-def _next_commands(strategy: str, folder: Path) -> list[str]:
-    """Commands to type next."""
+def _commands_after_init(strategy: str, folder: Path) -> list[str]:
+    """Return the commands with which the user plans and runs the job that ``smlaunch init`` has written. The
+    prepare command makes the job's inputs. A strategy is how a job's processes are started, such as ddp."""
     from smlaunch.cli.templates import TEMPLATES
 
     template = TEMPLATES[strategy]
     commands = [] if folder == Path() else [f"cd {folder}"]
+    # A job that runs elsewhere needs here only the packages of the command that makes its inputs.
     packages = template.required_packages if template.runs_locally else template.prepare_packages
     if packages:
         commands.append(f"pip install {packages}")
     if template.prepare_command is not None:
         commands.append(template.prepare_command)
-    target_option = "--local" if template.runs_locally else "--region us-east-1"
-    commands.append(f"smlaunch plan job.yaml {target_option}")
+    target_options = "--local" if template.runs_locally else "--region us-east-1"
+    commands.append(f"smlaunch plan job.yaml {target_options}")
     if template.runs_locally:
         commands.append("smlaunch run job.yaml --local")
     return commands

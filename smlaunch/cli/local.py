@@ -47,23 +47,24 @@ local = LazyGroup(
 @json_option
 def start(port: int, isolation: str | None, executor: str | None, as_json: bool) -> int:
     """Start the background endpoint. It listens on the loopback interface only."""
-    from smlaunch.connection.connect import background_endpoint, check_same_hosts
-    from smlaunch.local import daemon
+    from smlaunch.connection.open_connection import check_host_options, find_background_endpoint
+    from smlaunch.local import background_endpoint
     from smlaunch.local.state_dir import default_root
 
-    root = default_root()
-    running_endpoint = background_endpoint(root)
+    # The endpoint emulates SageMaker on this machine; its data is in SMLAUNCH_HOME, or in the default folder.
+    state_dir = default_root()
+    running_endpoint = find_background_endpoint(state_dir)
     if running_endpoint is not None:
-        check_same_hosts({"isolation": isolation, "executor": executor}, running_endpoint)
-    info = running_endpoint or daemon.start(
-        root, isolation=isolation, executor=executor or "processes", port=port
+        # Raises JobError where it runs with other options.
+        check_host_options({"isolation": isolation, "executor": executor}, running_endpoint)
+    endpoint_info = running_endpoint or background_endpoint.start_endpoint(
+        state_dir, isolation=isolation, executor=executor or "processes", port=port
     )
     if as_json:
-        click.echo(json.dumps(_public_info(info), indent=2))
+        click.echo(json.dumps(_printable_endpoint_fields(endpoint_info), indent=2))
         return 0
-    click.echo(
-        f"{'already running' if running_endpoint else 'running'} at {info.url} ({_describe_hosts(info)})"
-    )
+    state_text = "already running" if running_endpoint else "running"
+    click.echo(f"{state_text} at {endpoint_info.url} ({_describe_isolation(endpoint_info)})")
     click.echo("to use it from any AWS client:  eval $(smlaunch local env)", err=True)
     return 0
 
@@ -72,18 +73,18 @@ def start(port: int, isolation: str | None, executor: str | None, as_json: bool)
 @json_option
 def stop(as_json: bool) -> int:
     """Stop the background endpoint and all of its jobs. Stored data is not deleted."""
-    from smlaunch.connection.connect import background_endpoint
-    from smlaunch.local import daemon
+    from smlaunch.connection.open_connection import find_background_endpoint
+    from smlaunch.local import background_endpoint
     from smlaunch.local.state_dir import default_root
 
-    root = default_root()
-    info = background_endpoint(root)
-    if info is not None:
-        daemon.stop(root)
+    state_dir = default_root()  # folder of the endpoint's data
+    endpoint_info = find_background_endpoint(state_dir)  # None if none runs
+    if endpoint_info is not None:
+        background_endpoint.stop_endpoint(state_dir)
     if as_json:
-        click.echo(json.dumps({"stopped": info is not None}))
+        click.echo(json.dumps({"stopped": endpoint_info is not None}))
     else:
-        click.echo("stopped" if info is not None else "no background endpoint is running")
+        click.echo("stopped" if endpoint_info is not None else "no background endpoint is running")
     return 0
 
 
@@ -91,20 +92,28 @@ def stop(as_json: bool) -> int:
 @json_option
 def status(as_json: bool) -> int:
     """Show whether a background endpoint runs, and where. The exit code is 8 when none runs."""
-    from smlaunch.connection.connect import background_endpoint
+    from smlaunch.connection.open_connection import find_background_endpoint
     from smlaunch.local.state_dir import default_root
 
-    root = default_root()
-    info = background_endpoint(root)
+    state_dir = default_root()  # folder of the endpoint's data
+    endpoint_info = find_background_endpoint(state_dir)  # None if none runs
     if as_json:
         click.echo(
-            json.dumps(_public_info(info) if info else {"running": False, "state": str(root)}, indent=2)
+            json.dumps(
+                _printable_endpoint_fields(endpoint_info)
+                if endpoint_info
+                else {"running": False, "state": str(state_dir)},
+                indent=2,
+            )
         )
-    elif info is None:
+    elif endpoint_info is None:
         click.echo("no background endpoint is running; `smlaunch local start` starts one")
     else:
-        click.echo(f"running at {info.url}, {_describe_hosts(info)}, process {info.pid}, state in {root}")
-    return 0 if info is not None else EXIT_MACHINE
+        click.echo(
+            f"running at {endpoint_info.url}, {_describe_isolation(endpoint_info)}, "
+            f"process {endpoint_info.pid}, state in {state_dir}"
+        )
+    return 0 if endpoint_info is not None else EXIT_MACHINE
 
 
 @click.command(cls=GroupedCommand, short_help="Print the environment variables for AWS clients.")
@@ -115,29 +124,30 @@ def env(as_json: bool) -> int:
 
     They contain credentials of this endpoint, which are valid nowhere else.
     """
-    from smlaunch.connection.connect import background_endpoint
+    from smlaunch.connection.open_connection import find_background_endpoint
     from smlaunch.local.state_dir import default_root
 
-    info = background_endpoint(default_root())
-    if info is None:
+    # The default root is the folder of the endpoint's data.
+    endpoint_info = find_background_endpoint(default_root())
+    if endpoint_info is None:
         raise EndpointError("no background endpoint is running; `smlaunch local start` starts one")
-    variables = {**info.environment(), "SMLAUNCH_ROLE": info.role_arn}
+    environment = {**endpoint_info.environment(), "SMLAUNCH_ROLE": endpoint_info.role_arn}
     if as_json:
-        click.echo(json.dumps(variables, indent=2))
+        click.echo(json.dumps(environment, indent=2))
         return 0
-    for name, value in variables.items():
+    for name, value in environment.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo("unset AWS_PROFILE AWS_DEFAULT_PROFILE")  # a profile would override the keys above
     return 0
 
 
-def _describe_hosts(info: EndpointInfo) -> str:
+def _describe_isolation(info: EndpointInfo) -> str:
     if info.executor == "processes":
         return f"isolation {info.isolation}"
     return f"{info.executor} by {info.isolation}"
 
 
-def _public_info(info: EndpointInfo) -> dict[str, Any]:
+def _printable_endpoint_fields(info: EndpointInfo) -> dict[str, Any]:
     """Fields of the endpoint that may be printed: all but the secret key."""
     return {
         "running": True,

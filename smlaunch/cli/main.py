@@ -28,7 +28,7 @@ from smlaunch.errors import (
     is_disk_full,
 )
 
-_PATH_ERRORS = frozenset(
+_UNUSABLE_PATH_ERRNOS = frozenset(
     (
         *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
         *(errno.ENAMETOOLONG, errno.EEXIST, errno.EROFS),
@@ -102,7 +102,11 @@ _COMMANDS = {
         "verify_resume",
         "Verify on this machine that a script resumes exactly.",
     ),
-    "data": ("smlaunch.cli.data", "data", "List, split, pack and transfer data; advise on input modes."),
+    "data": (
+        "smlaunch.cli.data_group",
+        "data",
+        "List, split, pack and transfer data; advise on input modes.",
+    ),
     "export": ("smlaunch.cli.export", "export", "Write a job for Step Functions, Airflow or Pipelines."),
     "init": ("smlaunch.cli.init", "init", "Write a first job for a strategy."),
     "schema": ("smlaunch.cli.schema", "schema", "Print the job file's JSON Schema."),
@@ -133,9 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command, print its errors, and return its exit code."""
+    """Run one command of the command line, print its errors, and return its exit code. An unusable path and a
+    full disk are errors of the machine or of the user, any other exception that is not our own is a bug."""
     try:
-        result = cli.main(arguments, prog_name="smlaunch", standalone_mode=False)
+        exit_code = cli.main(arguments, prog_name="smlaunch", standalone_mode=False)
     except JobError as error:
         _print_problems(error)
         return error.exit_code
@@ -154,25 +159,25 @@ def run_command(arguments: list[str]) -> int:
         _print_error("interrupted")
         return EXIT_INTERRUPTED
     except SystemExit as exit_request:
-        if COMPLETION_VARIABLE in os.environ:
+        if COMPLETION_VARIABLE in os.environ:  # the shell asked for completions, which click has printed
             return int(exit_request.code or 0)
         # click exits with 1 when stdout is closed; here exit code 1 means that the training failed.
         discard_stdout()
         return 0
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of stdout has what it wanted, such as `head`
         discard_stdout()
         return 0
     except Exception as error:
         if is_disk_full(error):
             _print_error(f"{DISK_FULL}: {error}; free disk space, then run the command again")
             return EXIT_MACHINE
-        if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH_ERRNOS and error.filename is not None:
             _print_error(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}")
             return EXIT_BAD_JOB
         traceback.print_exc()
         _print_error("this is a bug in smlaunch; please report it with the lines above")
         return EXIT_SERVICE
-    return result if isinstance(result, int) else 0
+    return exit_code if isinstance(exit_code, int) else 0
 
 
 def _print_problems(error: JobError) -> None:

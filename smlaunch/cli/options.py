@@ -6,9 +6,8 @@ command line and of the file together, each by the job's own field name.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -36,18 +35,23 @@ class GroupedCommand(click.Command):
     """A command whose help lists its options under headings, aligned in one column."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options to the help text, in sections by their headings."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        """Write the options to the help text, in sections by their headings. Overrides a method of click."""
+        # By heading: the option's names and its help text, as click formats them.
+        records_by_heading: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             help_record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if help_record is not None:
-                groups.setdefault(getattr(parameter, "heading", _DEFAULT_HEADING), []).append(help_record)
-        groups[_DEFAULT_HEADING] = groups.pop(_DEFAULT_HEADING)
-        column_width = max(len(option_names) for records in groups.values() for option_names, _ in records)
-        for title, records in groups.items():
-            with formatter.section(title):
+                heading = getattr(parameter, "heading", _DEFAULT_HEADING)
+                records_by_heading.setdefault(heading, []).append(help_record)
+        # Options without a heading, such as --help, come last.
+        records_by_heading[_DEFAULT_HEADING] = records_by_heading.pop(_DEFAULT_HEADING)
+        column_width = max(
+            len(option_names) for records in records_by_heading.values() for option_names, _ in records
+        )
+        for heading, records in records_by_heading.items():
+            with formatter.section(heading):
                 formatter.write_dl(
-                    [(option_names.ljust(column_width), text) for option_names, text in records],
+                    [(option_names.ljust(column_width), help_text) for option_names, help_text in records],
                     col_max=column_width,
                 )
 
@@ -56,7 +60,8 @@ class JobCommand(GroupedCommand):
     """A command that describes a job. Arguments after ``--`` belong to the script and are not parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options; arguments after ``--`` are stored in the context, for the script."""
+        """Parse the options; arguments after ``--`` are stored in the context, for the user's script.
+        Overrides a method of click."""
         if "--" in args:
             separator = args.index("--")
             ctx.meta[SCRIPT_ARGUMENTS] = args[separator + 1 :]
@@ -64,9 +69,11 @@ class JobCommand(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = f" Did you mean {error.possibilities[0]}?" if error.possibilities else ""
-            text = f"there is no option {error.option_name}.{hint} Arguments for the script go after a --"
-            raise click.UsageError(text, ctx) from None
+            suggestion = f" Did you mean {error.possibilities[0]}?" if error.possibilities else ""
+            usage_message = (
+                f"there is no option {error.option_name}.{suggestion} Arguments for the script go after a --"
+            )
+            raise click.UsageError(usage_message, ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT ARGUMENTS]"]
@@ -101,7 +108,7 @@ def _combine_decorators(
 
 def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of strategies for shell completion."""
-    from smlaunch.strategies.registry import known_strategies
+    from smlaunch.catalog.strategies import known_strategies
 
     return [name for name in known_strategies() if name.startswith(incomplete)]
 
@@ -294,25 +301,27 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def read_job(job_path: str | None, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
-    """Return the job of a job file or script, changed by the options. Raises JobError with all problems."""
+    """Return the job of a job file or script, with the command line's options applied. ``script_arguments``:
+    those after ``--``; None without. Raises JobError with the problems of both the options and the job."""
     if job_path is None and not options["algorithm"] and not options["image"]:
         raise click.UsageError(
             "Missing argument 'SCRIPT|JOB.yaml' (or --algorithm NAME, or --image URI with its own program)",
             click.get_current_context(),
         )
-    problems: list[Problem] = []
-    changes = _job_changes(options, problems)
+    problems: list[Problem] = []  # of the options: added by the next call, raised with those of the job
+    job_changes = _job_changes(options, problems)
     if script_arguments is not None:
-        changes["args"] = script_arguments
-    with _pydantic_plugins_disabled():
-        from smlaunch.job.model import Job
+        job_changes["args"] = script_arguments
+    from smlaunch.job.model import Job
 
     try:
         if job_path is not None and job_path.endswith((".yaml", ".yml")):
-            job = Job.from_file(job_path, changes)
+            job = Job.from_file(job_path, job_changes)
         else:
-            job = Job.from_mapping(changes if job_path is None else {"entry": job_path, **changes})
+            # "entry": the script of a job.
+            job = Job.from_mapping(job_changes if job_path is None else {"entry": job_path, **job_changes})
     except JobError as error:
+        # A pipeline file (several jobs) has none of the keys of a job: say that instead.
         if job_path is not None and (pipeline_problem := _pipeline_file_problem(job_path)):
             raise JobError([pipeline_problem]) from None
         raise JobError([*problems, *error.problems], error.job_mapping) from None
@@ -333,28 +342,12 @@ def _pipeline_file_problem(path: str) -> Problem | None:
     return Problem("", text)
 
 
-@contextmanager
-def _pydantic_plugins_disabled() -> Iterator[None]:
-    """pydantic reads the metadata of all installed distributions to find plugins: 20 ms or more."""
-    variable = "PYDANTIC_DISABLE_PLUGINS"
-    previous = os.environ.get(variable)
-    os.environ[variable] = "__all__"
-    try:
-        yield
-    finally:
-        # Hosts of an embedded endpoint inherit this process's variables.
-        if previous is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = previous
-
-
 def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Return the options of the command line as a mapping with the structure of a job file."""
     changes: dict[str, Any] = {
         "compute": {
-            "hosts": _parse_number(options["hosts"]),
-            "processes_per_host": _parse_number(options["processes_per_host"]),
+            "hosts": _to_number_if_numeric(options["hosts"]),
+            "processes_per_host": _to_number_if_numeric(options["processes_per_host"]),
             "instance_type": options["instance_type"],
             "spot": options["spot"],
             "on_demand_fallback": options["on_demand_fallback"],
@@ -365,11 +358,11 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
         "limits": {
             "max_runtime": options["max_runtime"],
             "segment": options["segment"],
-            "attempts": _parse_number(options["attempts"]),
+            "attempts": _to_number_if_numeric(options["attempts"]),
             "max_wait": options["max_wait"],
             "max_pending": options["max_pending"],
             "hang": options["hang"],
-            "max_cost": _parse_number(options["max_cost"]),
+            "max_cost": _to_number_if_numeric(options["max_cost"]),
         },
         "hyperparameters": _parse_pairs("--hp", options["hp"], problems),
         "options": _parse_yaml_values("--option", options["strategy_options"], problems),
@@ -398,76 +391,94 @@ def _without_unset(value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in cleaned.items() if item is not None and item != {}}
 
 
-def _parse_number(text: str | None) -> int | float | str | None:
-    """Return a number where the text is one. ``Job`` reports any other text under the field's name."""
-    for kind in (int, float):
-        try:
-            return kind(text) if text is not None else None
-        except ValueError:
-            continue
+def _to_number_if_numeric(text: str | None) -> int | float | str | None:
+    """Return a number where the text is one; None for None. Any other text stays, so that ``Job`` reports it
+    under the field's name."""
+    if text is None:
+        return None
+    for number_type in (int, float):
+        with suppress(ValueError):
+            return number_type(text)
     return text
 
 
-def _parse_yaml_values(option_name: str, arguments: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
-    """Parse KEY=VALUE arguments whose values are YAML: numbers, true and false, lists, or text."""
-    pairs = _parse_pairs(option_name, arguments, problems)
-    if not pairs:
+def _parse_yaml_values(
+    option_name: str, key_value_arguments: Iterable[str], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return the KEY=VALUE arguments of a repeated option as a mapping; each value is YAML: a number, true or
+    false, a list, or text. Appends a problem to ``problems`` for each argument without a key, or with one
+    that is given twice."""
+    text_by_key = _parse_pairs(option_name, key_value_arguments, problems)
+    if not text_by_key:
         return {}
     import yaml
 
-    values: dict[str, Any] = {}
-    for key, text in pairs.items():
+    value_by_key: dict[str, Any] = {}
+    for key, text in text_by_key.items():
         try:
-            values[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            values[key] = text
-    return values
+            value_by_key[key] = yaml.safe_load(text)
+        except yaml.YAMLError:  # then it is text, such as one with a colon
+            value_by_key[key] = text
+    return value_by_key
 
 
-def _parse_pairs(option_name: str, values: Iterable[str], problems: list[Problem]) -> dict[str, str]:
-    """Return the values of a repeated KEY=VALUE option as a mapping. Adds a problem for each invalid one."""
-    pairs: dict[str, str] = {}
-    for value in values:
-        key, separator, pair_value = value.partition("=")
+def _parse_pairs(
+    option_name: str, key_value_arguments: Iterable[str], problems: list[Problem]
+) -> dict[str, str]:
+    """Return the KEY=VALUE arguments of a repeated option as a mapping of texts. Appends a problem to
+    ``problems`` for each argument of another form (any secret in it masked), and for a key that is given
+    twice."""
+    value_by_key: dict[str, str] = {}
+    for argument in key_value_arguments:
+        key, separator, value = argument.partition("=")
         if not separator or not key:
-            problems.append(Problem(option_name, f"{mask_argument(value)!r} is not KEY=VALUE"))
-        elif key in pairs:
+            problems.append(Problem(option_name, f"{mask_argument(argument)!r} is not KEY=VALUE"))
+        elif key in value_by_key:
             problems.append(Problem(option_name, f"{key!r} is given twice"))
         else:
-            pairs[key] = pair_value
-    return pairs
+            value_by_key[key] = value
+    return value_by_key
 
 
 _CHANNEL_KEYS = ("mode", "split", "split_via", "content_type", "bucket_owner")
 
 
-def _parse_inputs(values: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
-    """Parse channels such as ``train=s3://b/p/,mode=FastFile,split=key``.
+def _parse_inputs(input_arguments: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
+    """Parse input channels of the form ``train=s3://bucket/prefix/,mode=FastFile,split=key`` into the
+    ``inputs`` of a job file. Appends a problem to ``problems`` for each invalid one."""
+    channel_by_name: dict[str, Any] = {}
+    for argument in input_arguments:
+        channel_name, equals, uri_and_options = argument.partition("=")
+        if not equals or not channel_name or not uri_and_options:
+            problems.append(
+                Problem("--input", f"{argument!r} is not NAME=URI, such as train=s3://bucket/data/")
+            )
+        elif channel_name in channel_by_name:
+            problems.append(Problem("--input", f"channel {channel_name!r} is given twice"))
+        else:
+            channel_by_name[channel_name] = _parse_channel(channel_name, uri_and_options, problems)
+    return channel_by_name
 
-    A comma that is not followed by a known key belongs to the address.
+
+def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Problem]) -> dict[str, str]:
+    """Parse ``s3://bucket/prefix/,mode=FastFile``, an address and the options of a channel, into the channel
+    of a job file. Appends a problem to ``problems`` for each unknown option.
+
+    A comma may also belong to the address, so that options are taken from the end: until a part without
+    ``=``, or with an unknown key and a slash.
     """
-    channels: dict[str, Any] = {}
-    for value in values:
-        name, equals, value_text = value.partition("=")
-        if not equals or not name or not value_text:
-            problems.append(Problem("--input", f"{value!r} is not NAME=URI, such as train=s3://bucket/data/"))
-            continue
-        if name in channels:
-            problems.append(Problem("--input", f"channel {name!r} is given twice"))
-            continue
-        parts = value_text.split(",")
-        channel: dict[str, str] = {}
-        while len(parts) > 1:
-            key, equals, text = parts[-1].partition("=")
-            if not equals or (key not in _CHANNEL_KEYS and "/" in parts[-1]):
-                break
-            if key not in _CHANNEL_KEYS:
-                from smlaunch.text.did_you_mean import did_you_mean
+    comma_parts = uri_and_options.split(",")
+    channel_options: dict[str, str] = {}
+    while len(comma_parts) > 1:
+        key, equals, option_value = comma_parts[-1].partition("=")
+        if not equals or (key not in _CHANNEL_KEYS and "/" in comma_parts[-1]):
+            break
+        if key in _CHANNEL_KEYS:
+            channel_options[key] = option_value
+        else:
+            from smlaunch.text.did_you_mean import did_you_mean
 
-                hint = did_you_mean(key, _CHANNEL_KEYS)
-                problems.append(Problem("--input", f"{name}: {key!r} is unknown{hint}"))
-            else:
-                channel[key] = text
-            parts.pop()
-        channels[name] = {"uri": ",".join(parts), **channel}
-    return channels
+            hint = did_you_mean(key, _CHANNEL_KEYS)
+            problems.append(Problem("--input", f"{channel_name}: {key!r} is unknown{hint}"))
+        comma_parts.pop()
+    return {"uri": ",".join(comma_parts), **channel_options}

@@ -19,8 +19,8 @@ from smlaunch.cli.options import (
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from smlaunch.planner.plan import Plan
-    from smlaunch.planner.simulate import Simulation
+    from smlaunch.chain.chain_simulation import Simulation
+    from smlaunch.planner.plan import RunPlan
 
 _OUTPUT = "Output"
 
@@ -29,7 +29,7 @@ _OUTPUT = "Output"
 @job_options
 @launch_options
 @grouped_option(
-    _OUTPUT, "--simulate", "simulated", is_flag=True, help="Simulate a chain with random failures."
+    _OUTPUT, "--simulate", "simulates_chain", is_flag=True, help="Simulate a chain with random failures."
 )
 @grouped_option(
     _OUTPUT,
@@ -42,30 +42,37 @@ _OUTPUT = "Output"
 @json_option
 @click.pass_context
 def plan(
-    ctx: click.Context, /, job_path: str | None, simulated: bool, seed: int, as_json: bool, **options: Any
+    ctx: click.Context,
+    /,
+    job_path: str | None,
+    simulates_chain: bool,
+    seed: int,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Show what would run, and why: strategy, hosts, image, cost, and the exact request.
 
     Reads the script, the data and the account; writes nothing.
     """
-    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))  # arguments after "--"
 
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.api import prepare
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.plan_job import prepare
 
+    # The target: the region or the local endpoint. A prepared run is a plan with the job's source.
     with open_connection(options, read_only=True) as connection:
-        prepared = prepare(job, connection.target)
-    simulation = _simulate(prepared.plan, seed) if simulated else None
+        prepared_run = prepare(job, connection.target)
+    simulation = _simulate_failures(prepared_run.plan, seed) if simulates_chain else None
     if as_json:
-        document = prepared.plan.to_dict()
+        document = prepared_run.plan.to_dict()
         if simulation is not None:
             document["simulation"] = simulation.to_dict()
         click.echo(json.dumps(document, indent=2))
         return 0
-    from smlaunch.planner.render_text import as_text
+    from smlaunch.render.plan_text import as_text
 
     # click removes the colours where stdout is not a terminal.
-    click.echo(as_text(prepared.plan, _paint))
+    click.echo(as_text(prepared_run.plan, _paint))
     if simulation is not None:
         click.echo(f"\n{simulation}")
     return 0
@@ -82,11 +89,11 @@ def _paint(kind: str, text: str) -> str:
     return click.style(text, **_COLOURS[kind]) if kind in _COLOURS else text
 
 
-def _simulate(plan: Plan, seed: int) -> Simulation:
+def _simulate_failures(plan: RunPlan, seed: int) -> Simulation:
     """Simulate the chain of a plan. Raises JobError for a plan of a single job."""
     import random
 
-    from smlaunch.planner.simulate import ChainModel, simulate
+    from smlaunch.chain.chain_simulation import ChainModel, simulate
 
     expected = plan.schedule
     if expected is None:

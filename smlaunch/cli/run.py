@@ -52,45 +52,51 @@ def run(
     Ctrl-C detaches from the run, which continues (exit code 130). With --local and no background endpoint,
     the first Ctrl-C stops the run and the second one kills it.
     """
-    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
+    job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))  # arguments after "--"
 
     from smlaunch.cli.console import print_labeled, print_message, print_plan_summary, upload_display
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.errors import JobError, Problem
-    from smlaunch.runs.api import launch, prepare
+    from smlaunch.runs.launch_plan import launch
+    from smlaunch.runs.plan_job import prepare
     from smlaunch.secrets.masking import mask_document
 
     with open_connection(options, read_only=dry_run, faults_file=faults) as connection:
-        if detach and connection.is_embedded and not dry_run:
+        # An embedded endpoint ends with this process, and its jobs with it.
+        if detach and connection.has_embedded_endpoint and not dry_run:
             raise JobError([Problem("--detach", _DETACH_NEEDS_BACKGROUND)])
-        prepared = prepare(job, connection.target)
-        if dry_run:
-            requests = [mask_document(request) for request in prepared.plan.requests]
+        prepared_run = prepare(job, connection.target)  # the plan, and the source to upload
+        if dry_run:  # a sharded run has several requests
+            requests = [mask_document(request) for request in prepared_run.plan.requests]
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
-        name = prepared.plan.run
-        print_labeled(f"run {name}", f" on {connection.description}", bold=True)
-        print_plan_summary(prepared)
-        launched_run = launch(prepared, on_message=print_message, on_progress=upload_display())
-        if launched_run.attached:
-            print_message(f"{name} exists already with the same job: following it, no new job was started")
+        run_id = prepared_run.plan.run
+        print_labeled(f"run {run_id}", f" on {connection.description}", bold=True)
+        print_plan_summary(prepared_run)
+        launched_run = launch(prepared_run, on_message=print_message, on_progress=upload_display())
+        if launched_run.attached:  # a run of this name was started before
+            print_message(f"{run_id} exists already with the same job: following it, no new job was started")
         if detach:
             if as_json:
                 click.echo(json.dumps(launched_run.describe().to_dict(), indent=2))
             else:
-                click.echo(name)
-                print_message(f"follow it: smlaunch logs {name} -f{connection.cli_flag}")
-                if launched_run.is_resumable:
+                click.echo(run_id)
+                print_message(f"follow it: smlaunch logs {run_id} -f{connection.cli_flag}")
+                if launched_run.chain_drivers:
                     print_message(
-                        f"continue it after its first segment: smlaunch resume {name}{connection.cli_flag}"
+                        f"continue it after its first segment: smlaunch resume {run_id}{connection.cli_flag}"
                     )
             return 0
-        log = sys.stderr if as_json else sys.stdout
-        display = Display(prepared.plan.hosts, out=log, ignore_closed_stdout=True)
+        log_stream = sys.stderr if as_json else sys.stdout
+        display = Display(prepared_run.plan.hosts, out=log_stream, ignore_closed_stdout=True)
         return follow_to_end(
-            launched_run, connection, display, as_json=as_json, is_embedded=connection.is_embedded
+            launched_run,
+            connection,
+            display,
+            as_json=as_json,
+            has_embedded_endpoint=connection.has_embedded_endpoint,
         )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
-from smlaunch.contract.names import parse_any_job_name
+from smlaunch.contract.run_names import parse_any_job_name
+
+if TYPE_CHECKING:
+    from smlaunch.runs.run_outcome import RunOutcome
 
 
 @click.command(cls=GroupedCommand, short_help="List runs, newest first.")
@@ -23,32 +26,28 @@ from smlaunch.contract.names import parse_any_job_name
 def ls(limit: int, as_json: bool, **options: Any) -> int:
     """List runs, newest first. Training jobs of other clients are listed under their own names."""
     from smlaunch.cli.console import echo
-    from smlaunch.cli.display import format_duration
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.run import list_runs
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.run_list import list_runs
+    from smlaunch.text.format import format_elapsed
 
     with open_connection(options, read_only=True) as connection:
-        rows = list_runs(connection.target, limit)
+        listed_runs = list_runs(connection.target, limit)
     if as_json:
-        click.echo(json.dumps({"runs": [row._asdict() for row in rows]}, indent=2))
+        click.echo(json.dumps({"runs": [listed_run._asdict() for listed_run in listed_runs]}, indent=2))
         return 0
-    if not rows:
+    if not listed_runs:
         click.echo(f"no runs on {connection.description}", err=True)
         return 0
     now = time.time()
-    table = [("RUN", "STATUS", "CREATED", "DURATION")]
-    for row in rows:
-        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created))
-        duration = format_duration((row.ended or now) - row.created)
-        table.append(
-            (
-                row.run,
-                row.status + _describe_job(row.job) + _describe_format(row.other_format),
-                created,
-                duration,
-            )
-        )
-    for line in align_columns(table):
+    table_rows = [("RUN", "STATUS", "CREATED", "DURATION")]
+    for listed_run in listed_runs:
+        created_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(listed_run.created))
+        duration_text = format_elapsed((listed_run.ended or now) - listed_run.created)
+        # Another release of smlaunch may store runs in a format that this one cannot read.
+        format_note = _other_format_note(listed_run.other_format)
+        status_text = listed_run.status + _segment_and_attempt_note(listed_run.job) + format_note
+        table_rows.append((listed_run.run, status_text, created_text, duration_text))
+    for line in align_columns(table_rows):
         echo(line)
     return 0
 
@@ -60,49 +59,26 @@ def ls(limit: int, as_json: bool, **options: Any) -> int:
 def show(run: str, as_json: bool, **options: Any) -> int:
     """Show the state or the result of a run: status, times, failure, and locations of its results."""
     from smlaunch.cli.console import echo
-    from smlaunch.cli.display import format_duration
     from smlaunch.cli.follow import print_results
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.planner.external_execution import describe_driver
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.attach_run import attach
     from smlaunch.runs.missing_files import add_missing_file_hint
-    from smlaunch.runs.outcome import summarize_job, summarize_run
-    from smlaunch.runs.run import Run
     from smlaunch.secrets.masking import mask_text
 
     with open_connection(options, read_only=True) as connection:
-        result = add_missing_file_hint(Run.attach(run, connection.target).refresh(), connection.target)
+        # The hint: the script failed for want of a file that was excluded from the upload.
+        outcome = add_missing_file_hint(
+            attach(run, connection.target).describe(reads_logs=True), connection.target
+        )
         if as_json:
-            click.echo(json.dumps(result.to_dict(), indent=2))
+            click.echo(json.dumps(outcome.to_dict(), indent=2))
             return 0
-        job, jobs = result.last_job, result.jobs
-        rows = [("run", result.run), ("job", job.name), ("status", summarize_run(result))]
-        if result.execution is not None:
-            rows.append(("driven by", describe_driver(result.execution)))
-        if jobs[0].created is not None:
-            rows.append(("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(jobs[0].created))))
-            rows.append(("duration", format_duration((job.ended or time.time()) - jobs[0].created)))
-        training_seconds = [
-            each_job.training_seconds for each_job in jobs if each_job.training_seconds is not None
-        ]
-        billable_seconds = [
-            each_job.billable_seconds for each_job in jobs if each_job.billable_seconds is not None
-        ]
-        if training_seconds:
-            cost = f", billed {format_duration(sum(billable_seconds))}" if billable_seconds else ""
-            rows.append(("training", format_duration(sum(training_seconds)) + cost))
-        if result.step is not None:
-            rows.append(("checkpoint", f"step {result.step}"))
-        if result.exit_code is not None:
-            rows.append(("exit code", str(result.exit_code)))
-        if result.hint:
-            rows.append(("hint", result.hint))
-        if len(jobs) > 1:
-            rows.extend((each_job.name, summarize_job(each_job)) for each_job in jobs)
-        for line in align_columns(rows):
+        for line in align_columns(list(_labelled_rows(outcome))):
             echo(mask_text(line))
-        if job.failure is not None and job.failure.traceback:
-            echo(f"\n{job.failure.traceback}\n")
-        print_results(result, connection)
+        last_failure = outcome.last_job.failure
+        if last_failure is not None and last_failure.traceback:
+            echo(f"\n{last_failure.traceback}\n")
+        print_results(outcome, connection)
     return 0
 
 
@@ -122,34 +98,36 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
     """Print the log of a run, all hosts merged by time. With several hosts, lines begin with the host."""
     from smlaunch.cli.console import escape_controls, print_message
     from smlaunch.cli.display import is_endpoint_line
-    from smlaunch.connection.connect import open_connection
+    from smlaunch.connection.open_connection import open_connection
     from smlaunch.errors import JobError, Problem
-    from smlaunch.runs.run import Run
+    from smlaunch.runs.attach_run import attach
 
     if follow and as_json:
         raise JobError(
             [Problem("--json", "one JSON document cannot be written before the run has ended; leave out -f")]
         )
     with open_connection(options, read_only=True) as connection:
-        attached_run = Run.attach(run, connection.target, on_message=print_message)
+        attached_run = attach(run, connection.target, on_message=print_message)
         if follow:
             from smlaunch.cli.display import Display
             from smlaunch.cli.follow import follow_to_end
 
             display = Display(attached_run.host_count(), only_host=host)
             return follow_to_end(attached_run, connection, display, as_json=False, from_first_job=True)
-        lines = sorted(
-            (line for line in attached_run.logs() if host in (None, line.host)), key=lambda line: line.at
+        log_lines = sorted(
+            (line for line in attached_run.logs() if host in (None, line.host)),
+            key=lambda line: line.at,
         )
     if as_json:
         click.echo(
-            json.dumps({"run": attached_run.name, "lines": [line._asdict() for line in lines]}, indent=2)
+            json.dumps({"run": attached_run.name, "lines": [line._asdict() for line in log_lines]}, indent=2)
         )
         return 0
-    has_several_hosts = len({line.host for line in lines}) > 1
-    for line in lines:
-        text = escape_controls(line.text) if is_endpoint_line(line.text) else line.text
-        sys.stdout.write(f"{line.host} {text}\n" if has_several_hosts else f"{text}\n")
+    has_several_hosts = len({line.host for line in log_lines}) > 1
+    for line in log_lines:
+        # The script's own output stays as it is; a line of the endpoint may quote anything.
+        line_text = escape_controls(line.text) if is_endpoint_line(line.text) else line.text
+        sys.stdout.write(f"{line.host} {line_text}\n" if has_several_hosts else f"{line_text}\n")
     return 0
 
 
@@ -162,11 +140,11 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.run import Run
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.attach_run import attach
 
     with open_connection(options, read_only=True) as connection:
-        attached_run = Run.attach(run, connection.target, on_message=print_message)
+        attached_run = attach(run, connection.target, on_message=print_message)
         return follow_to_end(attached_run, connection, Display(1, show_log=False), as_json=as_json)
 
 
@@ -178,12 +156,12 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
     """Stop a run: every process gets SIGTERM, and SIGKILL after 120 seconds; no further segment is submitted.
     Does not wait for the end."""
     from smlaunch.cli.console import echo, print_message
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.outcome import summarize_run
-    from smlaunch.runs.run import Run
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.attach_run import attach
+    from smlaunch.runs.run_outcome import summarize_run
 
     with open_connection(options, read_only=True) as connection:
-        result = Run.attach(run, connection.target, on_message=print_message).stop()
+        result = attach(run, connection.target, on_message=print_message).stop()
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
@@ -205,27 +183,64 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
     from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
-    from smlaunch.connection.connect import open_connection
-    from smlaunch.runs.run import Run
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.runs.attach_run import attach
 
     with open_connection(options) as connection:
-        attached_run = Run.attach(run, connection.target, on_message=print_message)
+        attached_run = attach(run, connection.target, on_message=print_message)
         attached_run.resume()
         display = Display(
             attached_run.host_count(), out=sys.stderr if as_json else sys.stdout, ignore_closed_stdout=True
         )
         return follow_to_end(
-            attached_run, connection, display, as_json=as_json, is_embedded=connection.is_embedded
+            attached_run,
+            connection,
+            display,
+            as_json=as_json,
+            has_embedded_endpoint=connection.has_embedded_endpoint,
         )
 
 
-def _describe_format(version: str | None) -> str:
-    """Note for a run in a stored format that this release cannot show, resume or stop."""
+def _labelled_rows(outcome: RunOutcome) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each row of ``smlaunch show``; what is not known is left out. A run has several
+    jobs if it is a chain of segments, or if a job was tried again. ``outcome``: how the run ended, or how far
+    it has come."""
+    from smlaunch.chain.orchestrator_execution import describe_driver
+    from smlaunch.runs.run_outcome import summarize_job, summarize_run
+    from smlaunch.text.format import format_elapsed
+
+    first_job, last_job = outcome.jobs[0], outcome.last_job
+    yield "run", outcome.run
+    yield "job", last_job.name
+    yield "status", summarize_run(outcome)
+    if outcome.execution is not None:  # an orchestrator's, which starts the jobs instead of smlaunch
+        yield "driven by", describe_driver(outcome.execution)
+    if first_job.created is not None:
+        yield "created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first_job.created))
+        yield "duration", format_elapsed((last_job.ended or time.time()) - first_job.created)
+    training_seconds = [job.training_seconds for job in outcome.jobs if job.training_seconds is not None]
+    billable_seconds = [job.billable_seconds for job in outcome.jobs if job.billable_seconds is not None]
+    if training_seconds:
+        billed_text = f", billed {format_elapsed(sum(billable_seconds))}" if billable_seconds else ""
+        yield "training", format_elapsed(sum(training_seconds)) + billed_text
+    if outcome.step is not None:
+        yield "checkpoint", f"step {outcome.step}"
+    if outcome.exit_code is not None:
+        yield "exit code", str(outcome.exit_code)
+    if outcome.hint:
+        yield "hint", outcome.hint
+    if len(outcome.jobs) > 1:
+        for job in outcome.jobs:
+            yield job.name, summarize_job(job)
+
+
+def _other_format_note(version: str | None) -> str:
+    """Return a note for a run in a stored format that this release cannot show, resume or stop."""
     return "" if version is None else f" (another format: {version})"
 
 
-def _describe_job(job: str) -> str:
-    """Segment and attempt that a status is of, where the run has had more than one job."""
+def _segment_and_attempt_note(job: str) -> str:
+    """Return the segment and attempt that a status is of, where the run has had more than one job."""
     task = parse_any_job_name(job)
     if task is None or (task.segment, task.attempt) == (1, 1):
         return ""

@@ -1,9 +1,12 @@
-"""A closed stdout (``smlaunch logs RUN | head``) is not an error."""
+"""Standard output: a closed stdout (``smlaunch logs RUN | head``) is not an error; moving lines."""
 
 from __future__ import annotations
 
 import os
 import sys
+
+ERASE_LINE = "\r\x1b[2K"
+"""Carriage return, and the ANSI sequence that erases the line of the terminal."""
 
 
 def discard_stdout() -> None:

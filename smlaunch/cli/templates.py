@@ -138,56 +138,64 @@ TEMPLATES: dict[str, JobTemplate] = {
 }
 
 
-def render_job_file(name: str) -> str:
-    """Return a job file for the strategy, with comments. Raises KeyError for a strategy without a
-    template."""
-    template, strategy = TEMPLATES[name], load_strategy(name)
-    lines = [
-        f"# {name} {strategy.summary}.",
+def render_job_file(strategy_name: str) -> str:
+    """Return the text of job.yaml for a first job with the strategy (how processes are started, such as ddp),
+    with comments. Raises KeyError for a strategy without a template. ``job_lines``: further lines of the job
+    file; ``channel_lines``: further fields of each input channel."""
+    template, strategy = TEMPLATES[strategy_name], load_strategy(strategy_name)
+    yaml_lines = [
+        f"# {strategy_name} {strategy.summary}.",
         *([f"# The script needs {template.required_packages}"] if template.required_packages else []),
     ]
     if template.script is not None:
-        lines.append(f"entry: {template.script}")
-    lines += [f"strategy: {name}", *template.job_lines]
+        yaml_lines.append(f"entry: {template.script}")
+    yaml_lines += [f"strategy: {strategy_name}", *template.job_lines]
     compute: dict[str, object] = {
         "hosts": template.hosts,
         "processes_per_host": template.processes_per_host,
         "instance_type": template.instance_type,
     }
     compute_fields = ", ".join(f"{key}: {value}" for key, value in compute.items() if value is not None)
-    lines.append(f"compute: {{{compute_fields}}}")
+    yaml_lines.append(f"compute: {{{compute_fields}}}")
     if template.inputs:
-        lines.append("inputs:")
+        yaml_lines.append("inputs:")
     for channel, address in template.inputs.items():
-        extra_lines = "".join(f", {line}" for line in template.channel_lines)
-        lines.append(
-            f"  {channel}: {{uri: {address}{extra_lines}}}" if extra_lines else f"  {channel}: {address}"
+        # A channel with further fields is a mapping; otherwise its address is enough.
+        channel_fields = "".join(f", {line}" for line in template.channel_lines)
+        yaml_lines.append(
+            f"  {channel}: {{uri: {address}{channel_fields}}}"
+            if channel_fields
+            else f"  {channel}: {address}"
         )
-    lines += [f"# options.{option}: {meaning}" for option, meaning in strategy.options.items()]
-    return "\n".join(lines) + "\n"
+    # Further options of the strategy.
+    yaml_lines += [f"# options.{option}: {meaning}" for option, meaning in strategy.options.items()]
+    return "\n".join(yaml_lines) + "\n"
 
 
-def write_template(name: str, folder: Path) -> list[Path]:
-    """Write job.yaml and its files, and return their paths.
+def write_template(strategy_name: str, folder: Path) -> list[Path]:
+    """Write the first job for a strategy into a folder: job.yaml, the scripts that it needs, and a
+    SMLAUNCHIGNORE file for data that is an input, not source. Return their paths.
 
     Raises KeyError for a strategy without a template, and FileExistsError for the first existing file, before
     anything is written.
     """
-    template = TEMPLATES[name]
-    scripts = [file for file in (template.script, *template.extra_files) if file is not None]
-    contents = {"job.yaml": render_job_file(name).encode(), **{file: _read_script(file) for file in scripts}}
+    template = TEMPLATES[strategy_name]
+    script_names = [file for file in (template.script, *template.extra_files) if file is not None]
+    content_by_file_name = {
+        "job.yaml": render_job_file(strategy_name).encode(),
+        **{file: _read_script(file) for file in script_names},
+    }
     data_folders = sorted({address.split("/")[0] + "/\n" for address in template.inputs.values()})
     if data_folders and template.prepare_command is not None:
-        contents[SMLAUNCHIGNORE] = "".join(
-            data_folders
-        ).encode()  # the data is uploaded as an input, not with the source
-    for file in contents:
-        if (folder / file).exists():
-            raise FileExistsError(str(folder / file))
+        # The data is uploaded as an input, not with the source.
+        content_by_file_name[SMLAUNCHIGNORE] = "".join(data_folders).encode()
+    for file_name in content_by_file_name:
+        if (folder / file_name).exists():
+            raise FileExistsError(str(folder / file_name))
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in contents.items():
-        (folder / file).write_bytes(content)
-    return [folder / file for file in contents]
+    for file_name, content in content_by_file_name.items():
+        (folder / file_name).write_bytes(content)
+    return [folder / file_name for file_name in content_by_file_name]
 
 
 def _read_script(name: str) -> bytes:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from smlaunch.cli.display import format_duration
+from smlaunch.cli.stdio import ERASE_LINE
 from smlaunch.data.transfer_progress import TransferProgress
+from smlaunch.text.format import format_elapsed
 
 if TYPE_CHECKING:
     from smlaunch.aws.interfaces import TransferItem
@@ -35,54 +36,59 @@ class TransferDisplay:
     _last_line_seconds: float = 0.0
 
     def show(self, progress: TransferProgress) -> None:
-        """Draw the transfer's progress: one line that changes on a terminal, otherwise a line now and then.
-        Writes a summary at the end of a long transfer."""
+        """Draw the transfer's progress: one line that changes on a terminal, otherwise a line every few
+        seconds (``_PLAIN_LINE_SECONDS``). At the end of a transfer that took a while
+        (``_MIN_SUMMARY_SECONDS``), a summary takes its place. ``active_verb``, ``past_verb``: such as
+        ``uploading`` and ``uploaded``."""
         is_complete = progress.done_files >= progress.total_files
         is_terminal = self.err.isatty()
         if is_terminal:
             width = shutil.get_terminal_size().columns - 1
             self.err.write(
-                "\r\x1b[2K" + ("" if is_complete else _progress_line(self.active_verb, progress)[:width])
+                ERASE_LINE + ("" if is_complete else _progress_line(self.active_verb, progress)[:width])
             )
         elif not is_complete and progress.elapsed_seconds - self._last_line_seconds >= _PLAIN_LINE_SECONDS:
             self._last_line_seconds = progress.elapsed_seconds
             self.err.write(_progress_line(self.active_verb, progress) + "\n")
         if is_complete and progress.elapsed_seconds >= _MIN_SUMMARY_SECONDS:
             total_text = f"{progress.total_files:,} files, {format_megabytes(progress.total_bytes)}"
-            elapsed = format_duration(round(progress.elapsed_seconds, 1))
+            elapsed = format_elapsed(round(progress.elapsed_seconds, 1))
             rate = f"{format_megabytes(round(progress.total_bytes / progress.elapsed_seconds))}/s"
             self.err.write(f"{self.past_verb} {total_text} in {elapsed} ({rate})\n")
         self.err.flush()
 
 
 def transfer_files(
-    transfer: Callable[[str, Sequence[TransferItem], Callable[[int, int], None]], None],
+    transfer_items: Callable[[str, Sequence[TransferItem], Callable[[int, int], None]], None],
     sync_plan: SyncPlan,
-    verbs: tuple[str, str],
     as_json: bool,
+    *,
+    active_verb: str,
+    past_verb: str,
 ) -> None:
-    """Transfer the items of a sync plan, show the progress, and print a summary.
+    """Transfer the items of a sync plan (files that differ between a folder and S3) with ``transfer_items``
+    (bucket, items, callback for the progress), show the progress, and print a summary.
 
-    ``verbs``: such as ``("uploading", "uploaded")``.
+    ``active_verb``, ``past_verb``: such as ``uploading`` and ``uploaded``.
     """
     if sync_plan.items:
-        on_progress = None if as_json else TransferDisplay(*verbs).show
-        transfer(
+        on_progress = None if as_json else TransferDisplay(active_verb, past_verb).show
+        transfer_items(
             sync_plan.bucket,
             sync_plan.items,
             TransferProgress(len(sync_plan.items), sync_plan.total_bytes, on_progress).add,
         )
     if as_json:
-        facts = {
+        summary = {
             "files": len(sync_plan.items),
             "bytes": sync_plan.total_bytes,
             "kept": sync_plan.unchanged_files,
         }
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(json.dumps(summary, indent=2))
     else:
         unchanged_text = f"; {sync_plan.unchanged_files:,} unchanged" if sync_plan.unchanged_files else ""
         size_text = format_megabytes(sync_plan.total_bytes)
-        click.echo(f"{verbs[1]} {len(sync_plan.items):,} files, {size_text}{unchanged_text}")
+        click.echo(f"{past_verb} {len(sync_plan.items):,} files, {size_text}{unchanged_text}")
 
 
 def _progress_line(active_verb: str, progress: TransferProgress) -> str:
@@ -92,7 +98,7 @@ def _progress_line(active_verb: str, progress: TransferProgress) -> str:
         facts.append(f"{format_megabytes(round(progress.bytes_per_second))}/s")
     remaining_seconds = progress.remaining_seconds
     if remaining_seconds is not None:
-        facts.append(f"{format_duration(round(remaining_seconds))} left")
+        facts.append(f"{format_elapsed(round(remaining_seconds))} left")
     return "  ".join(facts)
 
 

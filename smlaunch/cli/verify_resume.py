@@ -20,8 +20,8 @@ from smlaunch.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from smlaunch.verify.proof import TrialReport, VerifyReport
-    from smlaunch.verify.runner import AppliedCut, CutSignal
+    from smlaunch.verify.resume_verification import TrialReport, VerifyReport
+    from smlaunch.verify.trial_runner import AppliedCut, CutSignal
 
 _TRIALS = "Trials"
 _TEMPORARY_ROOT = "/var/tmp"  # noqa: S108 - the directory in it has a name that cannot be foreseen
@@ -67,27 +67,30 @@ def verify_resume(
     its likely cause, and what could not be compared. Exit codes: 0 identical, 1 different, 2 the script
     cannot be verified.
     """
+    # Nothing is sent to AWS, so no role is needed.
+    # SCRIPT_ARGUMENTS: key of the arguments after "--".
     job = read_job(job_path, {**options, "role": None}, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.cli.console import print_message
-    from smlaunch.connection.connect import endpoint_target
+    from smlaunch.connection.open_connection import target_of_endpoint
     from smlaunch.errors import JobError, Problem, TrainingFailed
     from smlaunch.local.endpoint import Endpoint
-    from smlaunch.local.settings import Settings
-    from smlaunch.verify.proof import verify_resume
+    from smlaunch.local.endpoint_settings import Settings
+    from smlaunch.verify.resume_verification import verify_resume as verify_resume_of_job
 
     # A temporary state directory. It is not below /tmp: hosts have a /tmp of their own, and must write their
     # traces where this process can read them.
+    # Short times, since nothing but this command uses the endpoint, which emulates SageMaker on this machine.
     settings = Settings(close_grace_seconds=1.0, checkpoint_sync_seconds=0.2)
-    with TemporaryDirectory(prefix="smlaunch-verify-", dir=_TEMPORARY_ROOT) as folder:
-        state_dir, traces = Path(folder, "home"), Path(folder, "traces")
-        traces.mkdir()
-        with Endpoint(state_dir, isolation=isolation, settings=settings) as info:
+    with TemporaryDirectory(prefix="smlaunch-verify-", dir=_TEMPORARY_ROOT) as temporary_dir:
+        state_dir, traces_dir = Path(temporary_dir, "home"), Path(temporary_dir, "traces")
+        traces_dir.mkdir()
+        with Endpoint(state_dir, isolation=isolation, settings=settings) as endpoint_info:
             try:
-                report = verify_resume(
+                report = verify_resume_of_job(
                     job,
-                    endpoint_target(info),
-                    traces,
+                    target_of_endpoint(endpoint_info),
+                    traces_dir,
                     cut_count=cuts,
                     signals=_SIGNALS[signal],
                     seed=seed,
@@ -98,32 +101,35 @@ def verify_resume(
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        for line in _report_lines(report):
+        for line in _format_report(report):
             click.echo(line)
     return 0 if report.is_identical else 1
 
 
-def _report_lines(report: VerifyReport) -> Iterator[str]:
-    """Yield the lines of the report for the terminal."""
-    size = f"{report.steps} steps" if report.steps else "steps unknown"
-    ranks = f" on {report.ranks} rank{'s' if report.ranks != 1 else ''}" if report.ranks else ""
-    yield f"unsplit: {size}{ranks}"
+def _format_report(report: VerifyReport) -> Iterator[str]:
+    """Yield the lines that show a report of ``smlaunch verify-resume``: whether interrupted runs (trials)
+    give the results of an uninterrupted one. ``is_repeatable``: whether two uninterrupted runs gave the same.
+    """
+    steps_text = f"{report.steps} steps" if report.steps else "steps unknown"
+    ranks_text = f" on {report.ranks} rank{'s' if report.ranks != 1 else ''}" if report.ranks else ""
+    yield f"unsplit: {steps_text}{ranks_text}"
     for trial in report.trials:
-        yield from _trial_lines(trial)
-    for text in report.not_compared:
-        yield f"not compared: {text}"
+        yield from _format_trial(trial)
+    for not_compared_item in report.not_compared_items:
+        yield f"not compared: {not_compared_item}"
     if report.is_identical:
-        yield click.style("identical", fg="green", bold=True) + f": {'; '.join(report.compared)}"
-    elif report.is_repeatable is False:
+        yield click.style("identical", fg="green", bold=True) + f": {'; '.join(report.compared_items)}"
+    elif report.is_repeatable is False:  # None: not tested
         yield click.style("different", fg="red", bold=True) + ", but two runs without any cut differ too"
     else:
         yield click.style("different", fg="red", bold=True)
 
 
-def _trial_lines(trial: TrialReport) -> Iterator[str]:
-    """Yield the lines about one run with cuts."""
-    name = {"term": "SIGTERM", "kill": "SIGKILL"}[trial.signal]
-    yield f"{name}: cut " + ", ".join(_describe_cut(cut) for cut in trial.cuts)
+def _format_trial(trial: TrialReport) -> Iterator[str]:
+    """Yield the lines about one trial: a run that was interrupted (cut) by a signal at some steps and
+    resumed."""
+    signal_name = {"term": "SIGTERM", "kill": "SIGKILL"}[trial.signal]
+    yield f"{signal_name}: cut " + ", ".join(_describe_cut(cut) for cut in trial.cuts)
     if trial.late_cut_count:
         yield f"  {trial.late_cut_count} further cuts came too late: the script had ended"
     for difference in trial.comparison.difference_texts:

@@ -6,9 +6,11 @@ members. A reader upgrades a document of an older major version, and refuses one
 version at all, by name.
 """
 
+import re
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 VERSION_KEY = "version"
+_VERSION = re.compile(r"([1-9][0-9]{0,5})\.[0-9]{1,6}")
 
 Document = Dict[str, Any]
 Upgrade = Callable[[Document], Document]
@@ -85,8 +87,8 @@ class Format(NamedTuple):
 
 
 def _major_of(version: Any) -> Optional[int]:
-    major, separator, minor = str(version).partition(".")
-    return int(major) if separator and major.isdigit() and minor.isdigit() and int(major) > 0 else None
+    match = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    return int(match.group(1)) if match is not None else None
 
 
 def _minor_of(version: str) -> int:

@@ -15,7 +15,7 @@ def parse_document(document_format: Format, content: bytes, document_name: str) 
     """None for a text that is no JSON object: it was cut off. Raises FormatError."""
     try:
         document = json.loads(content.decode("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: thousands of brackets
         return None
     return document_format.upgrade_document(document, document_name) if isinstance(document, dict) else None
 

@@ -28,7 +28,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Un
 
 from smlaunch.contract import formats
 from smlaunch.contract.formats import FormatError
-from smlaunch.contract.paths import LAUNCH_FILE
+from smlaunch.contract.sagemaker_paths import LAUNCH_FILE
 from smlaunch.contract.segment import SYNC, UPLOAD_MODES
 
 REFERENCES = frozenset(
@@ -256,7 +256,9 @@ class LaunchSpec(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "LaunchSpec":
-        """Parse job.json. Raises LaunchSpecError with the first thing that is wrong."""
+        """Parse job.json, which tells the runtime (smlaunch's launcher in the container) what to start: the
+        ranks (processes of the user's program), and services beside them. Raises LaunchSpecError with the
+        first mistake, also for a format that this release does not read."""
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -267,14 +269,14 @@ class LaunchSpec(NamedTuple):
             document = formats.LAUNCH_SPEC.upgrade_document(document, LAUNCH_FILE)
         except FormatError as error:
             raise LaunchSpecError(str(error)) from None
-        ranks = document.get("ranks")
-        if not isinstance(ranks, dict):
+        ranks_document = document.get("ranks")
+        if not isinstance(ranks_document, dict):
             raise LaunchSpecError("ranks: missing")
         services = _parse_services(document)
-        if services and ranks.get("launcher", RUNTIME) != RUNTIME:
+        if services and ranks_document.get("launcher", RUNTIME) != RUNTIME:
             raise LaunchSpecError("services: only with ranks that the runtime starts, ranks.launcher runtime")
         return cls(
-            ranks=_parse_ranks(ranks),
+            ranks=_parse_ranks(ranks_document),
             source=_parse_text(document, "source"),
             requirements=_parse_text(document, "requirements"),
             port=_parse_integer(document, "port", 29500),
@@ -293,56 +295,73 @@ class LaunchSpec(NamedTuple):
         )
 
 
-def _parse_ranks(document: Mapping[str, Any]) -> RankSpec:
-    """Return how the ranks are started, from the member ``ranks`` of job.json. Raises LaunchSpecError."""
-    argv = _parse_argv(document, "ranks")
-    per_host = document.get("per_host", 1)
-    if per_host != AUTO and (not isinstance(per_host, int) or isinstance(per_host, bool) or per_host < 1):
-        raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
-    rendezvous = bool(document.get("rendezvous", True))
-    launcher = _parse_choice(document, "launcher", LAUNCHERS, RUNTIME, "ranks")
-    if launcher == TORCHRUN and not rendezvous:
+def _parse_ranks(ranks_document: Mapping[str, Any]) -> RankSpec:
+    """Return how the ranks (the processes of the user's program) are started, from the member ``ranks`` of
+    job.json. Raises LaunchSpecError for an invalid one. ``launcher``: RUNTIME (smlaunch's own), torchrun or
+    mpirun; ``on``: ALL hosts or the LEADER (first host) alone; ``independent``: each trains on its own."""
+    ranks = RankSpec(
+        argv=_parse_argv(ranks_document, "ranks"),
+        per_host=_parse_ranks_per_host(ranks_document),
+        # Ranks join each other, by the variables that torchrun sets too; otherwise they are plain processes.
+        rendezvous=bool(ranks_document.get("rendezvous", True)),
+        launcher=_parse_choice(ranks_document, "launcher", LAUNCHERS, RUNTIME, "ranks"),
+        runs_on=_parse_choice(ranks_document, "on", (ALL, LEADER), ALL, "ranks"),
+        launcher_options=_parse_args(ranks_document.get("options", []), "ranks.options"),
+        independent=bool(ranks_document.get("independent", False)),
+        env=_parse_env(ranks_document, "ranks"),
+    )
+    if ranks.launcher == TORCHRUN and not ranks.rendezvous:
         raise LaunchSpecError("ranks.launcher: torchrun joins its ranks, so ranks.rendezvous must be true")
-    runs_on = _parse_choice(document, "on", (ALL, LEADER), ALL, "ranks")
-    if runs_on == LEADER and launcher != MPI and rendezvous:
+    # mpirun runs on the leader and starts ranks on all hosts.
+    if ranks.runs_on == LEADER and ranks.launcher != MPI and ranks.rendezvous:
         raise LaunchSpecError(
             "ranks.on: ranks on the leader alone join no others; ranks.rendezvous must be false"
         )
-    launcher_options = _parse_args(document.get("options", []), "ranks.options")
-    independent = bool(document.get("independent", False))
-    if independent and (rendezvous or launcher != RUNTIME or runs_on != ALL):
+    if ranks.independent and (ranks.rendezvous or ranks.launcher != RUNTIME or ranks.runs_on != ALL):
         raise LaunchSpecError(
             "ranks.independent: only for plain processes on all hosts, without a rendezvous"
         )
-    return RankSpec(
-        argv,
-        _parse_env(document, "ranks"),
-        per_host,
-        rendezvous,
-        launcher,
-        runs_on,
-        launcher_options,
-        independent,
+    return ranks
+
+
+def _parse_ranks_per_host(ranks_document: Mapping[str, Any]) -> Union[int, str]:
+    """Return the number of ranks on each host, or AUTO: one for each accelerator."""
+    per_host: Union[int, str] = ranks_document.get("per_host", 1)
+    is_count = isinstance(per_host, int) and not isinstance(per_host, bool) and per_host >= 1
+    if per_host != AUTO and not is_count:
+        raise LaunchSpecError("ranks.per_host: a number from 1 or {!r}, not {!r}".format(AUTO, per_host))
+    return per_host
+
+
+def _parse_services(launch_document: Mapping[str, Any]) -> Tuple[ServiceSpec, ...]:
+    """Return the processes that run beside the ranks, such as a parameter server, from the member
+    ``services`` of job.json. Raises LaunchSpecError for an invalid one."""
+    service_documents = launch_document.get("services", [])
+    if not isinstance(service_documents, list):
+        raise LaunchSpecError("services: a list is needed, not {!r}".format(service_documents))
+    return tuple(
+        _parse_service(service_document, "services[{}]".format(index))
+        for index, service_document in enumerate(service_documents)
     )
 
 
-def _parse_services(document: Mapping[str, Any]) -> Tuple[ServiceSpec, ...]:
-    """Return the processes that run beside the ranks, from the member ``services`` of job.json. Raises
-    LaunchSpecError."""
-    documents = document.get("services", [])
-    if not isinstance(documents, list):
-        raise LaunchSpecError("services: a list is needed, not {!r}".format(documents))
-    services = []
-    for index, value in enumerate(documents):
-        path = "services[{}]".format(index)
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-            raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(path, value))
-        runs_on = _parse_choice(value, "on", HOST_SETS, ALL, path)
-        ready_address = None if value.get("ready") is None else _parse_arg(value["ready"], path + ".ready")
-        ready_seconds = _parse_seconds(value, "ready_seconds", 300.0)
-        argv, env = _parse_argv(value, path), _parse_env(value, path)
-        services.append(ServiceSpec(value["name"], argv, env, runs_on, ready_address, ready_seconds))
-    return tuple(services)
+def _parse_service(service_document: Any, path: str) -> ServiceSpec:
+    """Return one service. ``path``: of its object in job.json, for messages."""
+    if (
+        not isinstance(service_document, dict)
+        or not isinstance(service_document.get("name"), str)
+        or not service_document["name"]
+    ):
+        raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(path, service_document))
+    ready_document = service_document.get("ready")
+    return ServiceSpec(
+        name=service_document["name"],
+        runs_on=_parse_choice(service_document, "on", HOST_SETS, ALL, path),
+        ready_address=None if ready_document is None else _parse_arg(ready_document, path + ".ready"),
+        ready_seconds=_parse_seconds(service_document, "ready_seconds", 300.0),
+        argv=_parse_argv(service_document, path),
+        env=_parse_env(service_document, path),
+    )
 
 
 def _parse_argv(document: Mapping[str, Any], path: str) -> Tuple[Arg, ...]:
@@ -376,30 +395,37 @@ def _parse_choice(
     return str(value)
 
 
-def _parse_checkpoints(document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
-    """Return where and how often checkpoints are saved; None without checkpoints. Raises LaunchSpecError."""
-    value = document.get("checkpoints")
-    if value is None:
+def _parse_checkpoints(launch_document: Mapping[str, Any]) -> Optional[CheckpointSpec]:
+    """Return where and how often checkpoints are saved, from the member ``checkpoints`` of job.json; None
+    without checkpoints. ``upload``: SYNC (the service copies ``path`` to S3) or DIRECT (the job does).
+    ``keep``: number of checkpoints that are kept; ``failure_seconds``: mean time between failures, for the
+    interval. Raises LaunchSpecError for an invalid one."""
+    checkpoints_document = launch_document.get("checkpoints")
+    if checkpoints_document is None:
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
-        raise LaunchSpecError("checkpoints: an object with a path is needed, not {!r}".format(value))
-    upload = value.get("upload", SYNC)
+    if not isinstance(checkpoints_document, dict) or not isinstance(checkpoints_document.get("path"), str):
+        raise LaunchSpecError(
+            "checkpoints: an object with a path is needed, not {!r}".format(checkpoints_document)
+        )
+    upload = checkpoints_document.get("upload", SYNC)
     if upload not in UPLOAD_MODES:
         raise LaunchSpecError(
             "checkpoints.upload: one of {}, not {!r}".format(", ".join(UPLOAD_MODES), upload)
         )
     return CheckpointSpec(
-        path=value["path"],
-        uri=_parse_text(value, "uri"),
+        path=checkpoints_document["path"],
+        uri=_parse_text(checkpoints_document, "uri"),
         upload=upload,
-        keep=_parse_integer(value, "keep", 3),
-        interval_seconds=_parse_optional_seconds(value, "interval_seconds"),
-        failure_seconds=_parse_optional_seconds(value, "failure_seconds"),
+        keep=_parse_integer(checkpoints_document, "keep", 3),
+        interval_seconds=_parse_optional_seconds(checkpoints_document, "interval_seconds"),
+        failure_seconds=_parse_optional_seconds(checkpoints_document, "failure_seconds"),
     )
 
 
 def _arg_to_json(arg: Arg) -> Any:
-    """Return an argument as job.json has it: text, a reference, or several of both."""
+    """Return a command-line argument as job.json has it: a literal text, a reference to a value that only the
+    host knows (such as its rank), or both joined. ``prefix``, ``suffix``: texts around the value; ``offset``:
+    added to a port."""
     if isinstance(arg, str):
         return arg
     if isinstance(arg, Concat):
@@ -416,25 +442,31 @@ def _arg_to_json(arg: Arg) -> Any:
 
 def _parse_arg(value: Any, path: str) -> Arg:
     if isinstance(value, dict) and isinstance(value.get("join"), list):
-        return Concat(tuple(_parse_arg_part(part, path) for part in value["join"]))
-    return _parse_arg_part(value, path)
+        return Concat(tuple(_parse_literal_or_reference(part, path) for part in value["join"]))
+    return _parse_literal_or_reference(value, path)
 
 
-def _parse_arg_part(value: Any, path: str) -> Union[str, Ref]:
-    """Return literal text or one reference. ``path``: of the value in job.json, for messages. Raises
-    LaunchSpecError."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and value.get("ref") in REFERENCES:
-        offset = value.get("offset", 0)
-        if (
-            not isinstance(offset, int)
-            or isinstance(offset, bool)
-            or (offset and value["ref"] not in PORT_REFERENCES)
-        ):
-            raise LaunchSpecError("{}: no offset that a port could have: {!r}".format(path, value))
-        return Ref(value["ref"], str(value.get("prefix", "")), str(value.get("suffix", "")), offset)
-    raise LaunchSpecError("{}: neither text nor a known reference: {!r}".format(path, value))
+def _parse_literal_or_reference(literal_or_reference: Any, path: str) -> Union[str, Ref]:
+    """Return a literal text, or a reference to a value that only the host knows, such as ``{"ref": "rank"}``;
+    of a port also with an offset, which is added to it. ``path``: of the value in job.json, for messages.
+    Raises LaunchSpecError for anything else."""
+    if isinstance(literal_or_reference, str):
+        return literal_or_reference
+    if not (isinstance(literal_or_reference, dict) and literal_or_reference.get("ref") in REFERENCES):
+        raise LaunchSpecError(
+            "{}: neither text nor a known reference: {!r}".format(path, literal_or_reference)
+        )
+    offset = literal_or_reference.get("offset", 0)
+    is_integer = isinstance(offset, int) and not isinstance(offset, bool)
+    is_port = literal_or_reference["ref"] in PORT_REFERENCES
+    if not is_integer or (offset and not is_port):
+        raise LaunchSpecError("{}: no offset that a port could have: {!r}".format(path, literal_or_reference))
+    return Ref(
+        name=literal_or_reference["ref"],
+        prefix=str(literal_or_reference.get("prefix", "")),
+        suffix=str(literal_or_reference.get("suffix", "")),
+        offset=offset,
+    )
 
 
 def _parse_text(document: Mapping[str, Any], key: str) -> Optional[str]:

@@ -5,7 +5,7 @@ A script that does not read them can be trained too. ``smlaunch.train`` reads th
 
 from typing import Dict, Mapping, NamedTuple, Optional
 
-from smlaunch.contract.names import CheckpointWriter
+from smlaunch.contract.run_names import CheckpointWriter
 from smlaunch.contract.s3_uri import split_s3_uri
 
 RUN_VARIABLE = "SMLAUNCH_RUN"

@@ -64,27 +64,33 @@ def to_json_lines(names: Iterable[str]) -> str:
 
 
 def parse_json_lines(lines: Iterable[Any]) -> List[str]:
-    """Return the file names in a list of one JSON string per line. Raises ValueError for a line that is no
-    file name, and for a name that leads outside the folder."""
-    names = []
-    for number, line in enumerate(lines, start=1):
-        name = json.loads(line)
-        problem = "it is not a JSON string" if not isinstance(name, str) else file_name_problem(name)
+    """Return the file names of a shard list (the files that one host reads), which has one JSON string per
+    line. Raises ValueError for a line that is no file name, and for a name that leads outside the folder
+    (``file_name_problem``: why not, or None)."""
+    file_names: List[str] = []
+    for line_number, line in enumerate(lines, start=1):
+        file_name = json.loads(line)
+        if not isinstance(file_name, str):
+            raise ValueError("line {}: it is not a JSON string".format(line_number))
+        problem = file_name_problem(file_name)
         if problem is not None:
-            raise ValueError("line {}: {}".format(number, problem))
-        names.append(name)
-    return names
+            raise ValueError("line {}: {}".format(line_number, problem))
+        file_names.append(file_name)
+    return file_names
 
 
-def file_name_problem(name: str) -> Optional[str]:
-    """Why an object of this name, relative to its prefix, cannot be a file below a folder; None if it can."""
-    if "\0" in name:
-        return "{!r} has a zero byte, which no path can".format(name)
-    folders = name.split("/")
-    if "" in folders:
-        return "{!r} has an empty folder name: '/' at an end, or '//'".format(name)
-    if "." in folders or ".." in folders:
-        return "{!r} has a folder name '.' or '..', which means another folder".format(name)
-    if max(len(segment.encode("utf-8", "surrogatepass")) for segment in folders) > 255:
-        return "{!r} has a name of more than 255 bytes, which Linux has no room for".format(name[:60] + "...")
+def file_name_problem(relative_path: str) -> Optional[str]:
+    """Return why an object of this name, relative to its S3 prefix, cannot be a file below a folder; None if
+    it can."""
+    if "\0" in relative_path:
+        return "{!r} has a zero byte, which no path can".format(relative_path)
+    path_components = relative_path.split("/")
+    if "" in path_components:
+        return "{!r} has an empty folder name: '/' at an end, or '//'".format(relative_path)
+    if "." in path_components or ".." in path_components:
+        return "{!r} has a folder name '.' or '..', which means another folder".format(relative_path)
+    if max(len(component.encode("utf-8", "surrogatepass")) for component in path_components) > 255:
+        return "{!r} has a name of more than 255 bytes, which Linux has no room for".format(
+            relative_path[:60] + "..."
+        )
     return None

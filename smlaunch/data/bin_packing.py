@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smlaunch.data.host_assignment import RangeAssignment, even_ranges
-from smlaunch.planner import partitioning
-from smlaunch.planner.partitioning import Number
+from smlaunch.storage import multiway_partitioning
+from smlaunch.storage.multiway_partitioning import Number
 
 MAX_TOTAL_SIZE = 1 << 62
 """Sums are kept in 64 bits."""
@@ -22,7 +22,7 @@ _MAX_HEAD_ROWS = 1 << 15
 _MIN_HEAD_SHARE = 1e-5
 """Share of a host's load below which a row needs no special treatment."""
 
-_SMOOTHING_ROWS_PER_HOST = (16, 256)
+_MIN_AND_MAX_SMOOTHING_ROWS_PER_HOST = (16, 256)
 """Least and most per host. They compensate for one key as large as half of them together; only larger ones
 belong to the head. Each of them may move when keys are added."""
 
@@ -34,7 +34,7 @@ SizeBlocks = Callable[[], Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class CountLoads:
+class RowCountLoads:
     """The load of each host in a split by count, for both orders in which keys may be dealt. SageMaker does
     not document which one ShardedByS3Key uses."""
 
@@ -45,79 +45,121 @@ class CountLoads:
 # ---- the first pass ----------------------------------------------------------------------------------------
 
 
+class RowsAndSizes(NamedTuple):
+    """Some rows, in ascending order, with their sizes: two arrays."""
+
+    rows: Any
+    sizes: Any
+
+
 @dataclass(frozen=True, eq=False)
 class SizeScan:
     """The result of the first pass over the sizes."""
 
     total_size: Number
     largest_size: Number
-    by_count: CountLoads
-    head: tuple[Any, Any]
-    """Rows (ascending) and sizes of the largest keys."""
-    smoothing_rows: tuple[Any, Any]
-    """Rows (ascending) and sizes of the regular sample, without rows of the head."""
+    loads_by_row_count: RowCountLoads
+    head_rows: RowsAndSizes
+    """The largest keys."""
+    smoothing_rows: RowsAndSizes
+    """The regular sample, without rows of the head."""
 
 
-def scan_sizes(blocks: SizeBlocks, count: int, host_count: int) -> SizeScan:
-    """Read all sizes once and return what the second pass needs: loads of two simple ways to split, the
-    largest rows, and a sample of the others. ``blocks``: returns all sizes in blocks, from the beginning.
-    ``count``: number of sizes."""
-    range_ends = even_ranges(count, host_count).bounds
-    sums_at_ends: list[Number] = [0] * (host_count + 1)
-    round_robin_loads: list[Number] = [0] * host_count
-    smoothing_rows_per_host = min(
-        max(count // host_count // _ROWS_PER_SMOOTHING_ROW, _SMOOTHING_ROWS_PER_HOST[0]),
-        _SMOOTHING_ROWS_PER_HOST[1],
-    )
-    sample_count = min(smoothing_rows_per_host * host_count, count // 8)
-    sample_stride = count // sample_count if sample_count else 1
-    largest_rows = _LargestRows(_MAX_HEAD_ROWS)
-    samples: list[Any] = []
-    total: Number = 0
-    largest: Number = 0
-    start_row = 0
-    for block in blocks():
-        if not len(block):
-            continue
-        stop_row = start_row + len(block)
-        largest = max(largest, _checked_largest(block, start_row))
+def scan_sizes(size_blocks: SizeBlocks, row_count: int, host_count: int) -> SizeScan:
+    """Read all sizes once and return what the second pass, which assigns rows to hosts, needs: the hosts'
+    loads in the two ways to split by count, the largest rows (the head), and a regular sample of the others,
+    whose rows are assigned last, to smooth what the ranges leave unequal.
+
+    ``size_blocks``: returns the sizes of all rows in blocks, from the first row. Raises ValueError for sizes
+    that cannot be used, or that are not ``row_count`` in all."""
+    scanner = _SizeScanner(row_count, host_count)
+    for block in size_blocks():
+        if len(block):
+            scanner.add_block(block)
+    return scanner.result()
+
+
+class _SizeScanner:
+    """Makes a SizeScan from the sizes of all rows, which it gets block by block."""
+
+    def __init__(self, row_count: int, host_count: int) -> None:
+        self._row_count = row_count
+        self._host_count = host_count
+        self._rows_read = 0
+        self._total_size: Number = 0
+        self._largest_size: Number = 0
+        self._even_range_ends = even_ranges(row_count, host_count).bounds
+        self._sums_at_range_ends: list[Number] = [0] * (host_count + 1)
+        self._round_robin_loads: list[Number] = [0] * host_count
+        self._largest_rows = _LargestRows(_MAX_HEAD_ROWS)
+        min_smoothing_rows, max_smoothing_rows = _MIN_AND_MAX_SMOOTHING_ROWS_PER_HOST
+        smoothing_rows = row_count // host_count // _ROWS_PER_SMOOTHING_ROW
+        self._smoothing_rows_per_host = min(max(smoothing_rows, min_smoothing_rows), max_smoothing_rows)
+        # At most every eighth row is sampled.
+        sample_count = min(self._smoothing_rows_per_host * host_count, row_count // 8)
+        self._sample_stride = row_count // sample_count if sample_count else None
+        """Distance of sampled rows; None for so few rows that none is sampled."""
+        self._sampled_sizes: list[Any] = [np.zeros(0, dtype=np.int64)]
+
+    def add_block(self, block: Any) -> None:
+        """Add the sizes of the next rows. Raises ValueError for sizes that cannot be used."""
+        start_row, stop_row = self._rows_read, self._rows_read + len(block)
+        self._largest_size = max(self._largest_size, _largest_valid_size(block, start_row))
         running_sums = np.cumsum(block)
-        first_end, last_end = np.searchsorted(range_ends, (start_row + 1, stop_row + 1))
-        for end in range(first_end, last_end):
-            sums_at_ends[end] = total + running_sums[range_ends[end] - start_row - 1].item()
-        _add_round_robin(round_robin_loads, block, start_row)
-        largest_rows.add(block, start_row)
-        # A copy: a view would keep the whole block in memory.
-        samples.append(
-            (
-                block[(sample_stride // 2 - start_row) % sample_stride :: sample_stride]
-                if sample_count
-                else block[:0]
-            ).copy()
-        )
-        total += running_sums[-1].item()
-        start_row = stop_row
-        if total >= MAX_TOTAL_SIZE:
+        self._add_sums_at_range_ends(running_sums, start_row)
+        _add_round_robin_loads(self._round_robin_loads, block, start_row)
+        self._largest_rows.add(block, start_row)
+        if self._sample_stride is not None:
+            first_sample = (self._sample_stride // 2 - start_row) % self._sample_stride
+            # A copy: a view would keep the whole block in memory.
+            self._sampled_sizes.append(block[first_sample :: self._sample_stride].copy())
+        self._total_size += running_sums[-1].item()
+        self._rows_read = stop_row
+        if self._total_size >= MAX_TOTAL_SIZE:
             raise ValueError(
-                f"sizes add up to {total} by row {stop_row}: they must be less than 2**62 in all"
+                f"sizes add up to {self._total_size} by row {stop_row}: they must be less than 2**62 in all"
             )
-    if start_row != count:
-        raise ValueError(f"{count} sizes were announced, but {start_row} were read")
-    sample = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
-    ordinary_sizes = sample[sample <= smoothing_rows_per_host / 2 * total / max(count, 1)]
-    head = largest_rows.above(max(ordinary_sizes.sum().item() / 2, _MIN_HEAD_SHARE * total) / host_count)
-    sample_rows = (
-        np.arange(sample_stride // 2, count, sample_stride) if sample_count else np.zeros(0, dtype=np.int64)
-    )
-    is_not_in_head = np.isin(sample_rows, head[0], invert=True)
-    by_count = CountLoads(
-        tuple(sums_at_ends[host + 1] - sums_at_ends[host] for host in range(host_count)),
-        tuple(round_robin_loads),
-    )
-    return SizeScan(total, largest, by_count, head, (sample_rows[is_not_in_head], sample[is_not_in_head]))
+
+    def _add_sums_at_range_ends(self, running_sums: Any, start_row: int) -> None:
+        """Note the sum of all sizes up to each end of an even range that lies in the block."""
+        stop_row = start_row + len(running_sums)
+        first_end, last_end = np.searchsorted(self._even_range_ends, (start_row + 1, stop_row + 1))
+        for end in range(first_end, last_end):
+            sum_in_block = running_sums[self._even_range_ends[end] - start_row - 1].item()
+            self._sums_at_range_ends[end] = self._total_size + sum_in_block
+
+    def result(self) -> SizeScan:
+        """Return the result, after the last block. Raises ValueError if rows are missing or too many."""
+        if self._rows_read != self._row_count:
+            raise ValueError(f"{self._row_count} sizes were announced, but {self._rows_read} were read")
+        sample = self._sample()
+        # A row belongs to the head if the sampled rows are too small to make up for it.
+        max_ordinary_size = self._smoothing_rows_per_host / 2 * self._total_size / max(self._row_count, 1)
+        ordinary_sizes = sample.sizes[sample.sizes <= max_ordinary_size]
+        head_rows = self._largest_rows.rows_larger_than(
+            max(ordinary_sizes.sum().item() / 2, _MIN_HEAD_SHARE * self._total_size) / self._host_count
+        )
+        is_not_in_head = np.isin(sample.rows, head_rows.rows, invert=True)
+        sums = self._sums_at_range_ends
+        contiguous_loads = tuple(sums[host + 1] - sums[host] for host in range(self._host_count))
+        return SizeScan(
+            total_size=self._total_size,
+            largest_size=self._largest_size,
+            loads_by_row_count=RowCountLoads(
+                contiguous=contiguous_loads, round_robin=tuple(self._round_robin_loads)
+            ),
+            head_rows=head_rows,
+            smoothing_rows=RowsAndSizes(sample.rows[is_not_in_head], sample.sizes[is_not_in_head]),
+        )
+
+    def _sample(self) -> RowsAndSizes:
+        sampled_rows: Any = []
+        if self._sample_stride is not None:
+            sampled_rows = np.arange(self._sample_stride // 2, self._row_count, self._sample_stride)
+        return RowsAndSizes(np.asarray(sampled_rows, dtype=np.int64), np.concatenate(self._sampled_sizes))
 
 
-def _checked_largest(block: Any, start: int) -> Number:
+def _largest_valid_size(block: Any, start: int) -> Number:
     """Return the largest size of the block. Raises ValueError for sizes that cannot be used."""
     smallest, largest = block.min().item(), block.max().item()
     if not (smallest >= 0 and largest < float("inf")):
@@ -129,7 +171,7 @@ def _checked_largest(block: Any, start: int) -> Number:
     return number
 
 
-def _add_round_robin(loads: list[Number], block: Any, start: int) -> None:
+def _add_round_robin_loads(loads: list[Number], block: Any, start: int) -> None:
     """Add row ``i`` to host ``i % hosts``."""
     hosts = len(loads)
     full_rounds_rows = len(block) // hosts * hosts
@@ -172,43 +214,45 @@ class _LargestRows:
             )
         self._rows, self._sizes, self._row_count = [rows], [sizes], len(rows)
 
-    def above(self, size: Number) -> tuple[Any, Any]:
-        """Return rows (ascending) and sizes of those larger than ``size``."""
+    def rows_larger_than(self, size: Number) -> RowsAndSizes:
+        """Return the rows that are larger than ``size``."""
         if not self._rows:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+            return RowsAndSizes(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         self._shrink()
         is_larger = self._sizes[0] > size
-        return self._rows[0][is_larger], self._sizes[0][is_larger]
+        return RowsAndSizes(self._rows[0][is_larger], self._sizes[0][is_larger])
 
 
 # ---- the second pass ---------------------------------------------------------------------------------------
 
 
 def fill_hosts(
-    blocks: SizeBlocks, count: int, scan: SizeScan, initial_loads: Sequence[Number]
+    blocks: SizeBlocks, row_count: int, scan: SizeScan, initial_loads: Sequence[Number]
 ) -> tuple[RangeAssignment, list[Number]]:
     """Assign all rows to hosts that already have ``initial_loads``. Return the assignment and each host's
     final load."""
     loads = list(initial_loads)
-    head_hosts = deal_largest_first(scan.head[1], loads)
-    exception_rows = np.concatenate((scan.head[0], scan.smoothing_rows[0]))
+    head_hosts = deal_largest_first(scan.head_rows.sizes, loads)
+    exception_rows = np.concatenate((scan.head_rows.rows, scan.smoothing_rows.rows))
     order = np.argsort(exception_rows, kind="stable")
-    remaining_size = scan.total_size - sum(scan.head[1].tolist()) - sum(scan.smoothing_rows[1].tolist())
+    remaining_size = (
+        scan.total_size - sum(scan.head_rows.sizes.tolist()) - sum(scan.smoothing_rows.sizes.tolist())
+    )
     if remaining_size > 0:
-        bounds, range_loads = _cut_ranges(
-            blocks, exception_rows[order], _cumulative_targets(loads, remaining_size), count
+        bounds, range_loads = _cut_into_ranges(
+            blocks, exception_rows[order], _cumulative_targets(loads, remaining_size), row_count
         )
     else:
-        bounds, range_loads = even_ranges(count, len(loads)).bounds, [0] * len(loads)
+        bounds, range_loads = even_ranges(row_count, len(loads)).bounds, [0] * len(loads)
     for host, size in enumerate(range_loads):
         loads[host] += size
-    exception_hosts = np.concatenate((head_hosts, deal_largest_first(scan.smoothing_rows[1], loads)))
+    exception_hosts = np.concatenate((head_hosts, deal_largest_first(scan.smoothing_rows.sizes, loads)))
     return RangeAssignment(bounds, exception_rows[order], exception_hosts[order]), loads
 
 
 def deal_largest_first(sizes: Any, loads: list[Number]) -> Any:
     """Return a host for each size, the largest dealt first; ``loads`` grow accordingly."""
-    host_of = partitioning.assign_largest_first(sizes.tolist(), loads)
+    host_of = multiway_partitioning.assign_largest_first(sizes.tolist(), loads)
     for host, size in zip(host_of, sizes.tolist(), strict=True):
         loads[host] += size
     return np.asarray(host_of, dtype=np.uint16)
@@ -227,41 +271,61 @@ def _cumulative_targets(loads: Sequence[Number], remaining_size: Number) -> Any:
     return np.cumsum([max(0.0, level - load) for load in loads])
 
 
-def _cut_ranges(
-    blocks: SizeBlocks, exception_rows: Any, targets: Any, count: int
+def _cut_into_ranges(
+    size_blocks: SizeBlocks, exception_rows: Any, target_sums: Any, row_count: int
 ) -> tuple[Any, list[Number]]:
-    """Return where the range of each host ends, in key order without the exception rows, and the load of each
-    range.
+    """Cut the rows, in key order, into one range per host. Return the bounds of the ranges (one more than
+    hosts), and the load of each range: the sum of its sizes.
 
-    ``targets``: sum of the sizes at which each range should end. A row that a target falls into goes to the
-    side that has more of it.
-    """
-    host_count = len(targets)
+    ``size_blocks`` yields the sizes, an array per block. ``exception_rows`` are assigned elsewhere: their
+    sizes do not count. ``target_sums``: by host, the sum of all sizes up to which its range should reach. A
+    row that a target falls into goes to the side that has more of it."""
+    host_count = len(target_sums)
     bounds = np.zeros(host_count + 1, dtype=np.int64)
-    bounds[-1] = count
+    bounds[-1] = row_count
     sums_at_bounds: list[Number] = [0] * (host_count + 1)
-    previous_sum: Number = 0
-    start, host = 0, 0
-    while host < host_count - 1 and targets[host] <= 0:
-        host += 1
-    for block in blocks():
-        stop = start + len(block)
-        first_exception, last_exception = np.searchsorted(exception_rows, (start, stop))
-        if last_exception > first_exception:
-            block = block.copy()
-            block[exception_rows[first_exception:last_exception] - start] = 0
+    sum_before_block: Number = 0
+    block_start, host = 0, 0
+    while host < host_count - 1 and target_sums[host] <= 0:
+        host += 1  # a host whose range is empty
+    for block in size_blocks():
+        block_end = block_start + len(block)
+        block = _zero_exception_sizes(block, block_start, exception_rows)  # with 0 as their sizes
         running_sums = np.cumsum(block)
-        block_end_sum = previous_sum + running_sums[-1].item() if len(block) else previous_sum
-        while host < host_count - 1 and targets[host] <= block_end_sum:
-            row = min(int(np.searchsorted(running_sums, targets[host] - previous_sum)), len(block) - 1)
-            end_sum, size = previous_sum + running_sums[row].item(), block[row].item()
-            includes_row = end_sum - targets[host] <= size / 2
-            bounds[host + 1] = max(start + row + includes_row, bounds[host])
-            sums_at_bounds[host + 1] = max(end_sum if includes_row else end_sum - size, sums_at_bounds[host])
+        sum_after_block = sum_before_block + running_sums[-1].item() if len(block) else sum_before_block
+        while host < host_count - 1 and target_sums[host] <= sum_after_block:  # ranges that end in the block
+            rows_in_range, sum_at_bound = _cut_block(block, running_sums, sum_before_block, target_sums[host])
+            # The sum of all sizes before the bound. Not before the range's start, if two targets fall into
+            # one row.
+            bounds[host + 1] = max(block_start + rows_in_range, bounds[host])
+            sums_at_bounds[host + 1] = max(sum_at_bound, sums_at_bounds[host])
             host += 1
-        previous_sum, start = block_end_sum, stop
-    bounds[host + 1 :] = count
-    sums_at_bounds[host + 1 :] = [previous_sum] * (host_count - host)
-    return bounds, [
-        sums_at_bounds[range_index + 1] - sums_at_bounds[range_index] for range_index in range(host_count)
-    ]
+        sum_before_block, block_start = sum_after_block, block_end
+    # The last range, and others whose target the rounded sums do not reach, end after the last row.
+    bounds[host + 1 :] = row_count
+    sums_at_bounds[host + 1 :] = [sum_before_block] * (host_count - host)
+    range_loads = [sums_at_bounds[host + 1] - sums_at_bounds[host] for host in range(host_count)]
+    return bounds, range_loads
+
+
+def _zero_exception_sizes(block: Any, block_start: int, exception_rows: Any) -> Any:
+    """Return a block's sizes with 0 for the exceptions, rows that are assigned elsewhere. ``block_start``:
+    the block's first row."""
+    first, last = np.searchsorted(exception_rows, (block_start, block_start + len(block)))
+    if last > first:
+        block = block.copy()
+        block[exception_rows[first:last] - block_start] = 0
+    return block
+
+
+def _cut_block(
+    block: Any, running_sums: Any, sum_before_block: Number, target_sum: Any
+) -> tuple[int, Number]:
+    """Return how many of the block's rows belong to the range that should end where the sum of all sizes is
+    ``target_sum``, and the sum there. ``running_sums``: of the block's sizes."""
+    target_row = int(np.searchsorted(running_sums, target_sum - sum_before_block))
+    target_row = min(target_row, len(block) - 1)  # rounding of float sizes
+    sum_after_row = sum_before_block + running_sums[target_row].item()
+    size = block[target_row].item()
+    includes_row = sum_after_row - target_sum <= size / 2
+    return (target_row + 1, sum_after_row) if includes_row else (target_row, sum_after_row - size)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from smlaunch.data.inventory import SCHEMA, InventoryWriter
+from smlaunch.data.inventory_file import SCHEMA, InventoryWriter
 from smlaunch.data.sorted_runs import SortedRuns
 from smlaunch.errors import JobError, Problem
 
@@ -37,7 +37,7 @@ def list_folder(folder: Path, out: Path) -> FolderCounts:
     could be.
     """
     skipped: list[str] = []
-    rows = _file_rows(folder, skipped)
+    rows = _iter_file_rows(folder, skipped)
     with (
         TemporaryDirectory(prefix="smlaunch-") as work_folder,
         SortedRuns(Path(work_folder, "folder"), {"folder": os.fspath(folder)}, resume=False) as runs,
@@ -45,7 +45,7 @@ def list_folder(folder: Path, out: Path) -> FolderCounts:
         while row_batch := list(islice(rows, _RUN_ROWS)):
             runs.add(_table(row_batch), None)
         with InventoryWriter(out, "", os.fspath(folder.resolve()), _COLUMNS) as file:
-            for table in runs.merged_tables():
+            for table in runs.iter_merged_tables():
                 file.write(table)
     return FolderCounts(file.object_count, file.total_bytes, len(skipped))
 
@@ -56,11 +56,12 @@ def _table(rows: list[tuple[str, int, int]]) -> Any:
     return pa.table([pa.array(keys), pa.array(sizes, pa.int64()), timestamps], schema=_COLUMNS)
 
 
-def _file_rows(folder: Path, skipped: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield key, size and microseconds since the epoch of every regular file; paths of others are added to
-    ``skipped``."""
+def _iter_file_rows(folder: Path, skipped_paths: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield key (path relative to the folder), size in bytes and time of the last change (microseconds since
+    the epoch) of every regular file below a folder; paths of links, devices and the like are added to
+    ``skipped_paths``. Raises JobError for what cannot be read."""
     prefix_length = len(os.path.join(folder, ""))  # noqa: PTH118 - with the slash at the end
-    pending_folders = [os.fspath(folder)]
+    pending_folders = [os.fspath(folder)]  # still to be listed
     while pending_folders:
         try:
             with os.scandir(pending_folders.pop()) as entries:
@@ -71,17 +72,17 @@ def _file_rows(folder: Path, skipped: list[str]) -> Iterator[tuple[str, int, int
                     file_stat = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(file_stat.st_mode):
                         yield (
-                            _require_utf8(entry.path[prefix_length:], folder),
+                            _require_utf8_name(entry.path[prefix_length:], folder),
                             file_stat.st_size,
                             file_stat.st_mtime_ns // 1000,
                         )
                     else:
-                        skipped.append(entry.path)
+                        skipped_paths.append(entry.path)
         except OSError as error:
             raise JobError([Problem(str(folder), f"cannot be read: {error}")]) from error
 
 
-def _require_utf8(name: str, folder: Path) -> str:
+def _require_utf8_name(name: str, folder: Path) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from smlaunch.aws.interfaces import ObjectStorage, StoredObject, Transfer, TransferItem
 from smlaunch.contract.s3_uri import split_s3_uri
-from smlaunch.data.thread_pool import for_each
+from smlaunch.data.thread_pool import for_each_in_threads
 from smlaunch.discovery.local_files import list_local_files
 from smlaunch.discovery.protected_folders import protected_folder_reason
 from smlaunch.errors import JobError, Problem
 
 _COMPARE_THREADS = 8
-_MAX_PROBLEMS = 10
+_MAX_REPORTED_PROBLEMS = 10
 """Names with problems that are listed one by one; further ones are counted."""
 
 _MAX_NAME_BYTES = 255
@@ -36,46 +36,63 @@ class SyncPlan(NamedTuple):
 
 
 def plan_pull(storage: ObjectStorage, transfer: Transfer, uri: str, folder: Path) -> SyncPlan:
-    """Return what the folder lacks of ``uri`` (an object, or a folder of objects with or without its last
-    slash).
+    """Return the plan of a download: the objects under ``uri`` that the local folder lacks or has with
+    another content. ``uri``: an object, or a prefix with or without its last slash.
 
     Raises CallError, and JobError naming all keys that cannot be a file below the folder.
     """
     bucket, prefix = parse_s3_uri(uri)
-    objects = list(storage.list(bucket, prefix))
-    exact_objects = [stored for stored in objects if stored.key == prefix and not prefix.endswith("/")]
-    folder_prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-    name_start = prefix.rfind("/") + 1 if exact_objects else len(folder_prefix)
-    selected = exact_objects or [stored for stored in objects if stored.key.startswith(folder_prefix)]
-    if not selected:
+    objects = list(storage.list_objects(bucket, prefix))
+    object_at_uri = [stored for stored in objects if stored.key == prefix and not prefix.endswith("/")]
+    if object_at_uri:
+        selected_objects = object_at_uri
+        name_offset = prefix.rfind("/") + 1  # the file is called like the last part of the key
+    else:
+        folder_prefix = _with_last_slash(prefix)
+        selected_objects = [stored for stored in objects if stored.key.startswith(folder_prefix)]
+        name_offset = len(folder_prefix)
+    if not selected_objects:
         raise JobError([Problem("SRC", f"there is no object under {uri}")])
-    return _compare_files(transfer, bucket, list(_local_files(selected, name_start, folder)))
+    return _plan_without_unchanged(
+        transfer, bucket, list(_iter_download_items(selected_objects, name_offset, folder))
+    )
 
 
 def plan_push(storage: ObjectStorage, transfer: Transfer, folder: Path, uri: str) -> SyncPlan:
-    """Return what the prefix lacks of the folder (or file).
+    """Return the plan of an upload: the files of a local folder (or the one file) that the prefix ``uri``
+    lacks or has with another content.
 
     Raises CallError, and JobError for files that cannot be read.
     """
     bucket, prefix = parse_s3_uri(uri)
-    folder_prefix = prefix if not prefix or prefix.endswith("/") else prefix + "/"
+    folder_prefix = _with_last_slash(prefix)
     try:
-        if refusal := protected_folder_reason(folder):
-            raise JobError([Problem("SRC", f"{folder} {refusal}; name the folder of the data itself")])
+        if protection_reason := protected_folder_reason(folder):  # such as a home folder with credentials
+            raise JobError(
+                [Problem("SRC", f"{folder} {protection_reason}; name the folder of the data itself")]
+            )
         files = list(list_local_files(folder))
     except OSError as error:
         raise JobError([Problem("SRC", f"it cannot be read: {error}")]) from error
     if not files:
         raise JobError([Problem("SRC", f"{folder} holds no files")])
-    stored_by_key = {stored.key: stored for stored in storage.list(bucket, folder_prefix)}
+    stored_by_key = {stored.key: stored for stored in storage.list_objects(bucket, folder_prefix)}
     items = [TransferItem(folder_prefix + file.relative_path, file.path, file.size) for file in files]
 
-    def with_etag(item: TransferItem) -> TransferItem:
+    def with_etag_to_compare(item: TransferItem) -> TransferItem:
+        """Add the ETag of the object if it has the file's size: then their contents have to be compared."""
         stored = stored_by_key.get(item.key)
         return item if stored is None or stored.size != item.size else item._replace(etag=stored.etag)
 
-    sync_plan = _compare_files(transfer, bucket, [with_etag(item) for item in items])
+    # Compares the contents of the files that have an ETag now, and leaves out those that are equal.
+    sync_plan = _plan_without_unchanged(transfer, bucket, [with_etag_to_compare(item) for item in items])
+    # The upload itself does not depend on what is there.
     return sync_plan._replace(items=[item._replace(etag=None) for item in sync_plan.items])
+
+
+def _with_last_slash(prefix: str) -> str:
+    """Return a prefix that ends with a slash; an empty one, the whole bucket, unchanged."""
+    return prefix if not prefix or prefix.endswith("/") else prefix + "/"
 
 
 def parse_s3_uri(uri: str) -> tuple[str, str]:
@@ -86,7 +103,7 @@ def parse_s3_uri(uri: str) -> tuple[str, str]:
     return address
 
 
-def _compare_files(transfer: Transfer, bucket: str, items: Sequence[TransferItem]) -> SyncPlan:
+def _plan_without_unchanged(transfer: Transfer, bucket: str, items: Sequence[TransferItem]) -> SyncPlan:
     """Return a plan without the files whose object has the same content. An object without ETag was not
     listed."""
     unchanged_keys: set[str] = set()
@@ -95,39 +112,52 @@ def _compare_files(transfer: Transfer, bucket: str, items: Sequence[TransferItem
         if item.etag is not None and transfer.has_same_content(bucket, item):
             unchanged_keys.add(item.key)
 
-    for_each(compare_file, items, _COMPARE_THREADS)
+    for_each_in_threads(compare_file, items, _COMPARE_THREADS)
     return SyncPlan(bucket, [item for item in items if item.key not in unchanged_keys], len(unchanged_keys))
 
 
-def _local_files(objects: Iterable[StoredObject], name_start: int, folder: Path) -> Iterator[TransferItem]:
-    """Yield the files that the objects become. Raises JobError naming all keys that cannot be a file below
-    the folder."""
+def _iter_download_items(
+    objects: Iterable[StoredObject], name_offset: int, folder: Path
+) -> Iterator[TransferItem]:
+    """Yield the files below a local folder that the objects become, each with its key. ``name_offset``: where
+    in the keys the file names begin. Raises JobError naming the keys that cannot be a file there."""
     problems: list[str] = []
-    names: dict[str, StoredObject] = {}
-    folders: set[str] = set()
+    object_by_name: dict[str, StoredObject] = {}
+    parent_folders: set[str] = set()
     for stored in objects:
-        name = stored.key[name_start:]
+        name = stored.key[name_offset:]
         if stored.size == 0 and (not name or name.endswith("/")):
             continue  # a folder marker, as consoles create them
-        problem = _name_problem(name)
+        problem = _find_local_name_problem(name)
         if problem is not None:
             problems.append(f"{stored.key!r} {problem}")
             continue
-        names[name] = stored
-        folders.update(name[:position] for position, character in enumerate(name) if character == "/")
-    problems.extend(f"{names[name].key!r} is an object and a folder too" for name in folders & names.keys())
-    problems.extend(_links_out_of(folder, folders))
+        object_by_name[name] = stored
+        # Every folder above the file: "a/b/c" is in "a" and "a/b".
+        parent_folders.update(name[:position] for position, character in enumerate(name) if character == "/")
+    names_of_both_kinds = parent_folders & object_by_name.keys()
+    problems.extend(
+        f"{object_by_name[name].key!r} is an object and a folder too" for name in names_of_both_kinds
+    )
+    problems.extend(_find_symlink_problems(folder, parent_folders))  # links that lead out of the folder
     if problems:
-        remaining = len(problems) - _MAX_PROBLEMS
-        reported = [Problem("SRC", f"{text}; it cannot become a file") for text in problems[:_MAX_PROBLEMS]]
-        raise JobError(
-            reported + ([Problem("SRC", f"and {remaining:,} more like these")] if remaining > 0 else [])
-        )
-    for name, stored in names.items():
+        raise _keys_error(problems)
+    for name, stored in object_by_name.items():
         yield TransferItem(stored.key, folder / name, stored.size, stored.etag)
 
 
-def _name_problem(name: str) -> str | None:
+def _keys_error(problems: Sequence[str]) -> JobError:
+    """Return an error with the first problems of keys that cannot be files, and the number of the others."""
+    reported_problems = [
+        Problem("SRC", f"{problem}; it cannot become a file") for problem in problems[:_MAX_REPORTED_PROBLEMS]
+    ]
+    unreported_count = len(problems) - _MAX_REPORTED_PROBLEMS
+    if unreported_count > 0:
+        reported_problems.append(Problem("SRC", f"and {unreported_count:,} more like these"))
+    return JobError(reported_problems)
+
+
+def _find_local_name_problem(name: str) -> str | None:
     """Return why a key's name cannot be a file below a folder, or None."""
     components = name.split("/")
     checks: tuple[tuple[bool, str], ...] = (
@@ -142,7 +172,7 @@ def _name_problem(name: str) -> str | None:
     return next((problem for is_wrong, problem in checks if is_wrong), None)
 
 
-def _links_out_of(folder: Path, folder_names: Iterable[str]) -> Iterator[str]:
+def _find_symlink_problems(folder: Path, folder_names: Iterable[str]) -> Iterator[str]:
     """Yield links in the folder that lead out of it: nothing is written there."""
     real_folder = os.path.realpath(folder)
     for name in sorted(folder_names):

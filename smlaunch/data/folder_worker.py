@@ -54,39 +54,49 @@ def _read_exactly(stream: IO[bytes], length: int) -> bytes:
     return content
 
 
-def stat_names(root: int, names: Sequence[bytes], follow_links: bool) -> bytes:
-    """Return the reply to STAT_REQUEST for names below the open folder ``root``."""
-    lstat, numbers = os.lstat, array("q")
-    append = numbers.append
+def stat_names(root_fd: int, names: Sequence[bytes], follow_links: bool) -> bytes:
+    """Return the worker's reply to a request to look files up, for names below the open folder ``root_fd``:
+    for each of them mode (0: the file is gone; a bare errno: it cannot be looked up), size in bytes and
+    nanoseconds of the last change, as 64-bit numbers. ``follow_links``: a link to a regular file counts as
+    that file."""
+    lstat, stat_numbers = os.lstat, array("q")  # of 64-bit numbers
+    append_number = stat_numbers.append
     for name in names:
         try:
-            file_stat = lstat(name, dir_fd=root)
+            file_stat = lstat(name, dir_fd=root_fd)
             mode = file_stat.st_mode
         except OSError as error:
             is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            numbers.extend((0 if is_missing else error.errno or EIO, 0, 0))
+            # A bare errno cannot be taken for a mode, which has bits of the file's type.
+            stat_numbers.extend((0 if is_missing else error.errno or EIO, 0, 0))
             continue
         if follow_links and stat.S_ISLNK(mode):
-            try:
-                target = os.stat(name, dir_fd=root)
-            except OSError:
-                pass  # A dangling, circular or unreadable link is reported as a link.
-            else:
-                if stat.S_ISREG(target.st_mode):
-                    file_stat, mode = target, target.st_mode
+            target_stat = _stat_linked_file(root_fd, name)
+            if target_stat is not None:  # else it is reported as a link
+                file_stat, mode = target_stat, target_stat.st_mode
         # One by one: extending by a tuple takes longer.
-        append(mode)
-        append(file_stat.st_size)
-        append(file_stat.st_mtime_ns)
-    return numbers.tobytes()
+        append_number(mode)
+        append_number(file_stat.st_size)
+        append_number(file_stat.st_mtime_ns)
+    return stat_numbers.tobytes()
+
+
+def _stat_linked_file(root_fd: int, name: bytes) -> os.stat_result | None:
+    """Return the stat result of the regular file that a link leads to; None for any other link, also a
+    dangling, circular or unreadable one."""
+    try:
+        target_stat = os.stat(name, dir_fd=root_fd)
+    except OSError:
+        return None
+    return target_stat if stat.S_ISREG(target_stat.st_mode) else None
 
 
 class _WriteError(Exception):
     """The archive cannot be written. Not an OSError: those belong to the files read."""
 
 
-def _handle_archive(
-    write_archive: Callable[..., str], root: int, follow_links: bool, parts: Sequence[bytes]
+def _reply_to_archive_request(
+    write_archive: Callable[..., str], root_fd: int, follow_links: bool, parts: Sequence[bytes]
 ) -> list[bytes]:
     """Return the reply to ARCHIVE_REQUEST."""
     archive_path, checksum, sizes, names = parts
@@ -94,7 +104,7 @@ def _handle_archive(
     try:
         with open(archive_path, "xb", buffering=0) as archive:  # noqa: PTH123 (pathlib is a quarter of the start)
             digest = write_archive(
-                root,
+                root_fd,
                 zip(names.split(b"\0"), array("q", sizes), strict=True),
                 lambda block: _write_all(archive, block),
                 lambda name, problem: problems.extend((name, problem.encode())),
@@ -116,20 +126,22 @@ def _write_all(archive: FileIO, block: memoryview) -> None:
         raise _WriteError(error.strerror) from error
 
 
-def main(write_archive: Callable[..., str], root: str, follow: str = "") -> None:
-    """Serve requests. ``write_archive``: that of ``tar_writer``."""
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+def serve_requests(write_archive: Callable[..., str], root: str, links_option: str = "") -> None:
+    """In a worker process: serve the parent process's requests, to look up files below ``root`` or to write
+    tar archives of them, until it ends. A request is a message of byte strings: its kind, and fields that
+    depend on it. ``write_archive``: ``tar_writer``'s function, passed since a worker imports little.
+    ``links_option``: the worker's command-line option, ``--follow-links`` or empty."""
+    follow_links = links_option == FOLLOW_LINKS_OPTION
+    request_stream, reply_stream = sys.stdin.buffer, sys.stdout.buffer
+    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         while True:
-            request_kind, *parts = receive_message(requests)
+            request_kind, *fields = receive_message(request_stream)  # EOFError at the input's end
             if request_kind == STAT_REQUEST:
-                send_message(
-                    replies, stat_names(folder, parts[0].split(b"\0"), follow == FOLLOW_LINKS_OPTION)
-                )
-            else:
-                send_message(
-                    replies, *_handle_archive(write_archive, folder, follow == FOLLOW_LINKS_OPTION, parts)
-                )
+                names = fields[0].split(b"\0")  # relative to the root
+                send_message(reply_stream, stat_names(root_fd, names, follow_links))
+            else:  # a request to write an archive
+                reply = _reply_to_archive_request(write_archive, root_fd, follow_links, fields)
+                send_message(reply_stream, *reply)
     except (EOFError, BrokenPipeError):
         os._exit(0)  # The parent process has ended.

@@ -18,7 +18,7 @@ from smlaunch.data import folder_worker
 # run as a file, so that its compiled form is cached.
 _BOOTSTRAP = (
     "import os, sys; sys.path += sys.argv[1].split(os.pathsep); import folder_worker, tar_writer; "
-    "folder_worker.main(tar_writer.write_archive, *sys.argv[2:])"
+    "folder_worker.serve_requests(tar_writer.write_archive, *sys.argv[2:])"
 )
 
 
@@ -40,12 +40,14 @@ class FolderWorkerPool:
         while self._start_process():
             pass
 
-    def request(self, *fields: bytes) -> list[bytes]:
-        """Return the reply of an idle process. Raises ChildProcessError if it has ended."""
+    def send_request(self, *fields: bytes) -> list[bytes]:
+        """Send a request (its kind, and what it needs) to an idle worker process, or to a new one if there
+        may be more, and return its reply. Waits if all are busy. Raises ChildProcessError if the process has
+        ended."""
         try:
             process = self._idle_processes.get_nowait()
         except Empty:
-            self._start_process()
+            self._start_process()  # which adds it to the idle ones; nothing if all are started
             process = self._idle_processes.get()
         assert process.stdin is not None and process.stdout is not None
         try:

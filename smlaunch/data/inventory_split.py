@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smlaunch.data.inventory import Inventory
-from smlaunch.data.keys import SIZE_COLUMN, InventoryKeys
-from smlaunch.data.previous_split import previous_hosts
-from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split, split_blocks
+from smlaunch.data.inventory_file import Inventory
+from smlaunch.data.inventory_keys import SIZE_COLUMN, InventoryKeys
+from smlaunch.data.previous_split import read_previous_hosts
+from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split_size_blocks, split_sizes
 from smlaunch.errors import JobError, Problem
-from smlaunch.planner import partitioning
+from smlaunch.storage import multiway_partitioning
 
 
 class InventorySplit(NamedTuple):
@@ -27,26 +27,30 @@ class InventorySplit(NamedTuple):
 def split_inventory(
     inventory: Inventory, host_count: int, *, weight: str = SIZE_COLUMN, previous: Path | None = None
 ) -> InventorySplit:
-    """Split an inventory's objects over ``host_count`` by the column ``weight``.
+    """Split an inventory's objects over ``host_count`` hosts, so that the sums of the column ``weight`` are
+    equal.
 
     ``previous``: a folder that ``write_split`` wrote; keys then keep their host as far as the loads stay
     equal. Reads only numbers, block by block; with ``previous`` the keys too, and holds all sizes in memory.
     Raises JobError for an inventory, a column or a number of hosts that cannot be used.
     """
-    keys = InventoryKeys(inventory)
+    keys = InventoryKeys(inventory)  # the inventory's rows without folder markers, which are no data
     try:
-        if previous is None:
-            host_split = split_blocks(lambda: keys.column_blocks(weight), keys.count, host_count)
+        if previous is None:  # the numbers are read block by block, twice
+            host_split = split_size_blocks(lambda: keys.column_blocks(weight), keys.count, host_count)
         else:
-            sizes = [*keys.column_blocks(weight)]
-            all_sizes = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
-            host_split = split(all_sizes, host_count, previous=previous_hosts(keys, previous))
+            weight_blocks = [*keys.column_blocks(weight)]
+            # The host that each row had, -1 for a new one, decides first: all weights are in memory.
+            weights = np.concatenate(weight_blocks) if weight_blocks else np.zeros(0, dtype=np.int64)
+            host_split = split_sizes(weights, host_count, previous=read_previous_hosts(keys, previous))
     except ValueError as error:
         raise JobError([Problem("--weight" if weight != SIZE_COLUMN else "", str(error))]) from error
-    return InventorySplit(keys, host_split, _summary(inventory, keys, host_split, weight))
+    return InventorySplit(keys, host_split, _summarize_split(inventory, keys, host_split, weight))
 
 
-def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight: str) -> dict[str, Any]:
+def _summarize_split(
+    inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight: str
+) -> dict[str, Any]:
     """Return the document of ``smlaunch data split --json``."""
     bytes_by_host = host_split.loads if weight == SIZE_COLUMN else _bytes_by_host(keys, host_split)
     shards: list[dict[str, Any]] = [
@@ -55,7 +59,7 @@ def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, w
     ]
     if weight != SIZE_COLUMN:
         shards = [{**shard, weight: load} for shard, load in zip(shards, host_split.loads, strict=True)]
-    by_count = host_split.by_count
+    by_count = host_split.loads_by_row_count
     return {
         "bucket": keys.bucket,
         "prefix": keys.base_prefix,
@@ -68,12 +72,12 @@ def _summary(inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, w
         "method": host_split.method,
         "imbalance": host_split.imbalance,
         "by_count": {
-            "imbalance": host_split.imbalance_by_count,
+            "imbalance": host_split.imbalance_by_row_count,
             "contiguous": list(by_count.contiguous),
             "round_robin": list(by_count.round_robin),
         },
         "stability": _stability(host_split),
-        "warnings": _warnings(host_split, weight),
+        "warnings": _find_split_warnings(host_split, weight),
         "shards": shards,
     }
 
@@ -104,27 +108,31 @@ _STABILITY_RULES = {
     RANGES_METHOD: "a key moves when the end of a range passes over it: few do when keys are "
     "added all over, many "
     "when they are added at the end; with --previous keys only move to make shards equal",
-    partitioning.CONTIGUOUS: "a key moves when the end of a range passes over it",
+    multiway_partitioning.CONTIGUOUS: "a key moves when the end of a range passes over it",
     STABLE_METHOD: "keys only moved to make shards equal",
 }
 
 _UNSTABLE_RULE = "any key may move when one is added; with --previous keys only move to make shards equal"
 
 
-def _warnings(host_split: HostSplit, weight: str) -> list[str]:
-    """Return warnings about hosts without keys and about a key larger than a host's share."""
-    warnings = []
-    total = sum(host_split.loads)
-    empty_hosts = host_split.row_counts.count(0)
-    if empty_hosts:
+def _find_split_warnings(host_split: HostSplit, weight: str) -> list[str]:
+    """Return warnings about a split: hosts without keys, or a key larger than a host's share. ``weight``: the
+    column that was split by. A host's load is its sum of that column; ``largest_size`` the largest number in
+    it."""
+    warnings: list[str] = []
+    total_weight = sum(host_split.loads)
+    empty_host_count = host_split.row_counts.count(0)
+    if empty_host_count:
         warnings.append(
-            f"{empty_hosts} of {host_split.hosts} hosts get no key at all: there are "
+            f"{empty_host_count} of {host_split.hosts} hosts get no key at all: there are "
             f"{sum(host_split.row_counts):,} keys."
         )
-    elif total and host_split.largest_size > total / host_split.hosts * 1.001:
+    # A key that exceeds the even share only by a thousandth is not worth a warning.
+    elif total_weight and host_split.largest_size > total_weight / host_split.hosts * 1.001:
         unit = "bytes" if weight == SIZE_COLUMN else weight
         warnings.append(
-            f"One key alone holds {host_split.largest_size / total:.1%} of all {unit}, more than a host's "
-            f"even share of {1 / host_split.hosts:.1%}: only splitting that object makes the shards equal."
+            f"One key alone holds {host_split.largest_size / total_weight:.1%} of all {unit}, more than a "
+            f"host's even share of {1 / host_split.hosts:.1%}: only splitting that object makes the shards "
+            f"equal."
         )
     return warnings

@@ -19,7 +19,8 @@ class KeyRange(NamedTuple):
 
 
 def key_between(low: str, high: str | None, alphabet: Sequence[str]) -> str | None:
-    """Return a string inside the open interval, near its middle for keys written with ``alphabet``.
+    """Return a key between ``low`` and ``high`` (both excluded; None: no end), near the middle for keys
+    written with ``alphabet``.
 
     ``alphabet``: characters seen in keys so far, sorted. None if they form no such string, or if it would be
     longer than a key can be. Repeated on one of the halves, it finds where keys lie in a number of steps that
@@ -27,43 +28,47 @@ def key_between(low: str, high: str | None, alphabet: Sequence[str]) -> str | No
     """
     position = 0
     if high is not None:
+        # After the common prefix, of ``position`` characters, take a character between those of the two keys.
         while position < len(low) and position < len(high) and low[position] == high[position]:
             position += 1
         lower_character = low[position] if position < len(low) else ""
         candidates = [character for character in alphabet if lower_character < character < high[position]]
         if candidates:
-            return _if_valid_key(high[:position] + candidates[len(candidates) // 2])
-        if len(high) > position + 1:
-            return _if_valid_key(high[: position + 1])
+            return _none_if_too_long(high[:position] + candidates[len(candidates) // 2])
+        if len(high) > position + 1:  # high's own beginning is less than high
+            return _none_if_too_long(high[: position + 1])
         position += 1
+    # Every string with this beginning of low is below high: take a greater character than the next of low.
     while position <= len(low):
         lower_character = low[position] if position < len(low) else ""
         candidates = [character for character in alphabet if character > lower_character]
         if candidates:
-            return _if_valid_key(low[:position] + candidates[len(candidates) // 2])
+            return _none_if_too_long(low[:position] + candidates[len(candidates) // 2])
         position += 1
     return None
 
 
-def _if_valid_key(text: str) -> str | None:
+def _none_if_too_long(text: str) -> str | None:
     return text if len(text.encode()) <= MAX_KEY_BYTES else None
 
 
 def merge_ranges(ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the same keys in as few ranges as possible, in order."""
-    result: list[KeyRange] = []
-    for key_range in sorted(ranges, key=lambda covered: covered.after):
-        if result and (result[-1].up_to is None or key_range.after <= result[-1].up_to):
-            last = result[-1]
-            if last.up_to is not None and (key_range.up_to is None or key_range.up_to > last.up_to):
-                result[-1] = KeyRange(last.after, key_range.up_to)
-        else:
-            result.append(key_range)
-    return result
+    """Return the same keys in as few ranges as possible, in order. A range has the keys after ``after`` up to
+    and including ``up_to`` (None: no end)."""
+    merged_ranges: list[KeyRange] = []
+    for key_range in sorted(ranges, key=lambda unmerged: unmerged.after):
+        last_range = merged_ranges[-1] if merged_ranges else None
+        if last_range is None or (last_range.up_to is not None and key_range.after > last_range.up_to):
+            merged_ranges.append(key_range)
+        # They overlap or adjoin: extend the last range if the new one reaches further.
+        elif last_range.up_to is not None and (key_range.up_to is None or key_range.up_to > last_range.up_to):
+            merged_ranges[-1] = KeyRange(last_range.after, key_range.up_to)
+    return merged_ranges
 
 
 def uncovered_ranges(covered: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the ranges of all possible keys that ``covered`` leaves out, in order."""
+    """Return the ranges of all possible keys that ``covered`` leaves out, in order. A range has the keys
+    after ``after`` up to and including ``up_to`` (None: no end)."""
     uncovered: list[KeyRange] = []
     after = ""
     for key_range in merge_ranges(covered):

@@ -8,13 +8,14 @@ SHA-256.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from smlaunch.aws.interfaces import CallError, MultipartUpload, PartStorage, TransferItem, UploadedPart
-from smlaunch.data.checksums import (
+from smlaunch.data.s3_checksums import (
     MIN_PART_BYTES,
     AtomicFile,
+    RunningDigest,
     changed_file_error,
     encode_digest,
     expected_digest,
@@ -27,11 +28,15 @@ from smlaunch.data.checksums import (
     part_size,
     wrong_content_error,
 )
-from smlaunch.data.thread_pool import for_each
+from smlaunch.data.thread_pool import for_each_in_threads
 
-OnMoved = Callable[[int, int], None]
+OnTransferred = Callable[[int, int], None]
+"""Is called with the numbers of bytes and of files transferred since the last call."""
 GetRange = Callable[[str, str, int, int, "str | None"], Iterator[bytes]]
 """Bucket, key, start, length, ETag: as ``PartStorage.get_range``."""
+
+NumberedRange = tuple[int, tuple[int, int]]
+"""Number of a part, with its start and length in bytes."""
 
 _MAX_CHECKED_PART_BYTES = 64 << 20
 """Parts of other clients' uploads up to this size are downloaded and checked one by one. Larger ones are
@@ -44,23 +49,27 @@ class MultipartTransfer:
     def __init__(self, storage: PartStorage) -> None:
         self._storage = storage
 
-    def put(self, bucket: str, item: TransferItem, max_concurrent: int, on_moved: OnMoved) -> None:
-        """``max_concurrent``: parts under way at a time, here and below."""
-        self._upload_parts(bucket, item, max_concurrent, part_size(item.size), None, on_moved)
+    def upload_file(
+        self, bucket: str, item: TransferItem, max_concurrent_parts: int, on_transferred: OnTransferred
+    ) -> None:
+        """Upload a file in parts, ``max_concurrent_parts`` at a time."""
+        self._upload_parts(bucket, item, max_concurrent_parts, part_size(item.size), None, on_transferred)
 
-    def resume(self, bucket: str, item: TransferItem, max_concurrent: int, on_moved: OnMoved) -> bool:
-        """Resume an interrupted upload of this file: only missing parts are sent. Return False if there is
-        none."""
+    def resume_upload(
+        self, bucket: str, item: TransferItem, max_concurrent_parts: int, on_transferred: OnTransferred
+    ) -> bool:
+        """Resume an interrupted multipart upload of this file, if there is one: only missing parts are sent.
+        Return whether the file has been uploaded in this way; ``on_transferred`` gets the numbers of bytes
+        and files since its last call."""
         try:
             uploads = self._storage.list_resumable_uploads(bucket, item.key)
         except CallError:
-            return (
-                False  # resuming only saves time; a role that may upload may not be allowed to list uploads
-            )
+            # Resuming only saves time; a role that may upload may not be allowed to list uploads.
+            return False
         for upload in uploads:
-            part_bytes = _uniform_part_size(upload, item.size)
-            if part_bytes is not None:
-                self._upload_parts(bucket, item, max_concurrent, part_bytes, upload, on_moved)
+            part_bytes = _find_uniform_part_size(upload, item.size)  # of the parts that S3 has already
+            if part_bytes is not None:  # else they cannot be equal parts of this file
+                self._upload_parts(bucket, item, max_concurrent_parts, part_bytes, upload, on_transferred)
                 return True
         return False
 
@@ -68,115 +77,143 @@ class MultipartTransfer:
         self,
         bucket: str,
         item: TransferItem,
-        max_concurrent: int,
+        max_concurrent_parts: int,
         part_bytes: int,
-        unfinished: MultipartUpload | None,
-        on_moved: OnMoved,
+        resumed_upload: MultipartUpload | None,
+        on_transferred: OnTransferred,
     ) -> None:
-        """Upload the parts that ``unfinished`` lacks or has with another content, and complete the upload."""
-        upload = unfinished.upload_id if unfinished is not None else self._storage.begin(bucket, item.key)
-        existing_part_by_number = unfinished.parts if unfinished is not None else {}
+        """Upload a file in parts of ``part_bytes`` and complete the multipart upload.
+
+        ``resumed_upload``: an interrupted one, whose parts are sent again only if their content differs; None
+        begins a new one. ``on_transferred`` gets the bytes of a part, or a complete file. Raises JobError if
+        the file changes meanwhile.
+        """
+        existing_part_by_number: Mapping[int, UploadedPart] = {}
+        if resumed_upload is not None:
+            upload_id, existing_part_by_number = resumed_upload.upload_id, resumed_upload.parts
+        else:
+            upload_id = self._storage.create_multipart_upload(bucket, item.key)
+        # Number, start and length of each part.
         numbered_ranges = list(enumerate(part_ranges(item.size, part_bytes), 1))
-        sent_part_by_number: dict[int, UploadedPart] = {}
-        with explain_read_error(item.path):
+        uploaded_part_by_number: dict[int, UploadedPart] = {}
+        with explain_read_error(item.path):  # raises a JobError in place of an OSError
             descriptor = os.open(item.path, os.O_RDONLY)
         try:
-            status_before = os.fstat(descriptor)
+            stat_before = os.fstat(descriptor)
 
-            def send(piece: tuple[int, tuple[int, int]]) -> None:
-                number, (start, length) = piece
+            def upload_part(numbered_range: NumberedRange) -> None:
+                """Send one part, unless S3 has it already."""
+                number, (start, length) = numbered_range
                 with explain_read_error(item.path):
                     content = os.pread(descriptor, length, start)
                 if len(content) != length:
                     raise changed_file_error(item.path)
                 part = existing_part_by_number.get(number)
-                if part is None or part.sha256 != encode_digest(
-                    "sha256", new_digest("sha256", content).digest()
-                ):
-                    part = self._storage.put_part(bucket, item.key, upload, number, content)
-                sent_part_by_number[number] = part
-                on_moved(length, 0)
+                # A part that S3 does not have is not hashed here: ``upload_part`` does that.
+                if part is None or part.sha256 != _encoded_sha256(content):
+                    part = self._storage.upload_part(bucket, item.key, upload_id, number, content)
+                uploaded_part_by_number[number] = part
+                on_transferred(length, 0)
 
-            for_each(send, numbered_ranges, max_concurrent)
-            status_after = os.fstat(descriptor)
+            for_each_in_threads(upload_part, numbered_ranges, max_concurrent_parts)
+            stat_after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        if (status_after.st_size, status_after.st_mtime_ns) != (item.size, status_before.st_mtime_ns):
+        if (stat_after.st_size, stat_after.st_mtime_ns) != (item.size, stat_before.st_mtime_ns):
             raise changed_file_error(item.path)
-        self._storage.complete(
-            bucket, item.key, upload, [sent_part_by_number[number] for number, _ in numbered_ranges]
-        )
-        on_moved(0, 1)
+        uploaded_parts = [uploaded_part_by_number[number] for number, _ in numbered_ranges]
+        self._storage.complete_multipart_upload(bucket, item.key, upload_id, uploaded_parts)
+        on_transferred(0, 1)
 
-    def get(
-        self, bucket: str, item: TransferItem, get_range: GetRange, max_concurrent: int, on_moved: OnMoved
+    def download_file(
+        self,
+        bucket: str,
+        item: TransferItem,
+        get_range: GetRange,
+        max_concurrent_parts: int,
+        on_transferred: OnTransferred,
     ) -> None:
-        """Download a file by ranges and compare its digest with S3's. Raises JobError if they differ."""
-        checksum = self._storage.object_checksum(bucket, item.key)
-        expected = expected_digest(checksum, item.size)
-        # By the object's own parts if their digests are known: each is then hashed while it is in memory.
-        object_part_bytes = (
-            checksum.part_size if expected is not None and checksum.part_size is not None else None
-        )
-        object_part_bytes = (
-            object_part_bytes
-            if object_part_bytes is not None and object_part_bytes <= _MAX_CHECKED_PART_BYTES
-            else None
-        )
-        numbered_ranges = list(enumerate(part_ranges(item.size, object_part_bytes or MIN_PART_BYTES)))
-        digests = [b""] * len(numbered_ranges)
-        target = AtomicFile(item.path)
+        """Download a file by ranges, several at a time, and compare its digest with S3's. The file gets its
+        name when it is complete. ``get_range``: yields a range of the object. Raises JobError if the digests
+        differ."""
+        checksum = self._storage.get_object_checksum(bucket, item.key)
+        expected = expected_digest(checksum, item.size)  # None if S3 has none that can be compared
+        algorithm, expected_value = (None, None) if expected is None else expected
+        # S3's digest may be one of the digests of the object's parts. Then the same parts are downloaded, and
+        # each is hashed while it is in memory, if they are at most 64 MiB large. None: the complete file is
+        # hashed afterwards, if at all.
+        hashed_part_bytes: int | None = None
+        if algorithm is not None and checksum.part_size is not None:
+            hashed_part_bytes = checksum.part_size if checksum.part_size <= _MAX_CHECKED_PART_BYTES else None
+        numbered_ranges = list(enumerate(part_ranges(item.size, hashed_part_bytes or MIN_PART_BYTES)))
+        part_digests = [b""] * len(numbered_ranges)
+        target_file = AtomicFile(item.path)  # under a temporary name until it is complete
         is_complete = False
         try:
 
-            def fetch(piece: tuple[int, tuple[int, int]]) -> None:
-                """Download one part of the object to its position in the target file. ``piece``: number of
-                the part, with its start and length in bytes."""
-                number, (start, length) = piece
-                digest = (
-                    new_digest(expected[0])
-                    if expected is not None and object_part_bytes is not None
-                    else None
-                )
-                received_bytes = 0
-                for content in get_range(bucket, item.key, start, length, item.etag):
-                    if digest is not None:
-                        digest.update(content)
-                    target.write(content, start + received_bytes)
-                    received_bytes += len(content)
-                    on_moved(len(content), 0)
+            def download_part(numbered_range: NumberedRange) -> None:
+                """Download one part, given by its index, start and length in bytes; keep its digest if the
+                digests of parts are to be compared."""
+                part_index, (start, length) = numbered_range
+                digest: RunningDigest | None = None
+                if algorithm is not None and hashed_part_bytes is not None:
+                    digest = new_digest(algorithm)
+                pieces = get_range(bucket, item.key, start, length, item.etag)
+                # Also updates the digest, and reports the bytes.
+                received_bytes = _write_pieces(target_file, start, pieces, digest, on_transferred)
                 if received_bytes != length:
                     raise wrong_content_error(item.key)
                 if digest is not None:
-                    digests[number] = digest.digest()
+                    part_digests[part_index] = digest.digest()
 
-            for_each(fetch, numbered_ranges, max_concurrent)
-            if expected is not None:
-                algorithm, expected_value = expected
-                has_part_digests = object_part_bytes is not None
-                actual_value = (
-                    multipart_digest(algorithm, digests)
-                    if has_part_digests
-                    else file_digest(target.temporary_path, algorithm, checksum.part_size)
-                )
+            for_each_in_threads(download_part, numbered_ranges, max_concurrent_parts)
+            if algorithm is not None:
+                if hashed_part_bytes is not None:
+                    actual_value = multipart_digest(algorithm, part_digests)
+                else:
+                    actual_value = file_digest(target_file.temporary_path, algorithm, checksum.part_size)
                 if actual_value != expected_value:
                     raise wrong_content_error(item.key)
             is_complete = True
         finally:
-            target.close(is_complete=is_complete)
-        on_moved(0, 1)
+            target_file.close(is_complete=is_complete)
+        on_transferred(0, 1)
 
     def has_same_content(self, bucket: str, item: TransferItem, path: Path) -> bool | None:
         """Return whether the file's content is the object's. None if S3 returns nothing to compare."""
         if is_md5(item.etag) and file_digest(path, "md5", None) == item.etag:
             return True
         # An ETag need not be an MD5 sum, or may be one of the parts' sums: ask S3 for its checksums.
-        checksum = self._storage.object_checksum(bucket, item.key)
+        checksum = self._storage.get_object_checksum(bucket, item.key)
         expected = expected_digest(checksum, item.size)
         return None if expected is None else file_digest(path, expected[0], checksum.part_size) == expected[1]
 
 
-def _uniform_part_size(upload: MultipartUpload, size: int) -> int | None:
+def _encoded_sha256(content: bytes) -> str:
+    """Return the SHA-256 as S3 states it."""
+    return encode_digest("sha256", new_digest("sha256", content).digest())
+
+
+def _write_pieces(
+    target_file: AtomicFile,
+    start: int,
+    pieces: Iterator[bytes],
+    digest: RunningDigest | None,
+    on_transferred: OnTransferred,
+) -> int:
+    """Write the pieces of a part to their position in the file, from ``start`` on, and hash them if
+    ``digest`` is given. Return the number of bytes."""
+    received_bytes = 0
+    for content in pieces:
+        if digest is not None:
+            digest.update(content)
+        target_file.write(content, start + received_bytes)
+        received_bytes += len(content)
+        on_transferred(len(content), 0)
+    return received_bytes
+
+
+def _find_uniform_part_size(upload: MultipartUpload, size: int) -> int | None:
     """Return the bytes of each part, if the existing parts are equal parts of a content of this size; else
     None."""
     sizes = {number: part_bytes.size for number, part_bytes in upload.parts.items()}

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from smlaunch.data.file_stats import stat_files
 from smlaunch.data.folder_worker_pool import FolderWorkerPool
 from smlaunch.data.pack_destination import PackDestination
 from smlaunch.data.packing_list import Grouping, PackingList, SourceFiles, make_packing_list, unpackable_files
+from smlaunch.data.parallel_stat import stat_files
 from smlaunch.data.shard_index import ShardIndex, ShardRecord
-from smlaunch.data.tar_shards import (
+from smlaunch.data.tar_shard_writers import (
     ChangedFile,
     GnuTarShardWriter,
     PackStopped,
@@ -46,7 +46,7 @@ DEFAULT_SHARD_BYTES = 150_000_000
 """AWS's advice for small files: group them into containers of about 150 MB (facts: best practices for
 training data)."""
 
-_MAX_PROBLEMS = 20
+_MAX_REPORTED_PROBLEMS = 20
 """Problems named one by one; further ones are only counted."""
 
 
@@ -117,7 +117,7 @@ def pack(
         )
         if not shards:
             raise JobError([Problem("SRC", "there are no files in it")])
-        with destination.open(options.resume):
+        with destination.open_for_writing(options.resume):
             finished = destination.finished_index()
             if finished is not None:
                 index = _check_finished_pack(finished, files, shards, destination)
@@ -134,82 +134,115 @@ def pack(
                 tuple(records),
             )
             destination.publish_index(index)
-    return PackResult(index, reused_shards, tuple(_notes(files, shards, options)))
+    return PackResult(index, reused_shards, tuple(_iter_pack_warnings(files, shards, options)))
 
 
 def _list_source(source: PackSource, grouping: Grouping) -> PackingList:
     source_files = source.list_files()
-    _raise_problems(
+    _raise_if_problems(
         f"{_printable(name)} {reason}"
         for name, reason in unpackable_files(source_files, are_s3_keys=source.has_s3_keys)
     )
     return make_packing_list(source_files, grouping)
 
 
+def _pack_shard(
+    shard: TarShard,
+    writer: ShardWriter,
+    packing_list: PackingList,
+    destination: PackDestination,
+    options: PackOptions,
+) -> tuple[str, bool]:
+    """Write one tar shard, unless the interrupted pack that is resumed has written the same. Return its
+    checksum with its kind, as ``crc32:0a1b2c3d``, and whether the existing shard is reused."""
+    fingerprint = shard.fingerprint(packing_list)  # a hash of the files' names, sizes and times
+    checksum = destination.checksum_of_reusable_shard(shard, fingerprint) if options.resume else None
+    if checksum is not None and checksum.partition(":")[0] == options.checksum:
+        return checksum, True
+    archive_path = destination.temporary_path(shard)
+    try:
+        checksum = writer.write_shard(shard, archive_path)
+        destination.publish_shard(shard, archive_path, checksum, fingerprint)
+    finally:
+        archive_path.unlink(missing_ok=True)
+    return checksum, False
+
+
+def _pop_finished(
+    pending: dict[Future[tuple[str, bool]], TarShard],
+) -> Iterator[tuple[TarShard, Future[tuple[str, bool]]]]:
+    """Yield shards with their futures as these finish, and remove them from ``pending``, until it is
+    empty."""
+    while pending:
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            yield pending.pop(future), future
+
+
 def _write_shards(
     writer: ShardWriter,
-    files: PackingList,
+    packing_list: PackingList,
     shards: Sequence[TarShard],
     destination: PackDestination,
     options: PackOptions,
     on_progress: Callable[[int, int], object],
 ) -> tuple[list[ShardRecord], int]:
-    """Write all shards in parallel. Return their records and the number of reused shards."""
-    total_bytes, done_bytes, reused_shards = sum(shard.archive_bytes for shard in shards), 0, 0
-    records: dict[str, ShardRecord] = {}
+    """Write all tar shards of the files in the packing list in parallel. Return their records (name, size,
+    checksum, ...) for the index, in order, and the number of shards that an interrupted pack had already
+    written. ``on_progress`` gets the bytes of finished shards, and of all.
+
+    Raises JobError naming files that have changed (other shards are finished), ServiceError if nothing can be
+    written any more.
+    """
+    total_bytes = sum(shard.archive_bytes for shard in shards)
+    done_bytes = reused_shards = 0
+    record_by_name: dict[str, ShardRecord] = {}
     changed_files: list[ChangedFile] = []
 
     def pack_shard(shard: TarShard) -> tuple[str, bool]:
-        """Return the shard's checksum, and whether an existing shard is reused."""
-        fingerprint = shard.fingerprint(files)
-        checksum = destination.reusable_checksum(shard, fingerprint) if options.resume else None
-        if checksum is not None and checksum.partition(":")[0] == options.checksum:
-            return checksum, True
-        archive_path = destination.temporary_path(shard)
-        try:
-            checksum = writer.write(shard, archive_path)
-            destination.publish_shard(shard, archive_path, checksum, fingerprint)
-        finally:
-            archive_path.unlink(missing_ok=True)
-        return checksum, False
+        return _pack_shard(shard, writer, packing_list, destination, options)
 
     with ThreadPoolExecutor(options.workers or os.cpu_count() or 1, "pack") as pool:
+        # Each future gives a shard's checksum, and whether an interrupted pack had already written it.
         pending: dict[Future[tuple[str, bool]], TarShard] = {
             pool.submit(pack_shard, shard): shard for shard in shards
         }
         try:
-            while pending:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    shard = pending.pop(future)
-                    try:
-                        checksum, is_reused = future.result()
-                    except ShardFailed as error:
-                        changed_files.extend(error.changed_files)
-                        continue
-                    reused_shards += is_reused
-                    records[shard.name] = shard.record(files, checksum)
-                    done_bytes += shard.archive_bytes
-                    on_progress(done_bytes, total_bytes)
+            for shard, future in _pop_finished(pending):
+                try:
+                    checksum, is_reused = future.result()
+                except ShardFailed as error:  # the other shards are still written
+                    changed_files.extend(error.changed_files)
+                    continue
+                reused_shards += is_reused
+                record_by_name[shard.name] = shard.to_record(packing_list, checksum)
+                done_bytes += shard.archive_bytes
+                on_progress(done_bytes, total_bytes)
         except (PackStopped, OSError) as error:
             raise ServiceError(f"{error}; finished shards stay, continue with --resume") from error
         finally:
             # After an error or Ctrl-C, do not wait for shards that are no longer needed.
             if pending:
                 pool.shutdown(wait=False, cancel_futures=True)
-                writer.stop()
-    messages = (f"{_printable(os.fsencode(name))} {problem}" for name, problem in sorted(changed_files))
-    _raise_problems(messages, "; --resume packs the remaining files")
-    return [records[shard.name] for shard in shards], reused_shards
+                writer.stop()  # ends the shards that are being written
+    problems = (f"{_printable(os.fsencode(name))} {problem}" for name, problem in sorted(changed_files))
+    _raise_if_problems(problems, "; --resume packs the remaining files")
+    return [record_by_name[shard.name] for shard in shards], reused_shards
 
 
-def _raise_problems(problems: Iterable[str], remedy: str = "") -> None:
-    """Raise a JobError with the first ``_MAX_PROBLEMS`` messages and the number of others, if there
+def _raise_if_problems(problems: Iterable[str], remedy: str = "") -> None:
+    """Raise a JobError with the first ``_MAX_REPORTED_PROBLEMS`` messages and the number of others, if there
     are any."""
     messages = list(problems)
     if not messages:
         return
-    remaining = [f"and {len(messages) - _MAX_PROBLEMS:,} more"] if len(messages) > _MAX_PROBLEMS else []
-    raise JobError([Problem("SRC", text + remedy) for text in [*messages[:_MAX_PROBLEMS], *remaining]])
+    remaining = (
+        [f"and {len(messages) - _MAX_REPORTED_PROBLEMS:,} more"]
+        if len(messages) > _MAX_REPORTED_PROBLEMS
+        else []
+    )
+    raise JobError(
+        [Problem("SRC", text + remedy) for text in [*messages[:_MAX_REPORTED_PROBLEMS], *remaining]]
+    )
 
 
 def _printable(name: bytes) -> str:
@@ -221,7 +254,7 @@ def _check_finished_pack(
     finished: ShardIndex, files: PackingList, shards: Sequence[TarShard], destination: PackDestination
 ) -> ShardIndex:
     """Return the index of a finished pack if it is the requested one. Raises JobError otherwise."""
-    planned = [shard.record(files, "") for shard in shards]
+    planned = [shard.to_record(files, "") for shard in shards]
     if planned != [replace(record, checksum="") for record in finished.shards]:
         message = "holds a finished pack of other files, or with other shards; choose another destination"
         raise JobError([Problem("DST", message)])
@@ -234,23 +267,28 @@ def _check_finished_pack(
     return finished
 
 
-def _notes(files: PackingList, shards: Sequence[TarShard], options: PackOptions) -> Iterator[str]:
-    """Yield what the user should know of the packed files and shards."""
-    if files.unkeyed_names:
+def _iter_pack_warnings(
+    packing_list: PackingList, shards: Sequence[TarShard], options: PackOptions
+) -> Iterator[str]:
+    """Yield warnings about the packed files and shards: samples (files that belong together) that WebDataset
+    skips, too few shards, or shards of unequal size. ``packing_list``: all packed files, in their order."""
+    # WebDataset's key of a sample is the name of its files up to the first dot; some files have none.
+    if packing_list.unkeyed_names:
         yield (
-            f"{len(files.unkeyed_names):,} files have no name before a first dot, such as "
-            f"{_printable(files.unkeyed_names[0])}: each is a sample of its own, and webdataset "
+            f"{len(packing_list.unkeyed_names):,} files have no name before a first dot, such as "
+            f"{_printable(packing_list.unkeyed_names[0])}: each is a sample of its own, and webdataset "
             f"skips it"
         )
-    wanted_count = options.shard_count or options.hosts
-    if len(shards) < wanted_count or len(shards) % options.hosts:
+    # Hosts read equally many shards, so that the number of shards is a multiple of the hosts', and at least
+    # what was asked for; it is another one only if there are too few samples.
+    wanted_shard_count = options.shard_count or options.hosts
+    if len(shards) < wanted_shard_count or len(shards) % options.hosts:
         yield f"only {len(shards)} shards: there are no more samples"
-    largest, mean = (
-        max(shard.archive_bytes for shard in shards),
-        sum(shard.archive_bytes for shard in shards) / len(shards),
-    )
-    if largest > 1.1 * mean:
-        yield f"one shard is {largest / mean:.2f} times the mean: a sample is never divided between shards"
+    largest_bytes = max(shard.archive_bytes for shard in shards)
+    mean_bytes = sum(shard.archive_bytes for shard in shards) / len(shards)
+    if largest_bytes > 1.1 * mean_bytes:
+        ratio = largest_bytes / mean_bytes
+        yield f"one shard is {ratio:.2f} times the mean: a sample is never divided between shards"
 
 
 class FolderSource:
@@ -267,7 +305,7 @@ class FolderSource:
         follow_links: bool = False,
         workers: int | None = None,
     ) -> None:
-        self._root, self._engine, self._follow_links = root, engine, follow_links
+        self._source_folder, self._engine, self._follow_links = root, engine, follow_links
         self._workers = FolderWorkerPool(str(root), workers or os.cpu_count() or 1, follow_links)
 
     @contextmanager
@@ -278,28 +316,28 @@ class FolderSource:
             self._workers.close()
 
     def list_files(self) -> SourceFiles:
-        """Return the files to pack. Raises JobError for a source that is no folder, and for files that cannot
-        be read or are not regular files."""
-        if not self._root.is_dir():
-            problem = "is a file, not a folder" if self._root.exists() else "does not exist"
-            raise JobError([Problem("SRC", f"{self._root} {problem}")])
-        names, (modes, sizes, stamps), unreadable = stat_files(
-            str(self._root), self._workers, self._follow_links
+        """Return the files below the source folder, to be packed. Raises JobError for a source that is no
+        folder, and for files that cannot be read or are not regular files."""
+        if not self._source_folder.is_dir():
+            problem = "is a file, not a folder" if self._source_folder.exists() else "does not exist"
+            raise JobError([Problem("SRC", f"{self._source_folder} {problem}")])
+        # Three columns, with the mode, size and time of the last change of each file.
+        names, (modes, sizes, mtimes_ns), unreadable_folders = stat_files(
+            str(self._source_folder), self._workers, self._follow_links
         )
-        problems = [f"{_printable(name)} cannot be read: {reason}" for name, reason in unreadable]
+        problems = [f"{_printable(name)} cannot be read: {reason}" for name, reason in unreadable_folders]
+        # The names are only gone through if any file is not a regular one.
         if not set(map(stat.S_IFMT, set(modes))) <= {stat.S_IFREG}:
             problems += [
-                f"{_printable(name)} {_file_problem(mode)}"
+                f"{_printable(name)} {_describe_file_type_problem(mode)}"
                 for name, mode in zip(names, modes, strict=True)
                 if not stat.S_ISREG(mode)
             ]
-        remedy = (
-            "; only files are packed"
-            if self._follow_links
-            else "; only files are packed (see --follow-links)"
-        )
-        _raise_problems(sorted(problems), remedy)
-        return SourceFiles(names, sizes, stamps)
+        remedy = "; only files are packed"
+        if not self._follow_links:
+            remedy += " (see --follow-links)"
+        _raise_if_problems(sorted(problems), remedy)
+        return SourceFiles(names, sizes, mtimes_ns)
 
     def shard_writer(self, files: PackingList, checksum: ChecksumKind) -> ShardWriter:
         if self._engine == "python":
@@ -307,10 +345,10 @@ class FolderSource:
         program = find_gnu_tar()
         if program is None:
             raise JobError([Problem("--engine", "there is no GNU tar here; leave the option out")])
-        return GnuTarShardWriter(self._root, files, program, self._follow_links, checksum)
+        return GnuTarShardWriter(self._source_folder, files, program, self._follow_links, checksum)
 
 
-def _file_problem(mode: int) -> str:
+def _describe_file_type_problem(mode: int) -> str:
     """Return why a file with this mode cannot be packed."""
     kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
     if mode and not stat.S_IFMT(mode):  # an errno (folder_worker)

@@ -21,24 +21,24 @@ from smlaunch.data.pack_destination import (
     FOREIGN_FILE_MESSAGE,
     UNFINISHED_MESSAGE,
     WORK_FOLDER,
-    checksum_in_record,
+    checksum_from_shard_record,
     destination_error,
     encode_record,
-    is_shard,
+    is_shard_name,
     record_key,
 )
 from smlaunch.data.packing_list import PackingList, SourceFiles
+from smlaunch.data.s3_transfer import FastTransfer, FastTransferFailed
 from smlaunch.data.shard_index import (
     INDEX_FILE,
     SHARDS_FOLDER,
     ShardIndex,
     ShardRecord,
-    encode_index,
-    parse_index,
+    encode_shard_index,
+    parse_shard_index,
 )
-from smlaunch.data.tar_shards import ChangedFile, PackStopped, ShardFailed, ShardWriter, TarShard
+from smlaunch.data.tar_shard_writers import ChangedFile, PackStopped, ShardFailed, ShardWriter, TarShard
 from smlaunch.data.tar_writer import BLOCK_BYTES, ArchiveOutput, tar_header
-from smlaunch.data.transfer import FastTransfer, FastTransferFailed
 from smlaunch.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -88,12 +88,15 @@ class S3PackSource:
         return nullcontext()
 
     def list_files(self) -> SourceFiles:
-        """List the prefix, without folder markers."""
+        """Return the objects below the source prefix, to be packed, without folder markers. S3 has no time of
+        the last change that would show a changed content, so it is 0. Raises JobError if there are none."""
         prefix_length = len(self._prefix)
-        names, sizes = [], []
-        for entry in self._storage.list(self._bucket, self._prefix):
+        names: list[bytes] = []
+        sizes: list[int] = []
+        for entry in self._storage.list_objects(self._bucket, self._prefix):
             # Consoles create such empty objects to display a folder.
             if entry.size or not entry.key.endswith("/"):
+                # A key that is not valid Unicode is reported later, with all others that cannot be packed.
                 names.append(entry.key[prefix_length:].encode(errors="surrogatepass"))
                 sizes.append(entry.size)
         if not names:
@@ -115,78 +118,81 @@ class _S3ShardWriter:
         checksum: ChecksumKind,
     ) -> None:
         self._storage, self._bucket, self._prefix = storage, bucket, prefix
-        self._fetch_object, self._files, self._checksum = fetch_object, files, checksum
-        self._stopped = Event()
+        self._fetch_object, self._packing_list, self._checksum = fetch_object, files, checksum
+        self._stop_requested = Event()
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stop_requested.set()
 
-    def write(self, shard: TarShard, archive_path: Path) -> str:
-        """Write the archive and return its checksum. Raises ShardFailed if objects have changed."""
+    def write_shard(self, shard: TarShard, archive_path: Path) -> str:
+        """Write the tar archive of a shard's objects to ``archive_path`` and return its checksum with its
+        kind. Raises ShardFailed if objects have changed, PackStopped after ``stop``."""
         changed_files: list[ChangedFile] = []
         with (
             archive_path.open("xb", buffering=_LARGE_OBJECT_BYTES) as archive,
-            ThreadPoolExecutor(_CONCURRENT_FETCHES, "fetch") as pool,
+            ThreadPoolExecutor(_CONCURRENT_FETCHES, "fetch") as pool,  # downloads objects ahead
         ):
-            output = ArchiveOutput(archive.write, self._checksum)
-            for index, content in self._fetch_in_order(shard, pool):
-                if self._stopped.is_set():
+            output = ArchiveOutput(archive.write, self._checksum)  # computes this kind of checksum of it
+            # The index in the packing list; the content, still being fetched, or the key of a large object.
+            for index, content in self._fetch_objects_in_order(shard, pool):
+                if self._stop_requested.is_set():
                     raise PackStopped("stopped")
-                name, size = self._files.names[index], self._files.sizes[index]
+                name, size = self._packing_list.names[index], self._packing_list.sizes[index]
                 output.write(tar_header(name, size))
-                problem = self._write_content(name, size, content, output)
+                problem = self._write_object_content(name, size, content, output)
                 if problem is not None:
                     changed_files.append(ChangedFile(name.decode(), problem))
-                output.write(bytes(-size % BLOCK_BYTES))
-            output.write_end()
+                output.write(bytes(-size % BLOCK_BYTES))  # up to a whole block of 512 bytes
+            output.write_end_of_archive()
         if changed_files:
             raise ShardFailed(changed_files)
         return output.checksum
 
-    def _fetch_in_order(
+    def _fetch_objects_in_order(
         self, shard: TarShard, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[int, FetchedContent]]:
-        """Yield index and content of each object; at most ``_CONCURRENT_FETCHES`` are being fetched or wait
-        to be written."""
-        pending: deque[tuple[int, FetchedContent]] = deque()
-        for index in range(shard.begin, shard.end):
-            key = self._prefix + self._files.names[index].decode()
-            size = self._files.sizes[index]
-            pending.append(
-                (index, pool.submit(self._fetch_object, key, size) if size < _LARGE_OBJECT_BYTES else key)
-            )
+    ) -> Iterator[tuple[int, PendingContentOrKey]]:
+        """Yield each object of a shard in packing order: its index in the packing list, and its content,
+        which may still be being fetched, or the key of an object too large for memory. At most
+        ``_CONCURRENT_FETCHES`` are fetched or wait to be written."""
+        pending: deque[tuple[int, PendingContentOrKey]] = deque()
+        for index in range(shard.first_file, shard.end_file):
+            key = self._prefix + self._packing_list.names[index].decode()
+            size = self._packing_list.sizes[index]
+            is_large = size >= _LARGE_OBJECT_BYTES  # 8 MiB: read later, in chunks
+            pending.append((index, key if is_large else pool.submit(self._fetch_object, key, size)))
             if len(pending) == _CONCURRENT_FETCHES:
                 yield pending.popleft()
         yield from pending
 
-    def _write_content(
-        self, name: bytes, size: int, content: FetchedContent, output: ArchiveOutput
+    def _write_object_content(
+        self, name: bytes, size: int, content: PendingContentOrKey, output: ArchiveOutput
     ) -> str | None:
-        """Write the object's content. Return what is wrong with the object, or None."""
+        """Write one object's content into the archive. ``content``: being fetched, or a large object's key,
+        which is then read in chunks. Return what is wrong with the object, or None."""
         if not isinstance(content, str):
             body = content.result()
             if body is None:
                 return "is gone"
             output.write(body)
-            return None if len(body) == size else _SIZE_CHANGED
-        written = 0
+            return None if len(body) == size else _SIZE_CHANGED_PROBLEM
+        written_bytes = 0
         try:
-            for piece in self._storage.chunks(self._bucket, content):
-                output.write(piece)
-                written += len(piece)
-                if self._stopped.is_set():
+            for chunk in self._storage.read_chunks(self._bucket, content):
+                output.write(chunk)
+                written_bytes += len(chunk)
+                if self._stop_requested.is_set():
                     raise PackStopped("stopped")
         except CallError as error:
-            if error.code in _MISSING_CODES:
+            if error.code in _MISSING_CODES:  # such as NoSuchKey
                 return "is gone"
             raise
-        return None if written == size else _SIZE_CHANGED
+        return None if written_bytes == size else _SIZE_CHANGED_PROBLEM
 
 
-FetchedContent = Future["bytes | None"] | str
+PendingContentOrKey = Future["bytes | None"] | str
 """A content that is being fetched, or the key of a large object."""
 
-_SIZE_CHANGED = "has another size than when it was listed"
+_SIZE_CHANGED_PROBLEM = "has another size than when it was listed"
 
 
 class S3Destination:
@@ -202,13 +208,15 @@ class S3Destination:
         self._size_by_existing_name: dict[str, int] = {}
 
     @contextmanager
-    def open(self, resume: bool) -> Iterator[None]:
-        """List and check the prefix, and mark it as a pack's."""
+    def open_for_writing(self, resume: bool) -> Iterator[None]:
+        """List and check the destination prefix of a pack, and mark it as one. ``resume``: an interrupted or
+        finished pack may be there. Raises JobError for a prefix with other files."""
         prefix_length = len(self._prefix)
+        # Shards, the records of an unfinished pack, and the index of a finished one.
         self._size_by_existing_name = {
             entry.key[prefix_length:]: entry.size
             for folder_prefix in (SHARDS_FOLDER, WORK_FOLDER, INDEX_FILE)
-            for entry in self._storage.list(self._bucket, self._prefix + folder_prefix)
+            for entry in self._storage.list_objects(self._bucket, self._prefix + folder_prefix)
         }
         uri = f"s3://{self._bucket}/{self._prefix}"
         if not resume and INDEX_FILE in self._size_by_existing_name:
@@ -216,13 +224,14 @@ class S3Destination:
         has_records = any(name.startswith(WORK_FOLDER) for name in self._size_by_existing_name)
         if not resume and has_records:
             raise destination_error(f"{uri} {UNFINISHED_MESSAGE}")
-        shards = [name for name in self._size_by_existing_name if name.startswith(SHARDS_FOLDER)]
-        is_pack = has_records or INDEX_FILE in self._size_by_existing_name
-        foreign_names = [name for name in shards if not is_pack or not is_shard(name)]
+        shard_names = [name for name in self._size_by_existing_name if name.startswith(SHARDS_FOLDER)]
+        belongs_to_pack = has_records or INDEX_FILE in self._size_by_existing_name
+        # Objects that no pack has written.
+        foreign_names = [name for name in shard_names if not belongs_to_pack or not is_shard_name(name)]
         if foreign_names:
             raise destination_error(uri + " " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
         # Marks the prefix as a pack's, so that a resumed pack accepts the shards in it.
-        self._put(WORK_FOLDER + "begun", b"")
+        self._put_object(WORK_FOLDER + "begun", b"")
         with TemporaryDirectory(prefix="smlaunch-pack-") as folder:
             self._temporary_folder = Path(folder)
             yield
@@ -231,7 +240,7 @@ class S3Destination:
         if INDEX_FILE not in self._size_by_existing_name:
             return None
         try:
-            return parse_index(self._storage.get_bytes(self._bucket, self._prefix + INDEX_FILE) or b"")
+            return parse_shard_index(self._storage.get_bytes(self._bucket, self._prefix + INDEX_FILE) or b"")
         except ValueError as error:
             raise destination_error(f"s3://{self._bucket}/{self._prefix}{INDEX_FILE}: {error}") from None
 
@@ -243,14 +252,14 @@ class S3Destination:
         ]
         self._delete(old_names)
 
-    def reusable_checksum(self, shard: TarShard, fingerprint: str) -> str | None:
+    def checksum_of_reusable_shard(self, shard: TarShard, fingerprint: str) -> str | None:
         if (
             self._size_by_existing_name.get(shard.name) != shard.archive_bytes
             or record_key(shard) not in self._size_by_existing_name
         ):
             return None
         content = self._storage.get_bytes(self._bucket, self._prefix + record_key(shard))
-        return checksum_in_record(content, shard, fingerprint)
+        return checksum_from_shard_record(content, shard, fingerprint)
 
     def has_shard(self, record: ShardRecord) -> bool:
         return self._size_by_existing_name.get(record.name) == record.bytes
@@ -266,19 +275,21 @@ class S3Destination:
         if self._transfer is None:
             self._storage.put_file(self._bucket, key, archive_path)
         else:
-            self._transfer.put(
+            self._transfer.upload_files(
                 self._bucket, [TransferItem(key, archive_path, shard.archive_bytes)], lambda size, files: None
             )
-        self._put(record_key(shard), encode_record(shard, checksum, fingerprint))
+        self._put_object(record_key(shard), encode_record(shard, checksum, fingerprint))
 
     def publish_index(self, index: ShardIndex) -> None:
-        self._put(INDEX_FILE, encode_index(index))
-        record_keys = [entry.key for entry in self._storage.list(self._bucket, self._prefix + WORK_FOLDER)]
-        self._storage.delete(self._bucket, record_keys)
+        self._put_object(INDEX_FILE, encode_shard_index(index))
+        record_keys = [
+            entry.key for entry in self._storage.list_objects(self._bucket, self._prefix + WORK_FOLDER)
+        ]
+        self._storage.delete_objects(self._bucket, record_keys)
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _put_object(self, name: str, content: bytes) -> None:
         self._storage.put_bytes(self._bucket, self._prefix + name, content)
 
     def _delete(self, names: Sequence[str]) -> None:
         if names:
-            self._storage.delete(self._bucket, [self._prefix + name for name in names])
+            self._storage.delete_objects(self._bucket, [self._prefix + name for name in names])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, compress, count
 from operator import gt, ne
@@ -55,29 +55,37 @@ def sample_key(name: bytes) -> bytes:
 
 
 def make_packing_list(files: SourceFiles, grouping: Grouping = "basename") -> PackingList:
-    """Return the files in packing order. With ``grouping="none"`` every file is a sample of its own."""
-    files = _sorted_by(files, files.names)
-    keys, unkeyed = _sample_keys(files.names) if grouping == "basename" else (files.names, [])
-    if any(map(gt, keys, keys[1:])):
+    """Return the files in packing order: sorted by sample, then by name, with the bounds of the samples. With
+    ``grouping="none"`` every file is a sample of its own; otherwise files with the same path up to the first
+    dot of the basename are one."""
+    files = _sort_files_by(files, files.names)
+    # The key of each file's sample, and the names that have no key of their own.
+    keys, unkeyed_names = _compute_sample_keys(files.names) if grouping == "basename" else (files.names, [])
+    if any(map(gt, keys, keys[1:])):  # any key is greater than the next
         # In the order of names a sample may be interrupted: a.jpg, a.x/1.jpg, a.zip.
-        files = _sorted_by(files, keys)
-        keys, unkeyed = _sample_keys(files.names)
-    names, sizes, stamps = files
-    sample_starts = [0] * bool(names) + list(compress(count(1), map(ne, keys, keys[1:])))
-    # A header, then the content in whole blocks.
-    member_ends = list(accumulate([(size + 2 * BLOCK_BYTES - 1) & -BLOCK_BYTES for size in sizes]))
-    next_starts = [*sample_starts[1:], len(names)] if names else []
+        files = _sort_files_by(files, keys)
+        keys, unkeyed_names = _compute_sample_keys(files.names)
+    names, sizes, mtimes_ns = files  # a sequence of each, with an item per file
+    sample_starts: list[int] = []  # indices of the samples' first files
+    if names:
+        is_new_sample = map(ne, keys, keys[1:])  # for each file after the first: has it another key
+        sample_starts = [0, *compress(count(1), is_new_sample)]
+    # Each file takes up a header of one block, then its content in whole blocks.
+    file_ends = list(accumulate([(size + 2 * BLOCK_BYTES - 1) & -BLOCK_BYTES for size in sizes]))
+    next_sample_starts = [*sample_starts[1:], len(names)] if names else []
+    # In bytes, as the ends of the files.
+    sample_ends = [file_ends[next_start - 1] for next_start in next_sample_starts]
     return PackingList(
-        names,
-        sizes,
-        stamps,
-        sample_starts,
-        [member_ends[next_start - 1] for next_start in next_starts],
-        unkeyed,
+        names=names,
+        sizes=sizes,
+        mtimes_ns=mtimes_ns,
+        sample_starts=sample_starts,
+        sample_ends=sample_ends,
+        unkeyed_names=unkeyed_names,
     )
 
 
-def _sorted_by(files: SourceFiles, sort_keys: Sequence[bytes]) -> SourceFiles:
+def _sort_files_by(files: SourceFiles, sort_keys: Sequence[bytes]) -> SourceFiles:
     """Return the files sorted by ``sort_keys``; files with equal keys keep their order."""
     if not any(map(gt, sort_keys, sort_keys[1:])):
         return files
@@ -90,7 +98,7 @@ def _sorted_by(files: SourceFiles, sort_keys: Sequence[bytes]) -> SourceFiles:
     )
 
 
-def _sample_keys(names: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+def _compute_sample_keys(names: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Return each name's sample key, and the names that WebDataset skips: those whose basename has no dot or
     begins with one. ``sample_key`` is called for these only."""
     keys = [
@@ -106,30 +114,37 @@ def _sample_keys(names: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 def unpackable_files(files: SourceFiles, *, are_s3_keys: bool) -> list[tuple[bytes, str]]:
     """Return (name, reason) for each file that cannot be packed, or that would be unpacked to another path.
 
-    ``are_s3_keys``: names are S3 keys, which may contain anything; names of a file system have non-empty
-    components.
-    """
-    if not are_s3_keys and _all_are_plain(files):
+    ``are_s3_keys``: names are S3 keys, which may contain anything: one may even be a folder of others. Names
+    of a file system have non-empty components."""
+    # One check of all names together usually shows that none of them needs to be looked at alone.
+    if not are_s3_keys and _are_all_names_plain(files):
         return []
     problems: list[tuple[bytes, str]] = []
     names = set(files.names)
     for name, size in zip(files.names, files.sizes, strict=True):
-        reason = _unpackable_reason(name, size)
+        reason = _find_unpackable_reason(name, size)
         if reason is None and are_s3_keys:
-            parent_folders = accumulate(name.split(b"/")[:-1], _join_path)
-            parent_object = next((folder for folder in parent_folders if folder in names), None)
-            if parent_object is not None:
-                reason = f"lies below {parent_object.decode(errors='replace')!r}, which is itself an object"
+            reason = _find_parent_object_reason(name, names)  # a folder above it is an object too
         if reason is not None:
             problems.append((name, reason))
     return problems
+
+
+def _find_parent_object_reason(name: bytes, all_names: Set[bytes]) -> str | None:
+    """Return that one of the folders above ``name`` is also an object's name, so that it cannot be unpacked;
+    None if there is no such object."""
+    parent_folders = accumulate(name.split(b"/")[:-1], _join_path)  # a, a/b, ... of a/b/.../name
+    parent_object = next((folder for folder in parent_folders if folder in all_names), None)
+    if parent_object is None:
+        return None
+    return f"lies below {parent_object.decode(errors='replace')!r}, which is itself an object"
 
 
 def _join_path(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name
 
 
-def _all_are_plain(files: SourceFiles) -> bool:
+def _are_all_names_plain(files: SourceFiles) -> bool:
     """Return whether one check of all names together shows that all of them can be packed."""
     try:
         b"".join(files.names).decode()
@@ -139,14 +154,15 @@ def _all_are_plain(files: SourceFiles) -> bool:
     return longest_name <= MAX_NAME_BYTES and largest_size < SIZE_LIMIT_BYTES
 
 
-def _unpackable_reason(name: bytes, size: int) -> str | None:
-    """Return why a file of this name and size cannot be packed, or None."""
+def _find_unpackable_reason(name: bytes, size: int) -> str | None:
+    """Return why a file of this name and size cannot be a member of a tar archive in USTAR format, or would
+    be unpacked to another path; None if it can."""
     if name.startswith(b"/"):
         return "is an absolute name"
-    parts = name.split(b"/")
-    if b".." in parts:
+    components = name.split(b"/")
+    if b".." in components:
         return "contains '..', which leads out of the folder it is unpacked in"
-    if b"." in parts or b"" in parts:
+    if b"." in components or b"" in components:
         return "contains an empty or '.' component, which is lost when it is unpacked"
     if b"\0" in name:
         return "contains a NUL character"
@@ -158,7 +174,7 @@ def _unpackable_reason(name: bytes, size: int) -> str | None:
         return "has 8 GiB or more, which a USTAR header cannot express"
     if len(name) > MAX_NAME_BYTES:
         try:
-            prefix_length(name)
+            prefix_length(name)  # where a long name can be divided into USTAR's two fields
         except NameTooLong:
             return "is too long for USTAR (100 bytes, or 155 and 100 around a slash)"
     return None

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from smlaunch.aws.interfaces import UNREACHABLE, CallError
-from smlaunch.data.inventory import SCHEMA, InventoryWriter
+from smlaunch.aws.interfaces import UNREACHABLE, CallError, KeyPage, KeyPager
+from smlaunch.data.inventory_file import SCHEMA, InventoryWriter
 from smlaunch.data.key_ranges import KeyRange, key_between, merge_ranges, uncovered_ranges
 from smlaunch.data.sorted_runs import SortedRuns
 from smlaunch.errors import JobError, Problem
@@ -28,11 +28,11 @@ from smlaunch.errors import JobError, Problem
 DEFAULT_WORKERS = 10
 """As many connections as botocore keeps open. With more, threads only wait for each other's parsing."""
 
-_RUN_ROWS = 65_536
-_RUN_SECONDS = 30.0
+_MAX_UNSAVED_ROWS = 65_536
+_MAX_UNSAVED_SECONDS = 30.0
 """A worker saves its pages after this many rows or seconds. A kill loses at most that much."""
 
-_MAX_CUTS_PER_RANGE = 3
+_MAX_UNTESTED_SPLITS_PER_RANGE = 3
 """Cuts of one range that may be tried at a time; more if there are more idle workers than ranges."""
 
 _THROTTLING_CODES = {
@@ -47,32 +47,12 @@ _THROTTLING_CODES = {
 """Error codes after which fewer workers send requests, later. The client has already retried a few times
 itself."""
 
-_MAX_REFUSALS = 6
+_MAX_CONSECUTIVE_THROTTLINGS = 6
 """Consecutive errors of this kind, without any page between them, before the listing gives up."""
 
 _MAX_PAUSE_SECONDS = 20.0
 
 _DIRECTORY_BUCKET_SUFFIX = "--x-s3"
-
-
-class KeyPage(NamedTuple):
-    """One response of ListObjectsV2, a list per column."""
-
-    keys: list[str]
-    sizes: list[int]
-    etags: list[str]
-    modified: list[str]
-    """ISO 8601 in UTC, as S3 writes it."""
-    has_more: bool
-    """Keys exist after the last one."""
-
-
-class KeyPager(Protocol):
-    """The part of S3 that a listing needs. Called by several threads at a time."""
-
-    def list_page(self, bucket: str, prefix: str, start_after: str) -> KeyPage:
-        """Return the first keys that begin with ``prefix`` and come after ``start_after``. Raises only
-        CallError."""
 
 
 class ListingProgress(NamedTuple):
@@ -114,11 +94,11 @@ def list_prefix(
         )
         raise JobError([Problem(f"s3://{bucket}/", message)])
     with SortedRuns(out, {"bucket": bucket, "prefix": prefix}, resume=resume) as runs:
-        counts = _ParallelListing(pager, bucket, prefix, runs, worker_count).run(
+        counts = _ParallelListing(pager, bucket, prefix, runs, worker_count).list_until_complete(
             on_progress, interval_seconds
         )
         with InventoryWriter(out, bucket, prefix) as file:
-            for table in runs.merged_tables():
+            for table in runs.iter_merged_tables():
                 file.write(table)
         runs.remove()
     return counts
@@ -133,9 +113,9 @@ class _PendingRange:
     up_to: str | None
     has_more: bool = False
     """A page of it has been listed, and more pages follow."""
-    open_cuts: int = 0
+    untested_splits: int = 0
     """Number of cuts of this range that are being tried."""
-    parent: _PendingRange | None = None
+    split_from: _PendingRange | None = None
     """The range this one was cut from, until this one's first page has been listed."""
 
 
@@ -149,8 +129,8 @@ class _UnsavedPages:
     started_at: float = field(default_factory=time.monotonic)
 
     @property
-    def is_full(self) -> bool:
-        return self.rows >= _RUN_ROWS or time.monotonic() - self.started_at >= _RUN_SECONDS
+    def is_due_for_saving(self) -> bool:
+        return self.rows >= _MAX_UNSAVED_ROWS or time.monotonic() - self.started_at >= _MAX_UNSAVED_SECONDS
 
 
 class _ParallelListing:
@@ -159,50 +139,56 @@ class _ParallelListing:
     def __init__(
         self, pager: KeyPager, bucket: str, prefix: str, runs: SortedRuns, worker_count: int
     ) -> None:
-        self._pager, self._bucket, self._prefix, self._runs = pager, bucket, prefix, runs
+        self._pager, self._bucket, self._prefix, self._sorted_runs = pager, bucket, prefix, runs
         done: list[KeyRange] = []
-        self._objects = self._bytes = self._requests = self._empty_requests = 0
+        self._object_count = self._total_object_bytes = self._request_count = self._empty_request_count = 0
         for covered_ranges, rows, size in runs.coverage():
             done.extend(KeyRange(*key_range) for key_range in covered_ranges)
-            self._objects += rows
-            self._bytes += size
+            self._object_count += rows
+            self._total_object_bytes += size
         self._waiting_ranges = [
             _PendingRange(key_range.after, key_range.up_to) for key_range in reversed(uncovered_ranges(done))
         ]
         self._active_ranges: list[_PendingRange] = []
-        self._alphabet: list[str] = []
-        self._changed = Condition()
-        self._failure: BaseException | None = None
+        self._characters_in_keys: list[str] = []
+        self._state_changed = Condition()
+        self._first_worker_error: BaseException | None = None
         self._stopped = False
         self._running_threads = self._max_workers = self._allowed_workers = worker_count
-        self._refusals = self._pages_since_refusal = 0
-        self._refused_at = self._pause_until = 0.0
+        self._consecutive_throttlings = self._pages_since_throttling = 0
+        self._throttled_at = self._paused_until = 0.0
 
-    def run(self, on_progress: OnListingProgress, interval_seconds: float) -> ListingProgress:
-        """Run the workers until everything is listed; re-raise the first error of a worker."""
+    def list_until_complete(self, on_progress: OnListingProgress, interval_seconds: float) -> ListingProgress:
+        """Run the worker threads until all keys below the prefix are listed; re-raise the first error of a
+        worker. ``on_progress`` is called every ``interval_seconds``. Return the final progress."""
         threads = [Thread(target=self._run_worker, name=f"listing-{n}") for n in range(self._max_workers)]
         for thread in threads:
             thread.start()
         try:
-            while self._is_running(interval_seconds):
-                on_progress(self._progress())
-        finally:
-            with self._changed:
+            while self._wait_and_check_running(interval_seconds):
+                on_progress(self._current_progress())
+        finally:  # also after Ctrl-C: workers end after their present request, and save their pages
+            with self._state_changed:
                 self._stopped = True
-                self._changed.notify_all()
+                self._state_changed.notify_all()
             for thread in threads:
                 thread.join()
-        if self._failure is not None:
-            raise self._failure
-        return self._progress()
+        if self._first_worker_error is not None:
+            raise self._first_worker_error
+        return self._current_progress()
 
-    def _is_running(self, seconds: float) -> bool:
-        with self._changed:
-            return not self._changed.wait_for(lambda: not self._running_threads, seconds)
+    def _wait_and_check_running(self, seconds: float) -> bool:
+        """Wait so long, or until all workers have ended; return whether any is still running."""
+        with self._state_changed:
+            return not self._state_changed.wait_for(lambda: not self._running_threads, seconds)
 
-    def _progress(self) -> ListingProgress:
+    def _current_progress(self) -> ListingProgress:
         return ListingProgress(
-            self._objects, self._bytes, self._requests, self._empty_requests, len(self._active_ranges)
+            self._object_count,
+            self._total_object_bytes,
+            self._request_count,
+            self._empty_request_count,
+            len(self._active_ranges),
         )
 
     # ---- a worker ----------------------------------------------------------------------------------------
@@ -212,66 +198,74 @@ class _ParallelListing:
         unsaved = _UnsavedPages()
         try:
             try:
-                while (pending_range := self._next_range(unsaved)) is not None:
+                while (pending_range := self._take_next_range(unsaved)) is not None:
                     self._list_range(pending_range, unsaved)
             finally:
                 self._save_pages(unsaved)
         except BaseException as error:  # re-raised by the thread that waits for this one
-            with self._changed:
-                self._failure = self._failure or error
+            with self._state_changed:
+                self._first_worker_error = self._first_worker_error or error
                 self._stopped = True
         finally:
-            with self._changed:
+            with self._state_changed:
                 self._running_threads -= 1
-                self._changed.notify_all()
+                self._state_changed.notify_all()
 
     def _list_range(self, pending_range: _PendingRange, unsaved: _UnsavedPages) -> None:
         """List a range page by page, until it ends, is put back, or the listing stops."""
         has_more = True
         while has_more and not self._stopped and (page := self._request_page(pending_range)) is not None:
             has_more = self._record_page(pending_range, page, unsaved)
-            if unsaved.is_full:
+            if unsaved.is_due_for_saving:
                 self._save_pages(unsaved)
 
-    def _next_range(self, unsaved: _UnsavedPages) -> _PendingRange | None:
-        """Return a range that no other worker lists; None when nothing is left to do."""
+    def _take_next_range(self, unsaved: _UnsavedPages) -> _PendingRange | None:
+        """Return a range of keys for this worker to list: one that waits, or the upper part of another
+        worker's. Blocks while there is none, or while throttling allows no more workers. None when nothing is
+        left to do. ``unsaved``: this worker's pages, which are saved if it waits long."""
         while True:
-            with self._changed:
+            with self._state_changed:
                 if self._stopped or not (self._active_ranges or self._waiting_ranges):
                     return None
-                pause_seconds = self._pause_until - time.monotonic()
+                pause_seconds = self._paused_until - time.monotonic()  # throttling pauses all workers
                 if pause_seconds <= 0 and len(self._active_ranges) < self._allowed_workers:
                     pending_range = (
-                        self._waiting_ranges.pop() if self._waiting_ranges else self._cut_widest_range()
+                        self._waiting_ranges.pop() if self._waiting_ranges else self._split_widest_range()
                     )
                     if pending_range is not None:
                         self._active_ranges.append(pending_range)
                         return pending_range
-                self._changed.wait(pause_seconds if pause_seconds > 0 else _RUN_SECONDS)
-            if unsaved.is_full:
+                # Notified when any worker has listed a page or ended.
+                self._state_changed.wait(pause_seconds if pause_seconds > 0 else _MAX_UNSAVED_SECONDS)
+            if unsaved.is_due_for_saving:
                 self._save_pages(unsaved)
 
-    def _cut_widest_range(self) -> _PendingRange | None:
-        """Cut the widest active range and return its upper part; None if no range can be cut."""
-        start = len(self._prefix)
-        widest: tuple[int, str, _PendingRange] | None = None
-        splittable_ranges = sum(candidate.has_more for candidate in self._active_ranges)
-        max_cuts = max(_MAX_CUTS_PER_RANGE, self._allowed_workers // max(1, splittable_ranges))
+    def _split_widest_range(self) -> _PendingRange | None:
+        """Split the widest range that is being listed, near the middle of its keys, and return its upper
+        part. None if no range can be split: no first page yet, or too many splits whose upper part may have
+        no keys."""
+        widest_range: _PendingRange | None = None
+        widest_middle: str | None = None
+        splittable_count = sum(candidate.has_more for candidate in self._active_ranges)
+        # A split is untested until a page of its upper part is listed. With few ranges, more are tried at
+        # once.
+        max_untested_splits = max(
+            _MAX_UNTESTED_SPLITS_PER_RANGE, self._allowed_workers // max(1, splittable_count)
+        )
         for candidate in self._active_ranges:
-            if not candidate.has_more or candidate.open_cuts >= max_cuts:
+            if not candidate.has_more or candidate.untested_splits >= max_untested_splits:
                 continue
-            up_to = candidate.up_to[start:] if candidate.up_to is not None else None
-            middle = key_between(candidate.start_after[start:], up_to, self._alphabet)
-            # The earlier two keys differ, the more keys may lie between them.
-            if middle is not None and (widest is None or len(middle) < widest[0]):
-                widest = len(middle), self._prefix + middle, candidate
-        if widest is None:
+            middle = self._find_middle_of_range(candidate)
+            # The earlier two keys differ, the more keys may lie between them: a short middle, a wide range.
+            if middle is not None and (widest_middle is None or len(middle) < len(widest_middle)):
+                widest_range, widest_middle = candidate, middle
+        if widest_range is None or widest_middle is None:
             return None
-        _, cut_key, candidate = widest
-        upper = _PendingRange(cut_key, candidate.up_to, parent=candidate)
-        candidate.up_to = cut_key
-        candidate.open_cuts += 1
-        return upper
+        split_key = self._prefix + widest_middle
+        upper_range = _PendingRange(split_key, widest_range.up_to, split_from=widest_range)
+        widest_range.up_to = split_key  # its worker stops there
+        widest_range.untested_splits += 1
+        return upper_range
 
     def _request_page(self, pending_range: _PendingRange) -> KeyPage | None:
         """Return the next page; None if the service throttles, which puts the range back into the queue."""
@@ -279,62 +273,72 @@ class _ParallelListing:
         try:
             page = self._pager.list_page(self._bucket, self._prefix, pending_range.start_after)
         except CallError as error:
-            with self._changed:
+            with self._state_changed:
                 self._handle_throttling(error, sent_at)
                 self._active_ranges.remove(pending_range)
                 self._waiting_ranges.append(pending_range)
-                self._changed.notify_all()
+                self._state_changed.notify_all()
             return None
-        _check_page(page, pending_range.start_after, self._bucket, self._prefix)
+        _validate_page(page, pending_range.start_after, self._bucket, self._prefix)
         return page
 
+    def _find_middle_of_range(self, pending_range: _PendingRange) -> str | None:
+        """Return a key near the middle of the range, without the prefix that all keys have; None if there is
+        none that the characters seen so far can make."""
+        low = pending_range.start_after[len(self._prefix) :]
+        high = None if pending_range.up_to is None else pending_range.up_to[len(self._prefix) :]
+        return key_between(low, high, self._characters_in_keys)
+
     def _handle_throttling(self, error: CallError, sent_at: float) -> None:
-        """Reduce the number of workers and pause. Raises the error if waiting cannot help: another kind of
-        error, too many refusals in a row, or a service that has never answered."""
-        if error.code not in _THROTTLING_CODES or (error.code == UNREACHABLE and not self._requests):
+        """Reduce the number of workers and let all pause, after S3 has refused a request that was sent at
+        ``sent_at``. Raises the error if waiting cannot help: another kind of error, too many refusals in a
+        row, or a service that has never answered."""
+        if error.code not in _THROTTLING_CODES:  # such as SlowDown; UNREACHABLE is one of them
             raise error
-        if sent_at < self._refused_at:
+        # A service that cannot be reached may be overloaded, but one that never answered has a wrong address.
+        if error.code == UNREACHABLE and not self._request_count:
+            raise error
+        if sent_at < self._throttled_at:
             return  # sent before the last refusal: the same throttling, seen by another connection
-        self._refusals += 1
-        if self._refusals >= _MAX_REFUSALS:
+        self._consecutive_throttlings += 1
+        if self._consecutive_throttlings >= _MAX_CONSECUTIVE_THROTTLINGS:
             raise error
-        self._refused_at = time.monotonic()
-        self._pages_since_refusal = 0
+        # Halve the workers at once; pages without throttling raise their number again, one by one.
+        self._throttled_at = time.monotonic()
+        self._pages_since_throttling = 0
         self._allowed_workers = max(1, self._allowed_workers // 2)
-        self._pause_until = self._refused_at + min(_MAX_PAUSE_SECONDS, 0.5 * 2**self._refusals)
+        pause_seconds = min(_MAX_PAUSE_SECONDS, 0.5 * 2**self._consecutive_throttlings)  # 1, 2, 4, ...
+        self._paused_until = self._throttled_at + pause_seconds
 
     def _record_page(self, pending_range: _PendingRange, page: KeyPage, unsaved: _UnsavedPages) -> bool:
-        """Record a listed page. Return whether the range continues after it."""
+        """Record a page of keys that a worker has listed: in the shared state, in the range, and among the
+        worker's unsaved pages. Return whether the range continues after it. Another worker may have taken the
+        upper part of the range meanwhile: keys beyond the range's new end do not count."""
         keys = page.keys
-        characters = set("".join(key[len(self._prefix) :] for key in keys[::16]))
-        with self._changed:
-            self._refusals = 0
-            self._pages_since_refusal += 1
-            if self._pages_since_refusal % 50 == 0:
-                self._allowed_workers = min(self._max_workers, self._allowed_workers + 1)
-            if not characters.issubset(self._alphabet):
-                self._alphabet = sorted(characters.union(self._alphabet))
-            if pending_range.parent is not None:
-                pending_range.parent.open_cuts -= 1
-                pending_range.parent = None
-            key_count = len(keys) if pending_range.up_to is None else bisect_right(keys, pending_range.up_to)
-            pending_range.has_more = (
-                page.has_more and key_count == len(keys) and keys[-1] != pending_range.up_to
-            )
-            unsaved.covered_ranges.append(
-                KeyRange(
-                    pending_range.start_after, keys[-1] if pending_range.has_more else pending_range.up_to
-                )
-            )
+        # Of some keys: the characters are used to guess where to split ranges.
+        sampled_characters = set("".join(key[len(self._prefix) :] for key in keys[::16]))
+        with self._state_changed:
+            self._allow_more_workers()  # one more, if there was no throttling for long enough
+            if not sampled_characters.issubset(self._characters_in_keys):
+                self._characters_in_keys = sorted(sampled_characters.union(self._characters_in_keys))
+            if pending_range.split_from is not None:
+                # With its first page the range is known to have keys or not: the split has been tested.
+                pending_range.split_from.untested_splits -= 1
+                pending_range.split_from = None
+            range_end = pending_range.up_to  # None: no end
+            key_count = len(keys) if range_end is None else bisect_right(keys, range_end)
+            pending_range.has_more = page.has_more and key_count == len(keys) and keys[-1] != range_end
+            covered_up_to = keys[-1] if pending_range.has_more else range_end
+            unsaved.covered_ranges.append(KeyRange(pending_range.start_after, covered_up_to))
             if pending_range.has_more:
                 pending_range.start_after = keys[-1]
             else:
                 self._active_ranges.remove(pending_range)
-            self._requests += 1
-            self._empty_requests += not key_count
-            self._objects += key_count
-            self._bytes += sum(page.sizes[:key_count])
-            self._changed.notify_all()
+            self._request_count += 1
+            self._empty_request_count += not key_count
+            self._object_count += key_count
+            self._total_object_bytes += sum(page.sizes[:key_count])
+            self._state_changed.notify_all()  # workers that wait for a range, or for one that can be split
         if key_count:
             columns = (
                 page.keys[:key_count],
@@ -342,27 +346,37 @@ class _ParallelListing:
                 page.etags[:key_count],
                 page.modified[:key_count],
             )
-            unsaved.batches.append(_record_batch(*columns))
+            unsaved.batches.append(_to_record_batch(*columns))
             unsaved.rows += key_count
         return pending_range.has_more
+
+    def _allow_more_workers(self) -> None:
+        """After a page without throttling: let one more worker send requests with every 50 such pages."""
+        self._consecutive_throttlings = 0
+        self._pages_since_throttling += 1
+        if self._pages_since_throttling % 50 == 0:
+            self._allowed_workers = min(self._max_workers, self._allowed_workers + 1)
 
     def _save_pages(self, unsaved: _UnsavedPages) -> None:
         if unsaved.covered_ranges:
             table = pa.Table.from_batches(unsaved.batches, schema=SCHEMA)
-            self._runs.add(table, [list(key_range) for key_range in merge_ranges(unsaved.covered_ranges)])
+            self._sorted_runs.add(
+                table, [list(key_range) for key_range in merge_ranges(unsaved.covered_ranges)]
+            )
         unsaved.batches, unsaved.covered_ranges, unsaved.rows = [], [], 0
         unsaved.started_at = time.monotonic()
 
 
-def _record_batch(keys: list[str], sizes: list[int], etags: list[str], modified: list[str]) -> Any:
+def _to_record_batch(keys: list[str], sizes: list[int], etags: list[str], modified: list[str]) -> Any:
     timestamps = pa.array(modified, pa.string()).cast(SCHEMA.field("modified").type)
     return pa.record_batch(
         [pa.array(keys), pa.array(sizes, pa.int64()), pa.array(etags), timestamps], schema=SCHEMA
     )
 
 
-def _check_page(page: KeyPage, start_after: str, bucket: str, prefix: str) -> None:
-    """Raise CallError if the service does not list as S3 does, before its pages make a wrong inventory."""
+def _validate_page(page: KeyPage, start_after: str, bucket: str, prefix: str) -> None:
+    """Raise CallError if a page does not have the keys that S3 would list after ``start_after``, before a
+    service that lists in another way makes a wrong inventory."""
     keys = page.keys
     problem = ""
     if page.has_more and not keys:

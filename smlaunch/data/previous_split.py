@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smlaunch.contract.shard_lists import SHARDS_FILE, ShardListIndex
-from smlaunch.data.keys import InventoryKeys
+from smlaunch.data.inventory_keys import InventoryKeys
 from smlaunch.data.split_files import LISTS_FOLDER
 from smlaunch.errors import JobError, Problem
 
@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 20
 """Bytes of each list that are read at a time."""
 
 
-def previous_hosts(keys: InventoryKeys, folder: Path) -> Any:
+def read_previous_hosts(keys: InventoryKeys, folder: Path) -> Any:
     """Return for each row its host in the lists that ``write_split`` wrote into a folder, or -1.
 
     Lists and keys are in the same order and are read in parallel; neither is held in memory. Raises JobError
@@ -78,7 +78,7 @@ class _ListReader:
                 file.seek(self._offset)
                 content = file.read(_READ_BYTES)
                 content += file.readline()
-            names = _parse_names(content)
+            names = _parse_name_lines(content)
         except (OSError, ValueError, AttributeError) as error:
             text = f"{self._path} is not a list of keys: {error}"
             raise JobError([Problem("--previous", text)]) from None
@@ -87,14 +87,15 @@ class _ListReader:
         return bool(content)
 
 
-def _parse_names(lines: bytes) -> Any:
-    """Return the names in some lines. Raises ValueError or AttributeError for a line that is not a JSON
-    string."""
+def _parse_name_lines(lines: bytes) -> Any:
+    """Return the names in whole lines of a shard list, each line a JSON string, as a binary Arrow array.
+    Raises ValueError or AttributeError for a line that is not a JSON string."""
     if not lines:
         return pa.array([], pa.large_binary())
     if lines[:1] != b'"' or lines[-2:] != b'"\n':
         raise ValueError("a line is not a JSON string")
-    if b"\\" in lines:
-        texts = [json.loads(line) for line in lines.split(b"\n")[:-1]]
-        return pa.array([text.encode() for text in texts], pa.large_binary())
+    if b"\\" in lines:  # an escape sequence of JSON
+        names = [json.loads(line) for line in lines.split(b"\n")[:-1]]
+        return pa.array([name.encode() for name in names], pa.large_binary())
+    # Nothing is escaped, so that the lines need not be parsed one by one.
     return pc.split_pattern(pa.array([lines[1:-2]], pa.large_binary()), b'"\n"').flatten()

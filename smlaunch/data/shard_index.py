@@ -17,7 +17,7 @@ from smlaunch.contract import formats
 
 INDEX_FILE = "index.json"
 SHARDS_FOLDER = "shards/"
-KIND = "smlaunch.shards"
+SHARD_INDEX_KIND = "smlaunch.shards"
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,34 @@ class ShardIndex:
     shards: tuple[ShardRecord, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return formats.SHARD_INDEX.stamp({"kind": KIND, "prefix": SHARDS_FOLDER, **asdict(self)})
+        return formats.SHARD_INDEX.stamp({"kind": SHARD_INDEX_KIND, "prefix": SHARDS_FOLDER, **asdict(self)})
 
 
-def encode_index(index: ShardIndex) -> bytes:
+def encode_shard_index(index: ShardIndex) -> bytes:
     return (json.dumps(index.to_dict(), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def parse_index(content: bytes) -> ShardIndex:
-    """Parse ``index.json``. Raises ValueError for anything else, or for a newer major version."""
+def parse_shard_index(content: bytes) -> ShardIndex:
+    """Return the index of a pack's shards (what they hold in all, and a record of each) from the content of
+    its ``index.json``. Raises ValueError for anything else, or for a newer major version of the format."""
     try:
         document = json.loads(content)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise ValueError(f"it is not an index of shards (its kind is not {KIND!r})")
+    if not isinstance(document, dict) or document.get("kind") != SHARD_INDEX_KIND:
+        raise ValueError(f"it is not an index of shards (its kind is not {SHARD_INDEX_KIND!r})")
+    # From an older version of the format to this one; raises FormatError, a ValueError, for a newer one.
     document = formats.SHARD_INDEX.upgrade_document(document, INDEX_FILE)
     try:
-        shards = tuple(_record(row) for row in document["shards"])
+        shards = tuple(_parse_shard_record(row) for row in document["shards"])
         files, samples, size = (int(document[name]) for name in ("files", "samples", "bytes"))
+        # "group": how files were grouped into samples.
         return ShardIndex(str(document["group"]), files, samples, size, shards)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it is incomplete or was edited: {error!r}") from None
 
 
-def _record(row: Mapping[str, Any]) -> ShardRecord:
+def _parse_shard_record(row: Mapping[str, Any]) -> ShardRecord:
     name = str(row["name"])
     if not name.startswith(SHARDS_FOLDER) or "/" in name[len(SHARDS_FOLDER) :] or name == SHARDS_FOLDER:
         raise ValueError(f"a shard called {name!r}")

@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smlaunch.catalog.storage import figure
-from smlaunch.data.inventory import Inventory
-from smlaunch.planner.dataset_stats import TABLE_PATTERN, DatasetCounter, DatasetStats
+from smlaunch.catalog.storage import storage_figure
+from smlaunch.data.inventory_file import Inventory
+from smlaunch.facts.dataset_stats import TABLE_PATTERN, DatasetCounter, DatasetStats
 
 
 def summarize_inventory(inventory: Inventory) -> DatasetStats:
     """Return how many files there are, how large, and of which kinds."""
     dataset = DatasetCounter()
-    small_file_bytes = figure("small_file_bytes").low
+    small_file_bytes = storage_figure("small_file_bytes").low
     for batch in inventory.batches():
         if not batch.num_rows:
             continue

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from smlaunch.data.inventory import fsync_and_rename
+from smlaunch.data.inventory_file import fsync_and_rename
 from smlaunch.errors import JobError, Problem
 
 _RUN_GROUP_ROWS = 8192
@@ -42,59 +42,64 @@ class SortedRuns:
         """``subject``: what is being listed. An unfinished inventory is resumed only if its subject
         is equal."""
         self.folder = out.with_name(f".{out.name}.unfinished")
-        self._out = out
-        self._subject = json.loads(json.dumps(dict(subject)))
-        self._resume = resume
+        self._output_path = out
+        self._inventory_subject = json.loads(json.dumps(dict(subject)))
+        self._may_resume = resume
         self._lock = Lock()
         self._next_number = 0
 
     def __enter__(self) -> SortedRuns:
-        """Lock the folder against other processes, and keep or remove what an earlier process left there.
-        Raises JobError."""
+        """Create the working folder for the sorted runs of an inventory (files of rows, each sorted by key),
+        beside the output file, and lock it against other processes. What an interrupted process left there is
+        kept to be resumed, or removed. Raises JobError if the folder cannot be used."""
         try:
-            is_resumed = self._find_unfinished()
+            is_resumed = self._has_unfinished_to_resume()  # JobError if there is one, but not for this
             self.folder.mkdir(exist_ok=True)
             self._lock_fd = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise JobError([Problem(str(self._out), f"cannot be written: {error}")]) from error
+            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock_fd)
             message = f"another process is writing it: {self.folder} is locked"
-            raise JobError([Problem(str(self._out), message)]) from None
+            raise JobError([Problem(str(self._output_path), message)]) from None
         try:
-            self._prepare_folder(is_resumed)
+            self._prepare_folder(is_resumed)  # writes what this inventory lists; deletes temporary files
         except OSError as error:
             self.__exit__()
-            raise JobError([Problem(str(self._out), f"cannot be written: {error}")]) from error
+            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
         return self
 
     def _prepare_folder(self, is_resumed: bool) -> None:
         """Write the subject of a new folder; delete temporary files; find the next free number."""
         if not is_resumed:
             temporary_path = self.folder / f"{_STATE_FILE}.tmp"
-            temporary_path.write_text(json.dumps(self._subject))
+            temporary_path.write_text(json.dumps(self._inventory_subject))
             fsync_and_rename(temporary_path, self.folder / _STATE_FILE)
         for stale_path in self.folder.glob("*.tmp"):
             stale_path.unlink()
         self._next_number = max((int(path.stem) + 1 for path in self.paths()), default=0)
 
-    def _find_unfinished(self) -> bool:
-        """Return whether an unfinished inventory exists that this one resumes. Raises JobError if it must not
-        be resumed."""
+    def _has_unfinished_to_resume(self) -> bool:
+        """Return whether an unfinished inventory exists that this one resumes. Raises JobError if it may not
+        be resumed: without permission, or because it lists something else than this one (another subject,
+        such as bucket and prefix)."""
         if not (self.folder / _STATE_FILE).exists():
             return False
-        if not self._resume:
+        if not self._may_resume:  # the user has to ask for it
             message = f"an unfinished inventory exists: continue it with --resume, or remove {self.folder}"
-            raise JobError([Problem(str(self._out), message)])
+            raise JobError([Problem(str(self._output_path), message)])
         try:
             subject = json.loads((self.folder / _STATE_FILE).read_text())
         except ValueError as error:
             raise JobError([Problem(str(self.folder / _STATE_FILE), f"cannot be read: {error}")]) from error
-        if subject != self._subject:
-            message = f"the unfinished inventory lists {subject}, not {self._subject}; remove {self.folder}"
-            raise JobError([Problem(str(self._out), message)])
+        if subject != self._inventory_subject:
+            message = (
+                f"the unfinished inventory lists {subject}, not {self._inventory_subject}; "
+                f"remove {self.folder}"
+            )
+            raise JobError([Problem(str(self._output_path), message)])
         return True
 
     def __exit__(self, *raised: object) -> None:
@@ -145,44 +150,48 @@ class SortedRuns:
             )
             fsync_and_rename(temporary_path, path)
         except OSError as error:
-            raise JobError([Problem(str(self._out), f"cannot be written: {error}")]) from error
+            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
 
-    def merged_tables(self, batch_rows: int = _MERGE_ROWS) -> Iterator[Any]:
-        """Yield all rows in key order, in tables of about ``batch_rows`` rows."""
-        row_groups = sorted(self._row_groups())
+    def iter_merged_tables(self, batch_rows: int = _MERGE_ROWS) -> Iterator[Any]:
+        """Merge the sorted runs on disk: yield all rows in key order, in tables of about ``batch_rows`` rows.
+
+        Row groups (the units in which a run's file is read) are read in the order of their first keys, so
+        that all rows before the next group's first key are complete. The rest is merged with later groups."""
+        row_groups = sorted(self._iter_row_groups())
         pending_tables: list[Any] = []
         pending_rows, wanted_rows = 0, batch_rows
-        for number, row_group in enumerate(row_groups):
+        for group_index, row_group in enumerate(row_groups):
             pending_tables.append(row_group.read())
             pending_rows += pending_tables[-1].num_rows
-            is_last = number + 1 == len(row_groups)
+            is_last = group_index + 1 == len(row_groups)
             if pending_rows < wanted_rows and not is_last:
                 continue
             table = sorted_by_key(pa.concat_tables(pending_tables))
             keys = table.column("key")
-            # Rows not yet read have the next group's first key or a later one.
-            cut_row = (
-                len(keys) if is_last else bisect_left(_StringColumn(keys), row_groups[number + 1].first_key)
-            )
-            if cut_row:
-                yield table.slice(0, cut_row)
-            # A copy, so that the memory of the rows before the cut is freed.
-            pending_tables = (
-                [table.slice(cut_row).take(pa.array(range(len(keys) - cut_row)))]
-                if cut_row < len(keys)
-                else []
-            )
-            pending_rows = len(keys) - cut_row
-            wanted_rows = max(batch_rows, 2 * pending_rows)
+            complete_rows = len(keys)
+            if not is_last:
+                # Rows not yet read have the next group's first key or a later one.
+                # A _StringColumn is a sequence, as bisect wants it.
+                complete_rows = bisect_left(_StringColumn(keys), row_groups[group_index + 1].first_key)
+            if complete_rows:
+                yield table.slice(0, complete_rows)
+            pending_rows = len(keys) - complete_rows
+            pending_tables = []
+            if pending_rows:
+                # A copy, so that the memory of the complete rows is freed.
+                pending_tables.append(table.slice(complete_rows).take(pa.array(range(pending_rows))))
+            wanted_rows = max(batch_rows, 2 * pending_rows)  # else the same rows are sorted again and again
 
-    def _row_groups(self) -> Iterator[_RowGroup]:
-        """Yield the non-empty row groups of all runs."""
+    def _iter_row_groups(self) -> Iterator[_RowGroup]:
+        """Yield the non-empty row groups of the Parquet files of all runs, with their first keys."""
         for path in self.paths():
             metadata = pq.read_metadata(path)
             for number in range(metadata.num_row_groups):
                 row_group = metadata.row_group(number)
                 if row_group.num_rows:  # a run may cover an input without any row
-                    yield _RowGroup(row_group.column(0).statistics.min, path, number)
+                    # Column 0 is the key; the row group is sorted, so its least key is the first.
+                    first_key = row_group.column(0).statistics.min
+                    yield _RowGroup(first_key=first_key, path=path, group_index=number)
 
 
 class _RowGroup(NamedTuple):

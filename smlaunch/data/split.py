@@ -28,7 +28,7 @@ import numpy as np
 
 from smlaunch.data.bin_packing import (
     MAX_TOTAL_SIZE,
-    CountLoads,
+    RowCountLoads,
     SizeBlocks,
     SizeScan,
     deal_largest_first,
@@ -42,8 +42,8 @@ from smlaunch.data.host_assignment import (
     TableAssignment,
     even_ranges,
 )
-from smlaunch.planner import partitioning
-from smlaunch.planner.partitioning import Number
+from smlaunch.storage import multiway_partitioning
+from smlaunch.storage.multiway_partitioning import Number
 
 RANGES_METHOD = "largest first, then in key order"
 STABLE_METHOD = "as before, what is new largest first"
@@ -63,7 +63,7 @@ _MAX_DEALT_ROWS = 1 << 15
 _ROWS_PER_RELEASE = 16
 """A host releases about this many rows at a time, if it has small enough ones."""
 
-_MAX_ROUNDS = 6
+_MAX_REBALANCE_ROUNDS = 6
 """A large new row may, once assigned, push other rows from their host."""
 
 
@@ -77,7 +77,7 @@ class HostSplit:
     row_counts: tuple[int, ...]
     """The number of rows per host."""
     largest_size: Number
-    by_count: CountLoads
+    loads_by_row_count: RowCountLoads
     assignment: HostAssignment
     moved: tuple[int, Number] | None = None
     """With a previous split: how many of its rows have another host now, and the sum of their sizes."""
@@ -98,26 +98,26 @@ class HostSplit:
         """How many rows are in no range."""
         if isinstance(self.assignment, RangeAssignment):
             return len(self.assignment.exception_rows)
-        return 0 if self.method == partitioning.CONTIGUOUS else sum(self.row_counts)
+        return 0 if self.method == multiway_partitioning.CONTIGUOUS else sum(self.row_counts)
 
     @cached_property
     def imbalance(self) -> float:
         """The fullest host's load relative to the least it can be (equal share or largest key): 1 is the
         optimum."""
-        return partitioning.imbalance(self.loads, self.largest_size)
+        return multiway_partitioning.imbalance(self.loads, self.largest_size)
 
     @property
-    def imbalance_by_count(self) -> float:
+    def imbalance_by_row_count(self) -> float:
         """The same for the better of the two splits by count."""
-        both_loads = (self.by_count.contiguous, self.by_count.round_robin)
-        return min(partitioning.imbalance(loads, self.largest_size) for loads in both_loads)
+        both_loads = (self.loads_by_row_count.contiguous, self.loads_by_row_count.round_robin)
+        return min(multiway_partitioning.imbalance(loads, self.largest_size) for loads in both_loads)
 
     def hosts_of(self, start: int, stop: int) -> Any:
         """Return the host of each row from ``start`` up to ``stop``, an array of uint16."""
         return self.assignment.hosts_of(start, stop)
 
 
-def split(sizes: Any, host_count: int, *, previous: Any = None) -> HostSplit:
+def split_sizes(sizes: Any, host_count: int, *, previous: Any = None) -> HostSplit:
     """Split rows with these sizes (anything NumPy converts to an int64 or float64 array) over ``host_count``.
 
     ``previous``: the host each row had, -1 for a new row; rows then keep their host as far as the loads stay
@@ -131,14 +131,15 @@ def split(sizes: Any, host_count: int, *, previous: Any = None) -> HostSplit:
             yield size_array[start : start + BLOCK_ROWS]
 
     if previous is None:
-        return split_blocks(blocks, len(size_array), host_count)
-    return _rebalance(size_array, blocks, host_count, np.asarray(previous))
+        return split_size_blocks(blocks, len(size_array), host_count)
+    return _split_with_previous(size_array, blocks, host_count, np.asarray(previous))
 
 
 def to_size_array(values: Any) -> Any:
-    """Return a one-dimensional array: int64 for integers, float64 for other numbers. Raises ValueError for
-    anything else."""
+    """Return sizes as a one-dimensional array: int64 for integers, float64 for other numbers. Raises
+    ValueError for anything else, and for sizes too large to be added up in 64 bits."""
     array = np.asarray(values)
+    # Kinds of NumPy's types: i and u are integers with and without sign, f is float.
     if array.ndim != 1 or (array.dtype.kind not in "iuf" and array.size):
         raise ValueError(
             f"sizes must be a one-dimensional array of numbers, not {array.dtype} of shape {array.shape}"
@@ -148,18 +149,18 @@ def to_size_array(values: Any) -> Any:
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
-def split_blocks(blocks: SizeBlocks, count: int, host_count: int) -> HostSplit:
+def split_size_blocks(blocks: SizeBlocks, count: int, host_count: int) -> HostSplit:
     """Like ``split``, for ``count`` rows that come in blocks (``to_size_array``), which are read twice."""
     if not 1 <= host_count <= MAX_HOSTS:
         raise ValueError(f"{host_count} hosts: there may be 1 to {MAX_HOSTS}")
     scan = scan_sizes(blocks, count, host_count)
-    if count <= partitioning.KARMARKAR_KARP_MAX_ITEMS:
+    if count <= multiway_partitioning.KARMARKAR_KARP_MAX_ITEMS:
         return _split_exactly(blocks, host_count, scan)
     ranges, loads = fill_hosts(blocks, count, scan, [0] * host_count)
-    by_count = scan.by_count
+    by_count = scan.loads_by_row_count
     candidates: list[tuple[str, Sequence[Number], RangeAssignment | RoundRobinAssignment]] = [
-        (partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, host_count)),
-        (partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(host_count)),
+        (multiway_partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, host_count)),
+        (multiway_partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(host_count)),
         (RANGES_METHOD, loads, ranges),
     ]
     method, host_loads, assignment = min(candidates, key=lambda candidate: max(candidate[1]))
@@ -170,58 +171,82 @@ def split_blocks(blocks: SizeBlocks, count: int, host_count: int) -> HostSplit:
 
 def _split_exactly(blocks: SizeBlocks, host_count: int, scan: SizeScan) -> HostSplit:
     sizes = [size for block in blocks() for size in block.tolist()]
-    best = partitioning.best_partition(sizes, host_count)
+    best = multiway_partitioning.best_partition(sizes, host_count)
     assignment = TableAssignment(np.asarray(best.host_by_item, dtype=np.uint16))
-    return HostSplit(best.method, best.loads, best.counts, scan.largest_size, scan.by_count, assignment)
+    return HostSplit(
+        best.method, best.loads, best.counts, scan.largest_size, scan.loads_by_row_count, assignment
+    )
 
 
 # ---- after an earlier split --------------------------------------------------------------------------------
 
 
-def _rebalance(sizes: Any, blocks: SizeBlocks, host_count: int, previous: Any) -> HostSplit:
-    """Split with a previous split: rows keep their host. Only a host's load above an equal share is released,
-    and is assigned together with the new rows to hosts with less."""
-    if previous.shape != sizes.shape or (previous.size and previous.dtype.kind not in "iu"):
+def _split_with_previous(
+    sizes: Any, size_blocks: SizeBlocks, host_count: int, previous_hosts: Any
+) -> HostSplit:
+    """Split rows again after an earlier split: they keep their hosts. Only what a host has above an equal
+    share of the sizes is released, and is assigned together with the new rows to hosts with less.
+
+    ``size_blocks``: returns ``sizes`` in blocks. ``previous_hosts``: host of each row, negative for new rows.
+    If a split by the number of rows would be better, all rows get the hosts of a split from scratch. Raises
+    ValueError for ``previous_hosts`` of another shape or type."""
+    if previous_hosts.shape != sizes.shape or (previous_hosts.size and previous_hosts.dtype.kind not in "iu"):
         raise ValueError("previous must be one whole number per size")
-    new_split = split_blocks(blocks, len(sizes), host_count)
-    host_by_row = np.where((previous >= 0) & (previous < host_count), previous, host_count).astype(np.uint16)
-    fair_load = partitioning.lower_bound(sum(new_split.loads), new_split.largest_size, host_count)
-    loads = _host_loads(sizes, host_by_row, host_count)
-    for round_number in range(_MAX_ROUNDS):
-        overloaded_hosts = (
-            [host for host in range(host_count) if loads[host] > fair_load * _MAX_IMBALANCE]
-            if round_number
-            else []
-        )
-        for host in overloaded_hosts:
-            host_by_row[
-                _rows_to_release(sizes, np.flatnonzero(host_by_row == host), loads[host] - fair_load)
-            ] = host_count
-        free_rows = np.flatnonzero(host_by_row == host_count)
-        if round_number and not len(free_rows):
-            break
-        host_by_row[free_rows] = _assign_free_rows(
-            sizes[free_rows], _host_loads(sizes, host_by_row, host_count)
-        )
-        loads = _host_loads(sizes, host_by_row, host_count)
-    if partitioning.imbalance(loads, new_split.largest_size) > new_split.imbalance_by_count:
+    fresh_split = split_size_blocks(size_blocks, len(sizes), host_count)
+    is_host = (previous_hosts >= 0) & (previous_hosts < host_count)
+    no_host = host_count  # stands for rows that still have to be assigned
+    host_by_row = np.where(is_host, previous_hosts, no_host).astype(np.uint16)
+    # No split's largest load is less than this.
+    fair_load = multiway_partitioning.lower_bound(
+        sum(fresh_split.loads), fresh_split.largest_size, host_count
+    )
+    loads = _rebalance(sizes, host_by_row, host_count, fair_load)
+    if multiway_partitioning.imbalance(loads, fresh_split.largest_size) > fresh_split.imbalance_by_row_count:
         # A split by count must never be better, not even if it would move fewer rows.
-        host_by_row = new_split.hosts_of(0, len(sizes))
-        method, loads = new_split.method, list(new_split.loads)
+        host_by_row = fresh_split.hosts_of(0, len(sizes))
+        method, loads = fresh_split.method, list(fresh_split.loads)
     else:
         method = STABLE_METHOD
-    is_moved = (previous >= 0) & (previous != host_by_row)
-    moved = (int(np.count_nonzero(is_moved)), sizes[is_moved].sum().item())
+    is_moved = (previous_hosts >= 0) & (previous_hosts != host_by_row)
+    moved_count_and_size = (int(np.count_nonzero(is_moved)), sizes[is_moved].sum().item())
     row_counts = np.bincount(host_by_row, minlength=host_count).tolist()
     return HostSplit(
-        method,
-        tuple(loads),
-        tuple(row_counts),
-        new_split.largest_size,
-        new_split.by_count,
-        TableAssignment(host_by_row),
-        moved,
+        method=method,
+        loads=tuple(loads),
+        row_counts=tuple(row_counts),
+        largest_size=fresh_split.largest_size,
+        loads_by_row_count=fresh_split.loads_by_row_count,
+        assignment=TableAssignment(host_by_row),
+        moved=moved_count_and_size,
     )
+
+
+def _rebalance(sizes: Any, host_by_row: Any, host_count: int, fair_load: Number) -> list[Number]:
+    """Change ``host_by_row`` in place: assign the rows without a host (whose number is ``host_count``); then,
+    as long as a host has more than ``fair_load`` (the least that the fullest host can have), release what is
+    above it, and assign that too, for a few rounds. Return each host's load, the sum of its rows' sizes."""
+    # First the new rows only: they may be enough to make the loads equal.
+    loads = _assign_rows_without_host(sizes, host_by_row, host_count)
+    for _ in range(_MAX_REBALANCE_ROUNDS - 1):
+        for host in range(host_count):
+            if loads[host] > fair_load * _MAX_IMBALANCE:  # so little more is equal enough
+                rows_of_host = np.flatnonzero(host_by_row == host)
+                released_rows = _choose_rows_to_release(sizes, rows_of_host, loads[host] - fair_load)
+                host_by_row[released_rows] = host_count
+        if not (host_by_row == host_count).any():
+            break
+        loads = _assign_rows_without_host(sizes, host_by_row, host_count)
+    return loads
+
+
+def _assign_rows_without_host(sizes: Any, host_by_row: Any, host_count: int) -> list[Number]:
+    """Give each row without a host (whose number is ``host_count``) one, in place; return the hosts'
+    loads."""
+    unassigned_rows = np.flatnonzero(host_by_row == host_count)
+    host_by_row[unassigned_rows] = _assign_rows_to_hosts(
+        sizes[unassigned_rows], _host_loads(sizes, host_by_row, host_count)
+    )
+    return _host_loads(sizes, host_by_row, host_count)
 
 
 def _host_loads(sizes: Any, host_by_row: Any, host_count: int) -> list[Number]:
@@ -232,28 +257,31 @@ def _host_loads(sizes: Any, host_by_row: Any, host_count: int) -> list[Number]:
     return host_loads
 
 
-def _rows_to_release(sizes: Any, rows: Any, excess_size: Number) -> Any:
-    """Return some of a host's rows that hold almost ``excess_size`` and not more. Several small rows rather
-    than a large one, which might be too large for another host too."""
+def _choose_rows_to_release(sizes: Any, rows: Any, excess_size: Number) -> Any:
+    """Choose which of a host's ``rows`` to release so that their sizes add up to almost ``excess_size`` and
+    not more. Several small rows rather than a large one, which might be too large for another host too.
+    ``sizes``: of all rows."""
     rows = rows[np.argsort(sizes[rows], kind="stable")]
-    released = []
+    released_rows: list[Any] = []
     while excess_size > 0:
         ascending_sizes = sizes[rows]
+        # Small rows first, of at most a 16th of the excess; larger ones only if no small row fits.
         for max_size in (excess_size / _ROWS_PER_RELEASE, excess_size):
-            fitting_count = int(np.searchsorted(ascending_sizes, max_size, side="right"))
-            sums = np.cumsum(ascending_sizes[:fitting_count][::-1])
-            row_count = int(np.searchsorted(sums, excess_size, side="right"))
-            if row_count and sums[row_count - 1]:
+            # The largest rows of at most max_size, as many as fit into the excess.
+            fitting_end = int(np.searchsorted(ascending_sizes, max_size, side="right"))
+            sums_from_largest = np.cumsum(ascending_sizes[:fitting_end][::-1])
+            release_count = int(np.searchsorted(sums_from_largest, excess_size, side="right"))
+            if release_count and sums_from_largest[release_count - 1]:  # not only rows of size 0
                 break
-        else:
+        else:  # no row fits
             break
-        released.append(rows[fitting_count - row_count : fitting_count])
-        rows = np.delete(rows, np.s_[fitting_count - row_count : fitting_count])
-        excess_size -= sums[row_count - 1].item()
-    return np.concatenate(released) if released else rows[:0]
+        released_rows.append(rows[fitting_end - release_count : fitting_end])
+        rows = np.delete(rows, np.s_[fitting_end - release_count : fitting_end])
+        excess_size -= sums_from_largest[release_count - 1].item()
+    return np.concatenate(released_rows) if released_rows else rows[:0]
 
 
-def _assign_free_rows(sizes: Any, loads: list[Number]) -> Any:
+def _assign_rows_to_hosts(sizes: Any, loads: list[Number]) -> Any:
     """Return a host for each row, given the hosts' present ``loads``."""
     if len(sizes) <= _MAX_DEALT_ROWS:
         return deal_largest_first(sizes, loads)

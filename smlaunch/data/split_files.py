@@ -30,7 +30,7 @@ from smlaunch.contract.shard_lists import (
     file_name_problem,
     shard_list_name,
 )
-from smlaunch.data.keys import InventoryKeys
+from smlaunch.data.inventory_keys import InventoryKeys
 from smlaunch.data.split import HostSplit
 from smlaunch.errors import JobError, Problem
 
@@ -62,14 +62,19 @@ class SplitFiles(NamedTuple):
 
 
 def write_split(
-    keys: InventoryKeys, split: HostSplit, folder: Path, summary: dict[str, Any], *, channel: str = "train"
+    inventory_keys: InventoryKeys,
+    host_split: HostSplit,
+    folder: Path,
+    summary: dict[str, Any],
+    *,
+    channel: str = "train",
 ) -> SplitFiles:
-    """Write lists, manifests (if the bucket is known) and ``split.json`` into a new or empty folder,
-    atomically.
+    """Write the result of a split over hosts into a new or empty folder, atomically: a list of names per
+    host, a manifest per host (if the bucket is known) and ``split.json``.
 
-    ``summary``: as ``split_inventory`` returns it. ``channel``: the channel the lists are for, recorded in
-    the index. Raises JobError if the folder cannot be written, and for keys that are repeated or out of
-    order.
+    ``host_split``: which host gets which of the keys. ``summary``: as ``split_inventory`` returns it.
+    ``channel``: the channel the lists are for, recorded in the index. Raises JobError if the folder cannot be
+    written, and for keys that are repeated or out of order.
     """
     try:
         if folder.is_dir() and any(folder.iterdir()):
@@ -77,12 +82,14 @@ def write_split(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            bytes_by_host = [shard["bytes"] for shard in summary["shards"]]
-            files = _write_files(keys, split, channel, bytes_by_host, temporary_folder)
-            (temporary_folder / SUMMARY_FILE).write_text(
-                json.dumps(summary_with_files(summary, files), indent=2) + "\n"
+            bytes_by_host = [shard["bytes"] for shard in summary["shards"]]  # for the index of the lists
+            files = _write_lists_and_manifests(
+                inventory_keys, host_split, channel, bytes_by_host, temporary_folder
             )
-            temporary_folder.chmod(0o755)
+            (temporary_folder / SUMMARY_FILE).write_text(
+                json.dumps(add_files_to_summary(summary, files), indent=2) + "\n"
+            )
+            temporary_folder.chmod(0o755)  # mkdtemp makes folders that only the owner may read
             temporary_folder.replace(folder)
         except BaseException:
             shutil.rmtree(temporary_folder, ignore_errors=True)
@@ -92,7 +99,7 @@ def write_split(
     return files
 
 
-def summary_with_files(summary: dict[str, Any], split_files: SplitFiles) -> dict[str, Any]:
+def add_files_to_summary(summary: dict[str, Any], split_files: SplitFiles) -> dict[str, Any]:
     """Return the summary with the files of each host added."""
     warnings = list(summary["warnings"])
     if split_files.invalid_names:
@@ -105,40 +112,54 @@ def summary_with_files(summary: dict[str, Any], split_files: SplitFiles) -> dict
     return {**summary, "warnings": warnings, "shards": shards}
 
 
-def _write_files(
-    keys: InventoryKeys, split: HostSplit, channel: str, bytes_by_host: Sequence[int], folder: Path
+def _write_lists_and_manifests(
+    inventory_keys: InventoryKeys,
+    host_split: HostSplit,
+    channel: str,
+    bytes_by_host: Sequence[int],
+    folder: Path,
 ) -> SplitFiles:
-    """Write the lists, the manifests and the index of the lists."""
-    hosts = range(split.hosts)
+    """Write a list of names (lines of JSON) and an S3 manifest (one JSON array) for each host, and the index
+    of the lists, below ``folder``, piece by piece: the names of all hosts come in key order. Return the paths
+    relative to ``folder``, and how many names cannot be files on a host."""
+    hosts = range(host_split.hosts)
     list_paths = [f"{LISTS_FOLDER}/{shard_list_name(host)}" for host in hosts]
     manifest_paths = [
-        f"{MANIFESTS_FOLDER}/shard-{host:05d}.manifest" if keys.bucket and split.row_counts[host] else None
+        f"{MANIFESTS_FOLDER}/shard-{host:05d}.manifest"
+        if inventory_keys.bucket and host_split.row_counts[host]
+        else None
         for host in hosts
     ]
-    prefix = {"prefix": f"s3://{keys.bucket}/{keys.base_prefix}"}
-    invalid_count, first_problem = 0, ""
-    with _BufferedFiles(folder) as files:
+    # A manifest is a JSON array: first the prefix, then names relative to it.
+    prefix_entry = {"prefix": f"s3://{inventory_keys.bucket}/{inventory_keys.base_prefix}"}
+    invalid_name_count, first_name_problem = 0, ""
+    with _BufferedFiles(folder) as output_files:  # many files, of which few are open at a time
         for host in hosts:
-            files.add(list_paths[host], b"")
-            files.add(manifest_paths[host], b"[" + json.dumps(prefix, ensure_ascii=False).encode())
-        for batch in keys.name_batches():
-            name_bytes = _joined_bytes(batch.names)
-            problems = _name_problems(batch.names, name_bytes)
-            invalid_count += len(problems)
-            first_problem = first_problem or (problems[0] if problems else "")
-            hosts_of_batch = split.hosts_of(batch.start, batch.start + len(batch.names))
-            for host, lines, entries in _names_by_host(
-                _json_escaped(batch.names, name_bytes), hosts_of_batch
-            ):
-                files.add(list_paths[host], b'"', lines, b'"\n')
-                files.add(manifest_paths[host], b',\n"', entries, b'"')
+            output_files.append(list_paths[host], b"")
+            manifest_start = b"[" + json.dumps(prefix_entry, ensure_ascii=False).encode()
+            output_files.append(manifest_paths[host], manifest_start)  # nothing if the path is None
+        for batch in inventory_keys.name_batches():
+            # All names as one array of bytes, so that ordinary names need not be checked one by one.
+            name_bytes = _join_bytes(batch.names)
+            name_problems = _describe_invalid_names(batch.names, name_bytes)
+            invalid_name_count += len(name_problems)
+            first_name_problem = first_name_problem or (name_problems[0] if name_problems else "")
+            # The host of each name in the batch.
+            hosts_of_batch = host_split.hosts_of(batch.start, batch.start + len(batch.names))
+            escaped_names = _escape_for_json(batch.names, name_bytes)
+            # Each host's names, joined as its files need them, without the outermost quotes.
+            for host, list_lines, manifest_entries in _group_names_by_host(escaped_names, hosts_of_batch):
+                output_files.append(list_paths[host], b'"', list_lines, b'"\n')
+                output_files.append(manifest_paths[host], b',\n"', manifest_entries, b'"')
         for host in hosts:
-            files.add(manifest_paths[host], b"\n]\n")
-        index = [
-            ShardList(shard_list_name(host), split.row_counts[host], bytes_by_host[host]) for host in hosts
+            output_files.append(manifest_paths[host], b"\n]\n")
+        shard_lists = [
+            ShardList(shard_list_name(host), host_split.row_counts[host], bytes_by_host[host])
+            for host in hosts
         ]
-        files.add(f"{LISTS_FOLDER}/{SHARDS_FILE}", ShardListIndex(channel, tuple(index)).to_json().encode())
-    return SplitFiles(tuple(list_paths), tuple(manifest_paths), invalid_count, first_problem)
+        index = ShardListIndex(channel, tuple(shard_lists))
+        output_files.append(f"{LISTS_FOLDER}/{SHARDS_FILE}", index.to_json().encode())
+    return SplitFiles(tuple(list_paths), tuple(manifest_paths), invalid_name_count, first_name_problem)
 
 
 class _BufferedFiles:
@@ -163,7 +184,7 @@ class _BufferedFiles:
         finally:
             self._executor.shutdown()
 
-    def add(self, path: str | None, *pieces: bytes | memoryview) -> None:
+    def append(self, path: str | None, *pieces: bytes | memoryview) -> None:
         """Append pieces to a file. Ignored if ``path`` is None."""
         if path is None:
             return
@@ -189,7 +210,7 @@ class _BufferedFiles:
 # ---- names in JSON -----------------------------------------------------------------------------------------
 
 
-def _names_by_host(names: Any, hosts: Any) -> Iterator[tuple[int, memoryview, memoryview]]:
+def _group_names_by_host(names: Any, hosts: Any) -> Iterator[tuple[int, memoryview, memoryview]]:
     """Yield for each host that has some of these names: the host, its names as lines, and its names as
     elements of a JSON array. The caller adds the outermost quotes."""
     if not len(names):
@@ -210,7 +231,7 @@ def _value_views(values: Any) -> list[memoryview]:
     return [content[start:stop] for start, stop in pairwise(_offsets(values).tolist())]
 
 
-def _json_escaped(names: Any, name_bytes: Any) -> Any:
+def _escape_for_json(names: Any, name_bytes: Any) -> Any:
     """Return the names with all characters escaped that a JSON string must not contain."""
     if not len(name_bytes) or (name_bytes.min() >= _SPACE and not _contains_any(name_bytes, '"', "\\")):
         return names
@@ -221,17 +242,27 @@ def _json_escaped(names: Any, name_bytes: Any) -> Any:
     return pa.array(escaped, names.type)
 
 
-def _name_problems(names: Any, name_bytes: Any) -> list[str]:
-    """Return for each name that cannot be a file below a folder the reason why."""
-    if len(name_bytes) and name_bytes.min() > 0 and not _has_slash_pairs(name_bytes):
-        offsets = _offsets(names) - _offsets(names)[0]
-        lengths = np.diff(offsets)
-        if 0 < lengths.min() <= lengths.max() <= _MAX_NAME_BYTES:
-            begins, ends = name_bytes[offsets[:-1]], name_bytes[offsets[1:] - 1]
-            if not _contains_any(begins, ".", "/") and not _contains_any(ends, "/"):
-                return []
+def _describe_invalid_names(names: Any, name_bytes: Any) -> list[str]:
+    """Return for each name that cannot be a file below a folder the reason why. ``name_bytes``: all names
+    joined, as an array, so that ordinary names need not be checked one by one."""
+    if _are_all_ordinary(names, name_bytes):
+        return []
     problems = (file_name_problem(name.decode()) for name in names.to_pylist())
     return [problem for problem in problems if problem is not None]
+
+
+def _are_all_ordinary(names: Any, name_bytes: Any) -> bool:
+    """Return whether all names can be files, as their bytes show at once: neither empty nor too long, without
+    NUL, without ``//`` and ``/.``, not beginning with a dot or slash, and not ending with a slash. False may
+    also mean unusual names that can be files."""
+    if not len(name_bytes) or name_bytes.min() == 0 or _has_slash_pairs(name_bytes):
+        return False
+    offsets = _offsets(names) - _offsets(names)[0]
+    lengths = np.diff(offsets)
+    if lengths.min() == 0 or lengths.max() > _MAX_NAME_BYTES:
+        return False
+    first_bytes, last_bytes = name_bytes[offsets[:-1]], name_bytes[offsets[1:] - 1]
+    return not _contains_any(first_bytes, ".", "/") and not _contains_any(last_bytes, "/")
 
 
 # Most names are ordinary, and checking them one by one would take longer than everything else together. So
@@ -253,7 +284,7 @@ def _has_slash_pairs(name_bytes: Any) -> bool:
     return False
 
 
-def _joined_bytes(names: Any) -> Any:
+def _join_bytes(names: Any) -> Any:
     """Return the bytes of all names, concatenated."""
     offsets, data = _offsets(names), names.buffers()[2]
     if data is None or not len(offsets):

@@ -42,7 +42,7 @@ _DEVICES = b"0000000\0" * 2
 _FIXED = sum(_BEFORE_SIZE) + sum(_BETWEEN) + sum(_MAGIC) + sum(_DEVICES) + 8 * 0x20 + 0x30
 _AFTER_SUM = b"\0 0" + bytes(100) + _MAGIC + bytes(64) + _DEVICES
 _NO_PREFIX = _AFTER_SUM + bytes(167)
-_PAD = tuple(bytes(-size % BLOCK_BYTES) for size in range(BLOCK_BYTES))
+_PADDING_BY_REMAINDER = tuple(bytes(-size % BLOCK_BYTES) for size in range(BLOCK_BYTES))
 
 
 if TYPE_CHECKING:
@@ -108,63 +108,67 @@ def prefix_length(name: bytes) -> int:
     return slash
 
 
-def archive_size(member_bytes: int) -> int:
+def archive_size_bytes(member_bytes: int) -> int:
     """Return the size of an archive whose members take up ``member_bytes``: with its end, in whole
     records."""
     return member_bytes + 2 * BLOCK_BYTES + -(member_bytes + 2 * BLOCK_BYTES) % RECORD_BYTES
 
 
 def write_archive(
-    root: int,
+    root_fd: int,
     files: Iterable[tuple[bytes, int]],
-    write: Callable[[memoryview], object],
-    on_problem: Callable[[bytes, str], object],
+    write_block: Callable[[memoryview], object],
+    on_file_problem: Callable[[bytes, str], object],
     follow_links: bool = False,
     checksum: ChecksumKind = "crc32",
 ) -> str:
-    """Write the archive of ``files`` (name, size) below the open directory ``root``. Return its checksum with
-    its kind, ``crc32:0a1b2c3d``.
+    """Write the tar archive of ``files`` (name, size) below the open directory ``root_fd``. Return its
+    checksum with its kind, ``crc32:0a1b2c3d``.
 
-    ``on_problem`` is called with name and problem for every file that is not as listed; the archive is then
-    invalid and has to be deleted.
-    """
+    Headers and contents are collected in a buffer, which ``write_block`` gets when it is full.
+    ``on_file_problem`` is called with name and problem for every file that is not as listed; the archive is
+    then invalid and has to be deleted."""
     # Do not wait for a pipe's writer, and do not follow a link that has replaced a file.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
-    open_, readv, close, pad, head = os.open, os.readv, os.close, _PAD, tar_header
-    output = ArchiveOutput(write, checksum)
+    # Local names are looked up faster, which counts with millions of files.
+    open_file, readv, close_file = os.open, os.readv, os.close
+    # By the bytes of a file in its last block: the zeros that fill it up.
+    padding_by_remainder, make_header = _PADDING_BY_REMAINDER, tar_header
+    output = ArchiveOutput(write_block, checksum)  # has the buffer; checksums and writes what is flushed
     buffer, position = output.buffer, 0
     for name, size in files:
         try:
-            descriptor = open_(name, flags, dir_fd=root)
+            descriptor = open_file(name, flags, dir_fd=root_fd)
         except OSError as error:
-            on_problem(name, file_problem(error))
+            on_file_problem(name, describe_file_error(error))
             continue
+        # In the buffer: header, content from start to end, padding up to a whole block (512 bytes).
         start = position + BLOCK_BYTES
         end = start + size
-        if end + BLOCK_BYTES > _BUFFER_BYTES:
+        if end + BLOCK_BYTES > _BUFFER_BYTES:  # write what is there, and begin again with an empty buffer
             output.flush(position)
             position, start, end = 0, BLOCK_BYTES, BLOCK_BYTES + size
         try:
-            buffer[position:start] = head(name, size)
+            buffer[position:start] = make_header(name, size)
             # One byte more than expected shows whether the file has grown, in the same call.
             if end + BLOCK_BYTES <= _BUFFER_BYTES and readv(descriptor, (buffer[start : end + 1],)) == size:
                 position = end + -size % BLOCK_BYTES
-                buffer[end:position] = pad[size % BLOCK_BYTES]
-            else:
+                buffer[end:position] = padding_by_remainder[size % BLOCK_BYTES]
+            else:  # too large for the buffer, or changed
                 os.lseek(descriptor, 0, os.SEEK_SET)
-                position = output.copy_file(descriptor, start, size)
+                position = output.copy_file_content(descriptor, start, size)
         except OSError as error:
-            on_problem(name, file_problem(error))
+            on_file_problem(name, describe_file_error(error))
         except SizeChangedError:
-            on_problem(name, "has another size than when it was listed")
+            on_file_problem(name, "has another size than when it was listed")
         finally:
-            close(descriptor)
+            close_file(descriptor)
     output.flush(position)
-    output.write_end()
+    output.write_end_of_archive()
     return output.checksum
 
 
-def file_problem(error: OSError) -> str:
+def describe_file_error(error: OSError) -> str:
     """Return what is wrong with a file, in words that follow its name."""
     return "is gone" if error.errno == ENOENT else f"cannot be read: {error.strerror}"
 
@@ -196,27 +200,30 @@ class ArchiveOutput:
         if end:
             self.write(self.buffer[:end])
 
-    def write_end(self) -> None:
+    def write_end_of_archive(self) -> None:
         """Write the end of the archive, after the last member."""
-        self.write(bytes(archive_size(self._written_bytes) - self._written_bytes))
+        self.write(bytes(archive_size_bytes(self._written_bytes) - self._written_bytes))
 
-    def copy_file(self, descriptor: int, start: int, size: int) -> int:
-        """Copy a file of any size through ``buffer``. Return the position in ``buffer`` after it. Raises
-        SizeChangedError."""
-        remaining = size
-        while read_bytes := os.readv(descriptor, (self.buffer[start : start + remaining + 1],)):
-            remaining -= read_bytes
-            start += read_bytes
-            if remaining < 0:
+    def copy_file_content(self, descriptor: int, start: int, size: int) -> int:
+        """Copy a file of any size into the archive, through its buffer from the position ``start`` on, which
+        is flushed when it is full. Return the position in the buffer after the file and its padding. Raises
+        SizeChangedError unless the file has ``size`` bytes."""
+        remaining_bytes = size
+        position = start  # in the buffer of _BUFFER_BYTES
+        # One byte more than expected shows whether the file has grown.
+        while read_bytes := os.readv(descriptor, (self.buffer[position : position + remaining_bytes + 1],)):
+            remaining_bytes -= read_bytes
+            position += read_bytes
+            if remaining_bytes < 0:
                 raise SizeChangedError
-            if start == _BUFFER_BYTES:
-                self.flush(start)
-                start = 0
-        if remaining:
+            if position == _BUFFER_BYTES:
+                self.flush(position)
+                position = 0
+        if remaining_bytes:
             raise SizeChangedError
-        if start + BLOCK_BYTES > _BUFFER_BYTES:
-            self.flush(start)
-            start = 0
-        end = start + -size % BLOCK_BYTES
-        self.buffer[start:end] = _PAD[size % BLOCK_BYTES]
+        if position + BLOCK_BYTES > _BUFFER_BYTES:
+            self.flush(position)
+            position = 0
+        end = position + -size % BLOCK_BYTES
+        self.buffer[position:end] = _PADDING_BY_REMAINDER[size % BLOCK_BYTES]
         return end

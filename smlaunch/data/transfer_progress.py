@@ -41,16 +41,19 @@ class TransferProgress:
         self._samples = deque([(self._started_at, 0)])
 
     def add(self, byte_count: int, file_count: int) -> None:
-        """``byte_count`` is negative for bytes that have to be sent again."""
+        """Add bytes and files to what a transfer has done, from any thread; ``byte_count`` is negative for
+        bytes that have to be sent again. From time to time a sample is kept, from which the rate is computed,
+        and the callback for progress is called."""
         with self._lock:
             self.done_bytes += byte_count
             self.done_files += file_count
             now = self._clock()
             is_complete = self.done_files >= self.total_files and self.done_bytes >= self.total_bytes
-            if now - self._sampled_at < _SAMPLE_SECONDS and not is_complete:
+            if now - self._sampled_at < _SAMPLE_SECONDS and not is_complete:  # at most ten samples a second
                 return
             self._sampled_at = now
             self._samples.append((now, self.done_bytes))
+            # The rate is that of the last ten seconds, and needs two samples.
             while now - self._samples[0][0] > _RATE_WINDOW_SECONDS and len(self._samples) > 2:
                 self._samples.popleft()
             if self._on_progress is not None:

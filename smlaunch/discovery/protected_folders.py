@@ -31,19 +31,17 @@ def folder_id(status: os.stat_result) -> FolderId:
 
 
 def protected_folder_reason(folder: Path) -> str | None:
-    """Return why a folder is not uploaded, as the rest of a sentence about it; None for an ordinary
-    folder."""
+    """Return why a folder of this machine is never uploaded, as the rest of a sentence about it; None for an
+    ordinary folder. Folders are compared by device and inode, because a folder may have several paths."""
     status = folder.stat()
     this_folder = folder_id(status)
     real_path = os.path.realpath(folder)
     if real_path == os.path.sep:
         return "is the root of this machine's files"
-    for home in _home_folders(status.st_uid):
-        if home == this_folder:
-            return "is a home folder, with keys, tokens and everything else in it"
-    for parent in _parents_of_home():
-        if parent == this_folder:
-            return "holds your home folder, with keys, tokens and everything else in it"
+    if this_folder in _home_folders(status.st_uid):
+        return "is a home folder, with keys, tokens and everything else in it"
+    if this_folder in _parents_of_home():
+        return "holds your home folder, with keys, tokens and everything else in it"
     if this_folder in _parents_of_user_homes():
         return "holds the home folders of this machine's users"
     if this_folder == state_folder_id():

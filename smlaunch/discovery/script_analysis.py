@@ -11,12 +11,12 @@ from pathlib import Path
 
 from smlaunch.contract.segment import CHECKPOINTS_VARIABLE
 from smlaunch.discovery.script_features import find_features
+from smlaunch.facts.discovered_facts import FeatureLocation, ScriptFacts
 from smlaunch.job.model import DEFAULT_CHECKPOINT_PATH
-from smlaunch.planner.facts import FeatureLocation, ScriptFacts
 from smlaunch.text.did_you_mean import nearest_match
 
 
-def unreadable_reason(path: Path) -> str | None:
+def unreadable_path_reason(path: Path) -> str | None:
     """Return why the path cannot be checked, such as a closed folder above it; None where it can."""
     try:
         path.stat()
@@ -28,45 +28,57 @@ def unreadable_reason(path: Path) -> str | None:
 
 
 def nearest_path_hint(path: Path) -> str:
-    """Return a clause with the most similar name in the deepest folder that exists."""
+    """Return a clause for the error about a missing path: that its folder is missing too, or the most similar
+    name in that folder. Empty where there is none."""
     folder = path.parent
     try:
         if not folder.is_dir():
             return f" (nor does its folder {folder})"
-        match = nearest_match(path.name, (item.name for item in folder.iterdir()))
+        similar_name = nearest_match(
+            path.name, (item.name for item in folder.iterdir())
+        )  # None: no such name
     except OSError:
-        return ""  # only a suggestion depends on it
-    return f", did you mean {str(folder / match)!r}?" if match else ""
+        return ""  # the folder cannot be read: there is only no suggestion
+    return f", did you mean {str(folder / similar_name)!r}?" if similar_name else ""
 
 
-def read_script(path: Path) -> ScriptFacts:
-    """Return the facts of a script from its syntax tree. A shell script has no imports."""
-    if (unreadable := unreadable_reason(path)) is not None:
-        return ScriptFacts(problem=unreadable)
+def read_script_facts(path: Path) -> ScriptFacts:
+    """Return what the user's entry script shows without running it. A script that cannot be read or parsed
+    has a ``problem``.
+
+    Of any script: whether its text mentions the checkpoint directory, or resourceconfig.json, in which
+    SageMaker lists a job's hosts. Of a Python script, from its syntax tree: its imports, and its features,
+    which are signs of how it distributes its work.
+    """
+    unreadable_reason = unreadable_path_reason(path)
+    if unreadable_reason is not None:
+        return ScriptFacts(problem=unreadable_reason)
+    if path.is_dir():
+        return ScriptFacts(exists=False, problem=f"{path} is a folder; name the script in it")
     if not path.is_file():
-        problem = f"{path} is a folder; name the script in it" if path.is_dir() else f"{path} does not exist"
-        return ScriptFacts(exists=False, problem=problem + ("" if path.is_dir() else nearest_path_hint(path)))
+        return ScriptFacts(exists=False, problem=f"{path} does not exist{nearest_path_hint(path)}")
     try:
         content = path.read_bytes()
     except OSError as error:
         return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
-    if path.suffix != ".py":
+    if path.suffix != ".py":  # a shell script, for example
         return ScriptFacts(
             reads_resource_config=b"resourceconfig.json" in content,
+            # The texts are ways to name the directory: its path, and the variable that has it.
             names_checkpoint_dir=any(text.encode() in content for text in _CHECKPOINT_DIR_TEXTS),
         )
     try:
-        tree = ast.parse(content, filename=str(path))
+        syntax_tree = ast.parse(content, filename=str(path))
     except SyntaxError as error:
         return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
     except ValueError as error:  # NUL bytes, or an unknown encoding
         return ScriptFacts(problem=f"{path} is not Python: {error}")
-    texts = _string_constants(tree)
+    texts = _string_constants(syntax_tree)  # all literals in the script
     return ScriptFacts(
-        imports=frozenset(_imported_dotted_names(tree)),
+        imports=frozenset(_find_dotted_names_of_imports(syntax_tree)),
         reads_resource_config=any("resourceconfig.json" in text for text in texts),
-        names_checkpoint_dir=_names_checkpoints(texts),
-        features=find_features(tree, _imported_names(tree)),
+        names_checkpoint_dir=_mentions_checkpoint_dir(texts),
+        features=find_features(syntax_tree, _map_alias_to_imported_name(syntax_tree)),
     )
 
 
@@ -79,7 +91,7 @@ def _string_constants(tree: ast.Module) -> list[str]:
     return [value for value in nodes if isinstance(value, str)]
 
 
-def _names_checkpoints(texts: Iterable[str]) -> bool:
+def _mentions_checkpoint_dir(texts: Iterable[str]) -> bool:
     return any(mention in text for text in texts for mention in _CHECKPOINT_DIR_TEXTS)
 
 
@@ -87,7 +99,7 @@ def modules_mention_checkpoints(entry: Path, root: Path) -> bool:
     """Return whether the script, or a module of the source that it imports, names the checkpoint
     directory."""
     return any(
-        _names_checkpoints(_string_constants(tree)) for _, tree in _parse_reachable_modules(entry, root)
+        _mentions_checkpoint_dir(_string_constants(tree)) for _, tree in _parse_reachable_modules(entry, root)
     )
 
 
@@ -99,135 +111,162 @@ def transitive_imports(entry: Path, root: Path) -> frozenset[str]:
     """
     imports: set[str] = set()
     for _, tree in _parse_reachable_modules(entry, root):
-        imports |= _imported_dotted_names(tree)
+        imports |= _find_dotted_names_of_imports(tree)
     return frozenset(imports)
 
 
-def missing_packages(entry: Path, root: Path) -> tuple[str, ...]:
-    """Return the packages that the script imports unconditionally and that this Python lacks. Imports
-    nothing."""
+def find_missing_packages(entry: Path, source_root: Path) -> tuple[str, ...]:
+    """Return the top-level packages that the entry script imports unconditionally, and that neither the
+    source folder nor this Python has. Nothing is imported; a script that cannot be parsed has none.
+
+    Imports inside of functions, ``if`` and ``try`` do not count: the script may work without them.
+    """
     if entry.suffix != ".py" or not entry.is_file():
         return ()
     try:
-        tree = ast.parse(entry.read_bytes(), filename=str(entry))
+        syntax_tree = ast.parse(entry.read_bytes(), filename=str(entry))
     except (OSError, SyntaxError, ValueError):
         return ()
-    names: dict[str, None] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names.update(dict.fromkeys(alias.name.split(".")[0] for alias in node.names))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names[node.module.split(".")[0]] = None
-    candidates = [folder / name for folder in (entry.parent, root) for name in names]
-    own_modules = {
-        candidate.name
-        for candidate in candidates
-        if candidate.is_dir() or candidate.with_suffix(".py").is_file()
-    }
-    return tuple(name for name in names if name not in own_modules and not _is_importable(name))
+    packages: dict[str, None] = {}  # in the order of the imports
+    for statement in syntax_tree.body:
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                packages[alias.name.split(".")[0]] = None
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 0 and statement.module:
+            packages[statement.module.split(".")[0]] = None
+    own_folders = (entry.parent, source_root)  # where Python searches first
+    return tuple(
+        package
+        for package in packages
+        if not any(_has_module(folder, package) for folder in own_folders) and not _is_importable(package)
+    )
 
 
-def _is_importable(name: str) -> bool:
-    if name in sys.modules:
+def _has_module(folder: Path, name: str) -> bool:
+    path = folder / name
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _is_importable(package: str) -> bool:
+    """Return whether this Python has a top-level package. It is searched for and not imported."""
+    if package in sys.modules:
         return True
     try:
-        return find_spec(name) is not None
+        return find_spec(package) is not None
     except (ImportError, ValueError):  # a finder's failure does not mean that the package is missing
         return True
 
 
-def transitive_features(entry: Path, root: Path) -> dict[str, FeatureLocation]:
-    """Return the features of the script and of the source's modules that it imports, with their files."""
-    features: dict[str, FeatureLocation] = {}
-    for path, tree in _parse_reachable_modules(entry, root):
-        file = "" if path == entry else os.path.relpath(path, root)
-        for name, location in find_features(tree, _imported_names(tree), file).items():
-            features.setdefault(name, location)
-    return features
+def transitive_features(entry: Path, source_root: Path) -> dict[str, FeatureLocation]:
+    """Return the features of the entry script and of the source's modules that it imports, each with the file
+    and line where it is found first. A feature is a sign, such as ``process-group``, of how a script
+    distributes its work."""
+    location_by_feature: dict[str, FeatureLocation] = {}
+    for path, syntax_tree in _parse_reachable_modules(entry, source_root):
+        file = "" if path == entry else os.path.relpath(path, source_root)  # empty for the entry script
+        features_of_file = find_features(syntax_tree, _map_alias_to_imported_name(syntax_tree), file)
+        for feature, location in features_of_file.items():
+            location_by_feature.setdefault(feature, location)
+    return location_by_feature
 
 
-def _parse_reachable_modules(entry: Path, root: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the script and the modules of its source that it imports, directly or through one another."""
+def _parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield path and syntax tree of the entry script and of each module of the source folder that it imports,
+    directly or through another one, up to a number of modules. Those that cannot be parsed are skipped."""
     if entry.suffix != ".py" or not entry.is_file():
         return
-    folders = list(dict.fromkeys((entry.parent, root)))
-    pending, known_modules = [entry], {entry}
-    while pending and len(known_modules) <= _MAX_MODULES:
-        path = pending.pop()
+    import_folders = list(dict.fromkeys((entry.parent, source_root)))  # where Python would search
+    pending_paths, known_paths = [entry], {entry}
+    while pending_paths and len(known_paths) <= _MAX_MODULES:
+        path = pending_paths.pop()
         try:
-            tree = ast.parse(path.read_bytes(), filename=str(path))
+            syntax_tree = ast.parse(path.read_bytes(), filename=str(path))
         except (OSError, SyntaxError, ValueError):
             continue
-        yield path, tree
-        import_paths = [
-            folder.joinpath(*name.split(".")) for name in _imported_dotted_names(tree) for folder in folders
+        yield path, syntax_tree
+        module_paths = [
+            folder.joinpath(*dotted_name.split("."))
+            for dotted_name in _find_dotted_names_of_imports(syntax_tree)
+            for folder in import_folders
         ]
-        for module in _module_files([*import_paths, *_relative_import_paths(tree, path)], folders):
-            if module not in known_modules:
-                known_modules.add(module)
-                pending.append(module)
+        module_paths += _iter_relative_import_paths(syntax_tree, path)
+        for module_file in _find_module_files(module_paths, import_folders):
+            if module_file not in known_paths:
+                known_paths.add(module_file)
+                pending_paths.append(module_file)
 
 
-def _relative_import_paths(tree: ast.Module, path: Path) -> Iterator[Path]:
-    """Yield the paths that imports such as ``from .model import Net`` in this file refer to."""
-    for node in ast.walk(tree):
+def _iter_relative_import_paths(syntax_tree: ast.Module, path: Path) -> Iterator[Path]:
+    """Yield the paths, without a suffix, of modules that a file may mean by imports such as ``from .model
+    import Net``: ``model``, and ``model/Net``. ``path`` is the file's own."""
+    for node in ast.walk(syntax_tree):
+        # The level is the number of dots: 1 is the file's own folder, 2 the one above it.
         if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(path.parents):
-            base = path.parents[node.level - 1].joinpath(*filter(None, (node.module or "").split(".")))
-            yield from (base, *(base / alias.name for alias in node.names))
+            package_folder = path.parents[node.level - 1]
+            module_path = package_folder.joinpath(*(node.module.split(".") if node.module else ()))
+            yield module_path
+            for alias in node.names:
+                yield module_path / alias.name
 
 
-def _module_files(module_paths: Iterable[Path], folders: Collection[Path]) -> Iterator[Path]:
-    """Yield the modules at these paths, including the packages above them."""
+def _find_module_files(module_paths: Iterable[Path], import_folders: Collection[Path]) -> Iterator[Path]:
+    """Yield the existing Python files of modules and of the packages that contain them, which Python imports
+    too. ``module_paths`` have no suffix; ``import_folders``, where Python searches, are no packages."""
     for module_path in module_paths:
-        for package_path in (module_path, *module_path.parents):
-            if package_path in folders or not package_path.name:
+        for path in (module_path, *module_path.parents):  # upwards
+            if path in import_folders or not path.name:  # without a name: the root of the file system
                 break
-            yield from (
-                file
-                for file in (package_path.with_suffix(".py"), package_path / "__init__.py")
-                if file.is_file()
-            )
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if file.is_file():
+                    yield file
 
 
-def _imported_dotted_names(tree: ast.Module) -> set[str]:
-    """Return the dotted names that are imported, or are attributes of imported names."""
+def _find_dotted_names_of_imports(syntax_tree: ast.Module) -> set[str]:
+    """Return the dotted names that a module imports, or that are attributes of imported names: for a call of
+    ``torch.distributed.init_process_group`` also ``torch.distributed``, which callers search for."""
     dotted_names: set[str] = set()
-    imported_names = _imported_names(tree)
-    for node in ast.walk(tree):
+    for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Import):
             dotted_names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             dotted_names.add(node.module)
             dotted_names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    for node in ast.walk(tree):
+    imported_name_by_alias = _map_alias_to_imported_name(syntax_tree)
+    for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Attribute):
-            dotted_name = _dotted_name(node, imported_names)
-            if dotted_name:
-                # For torch.distributed.init_process_group, callers search for torch.distributed.
-                dotted_names.update(dotted_name.rsplit(".", cut)[0] for cut in range(dotted_name.count(".")))
+            dotted_name = _resolve_dotted_name(node, imported_name_by_alias)  # None: not of an import
+            while dotted_name and "." in dotted_name:
+                dotted_names.add(dotted_name)
+                dotted_name = dotted_name.rpartition(".")[0]
     return dotted_names
 
 
-def _imported_names(tree: ast.Module) -> dict[str, str]:
-    """Return what the imported names of a module refer to."""
-    imported_names: dict[str, str] = {}
-    for node in ast.walk(tree):
+def _map_alias_to_imported_name(syntax_tree: ast.Module) -> dict[str, str]:
+    """Return, by each name that a module's imports define, the full name that it stands for: ``torch.nn`` by
+    ``nn`` after ``from torch import nn``. Relative imports are omitted."""
+    imported_name_by_alias: dict[str, str] = {}
+    for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                top_package = alias.name.split(".")[0]
-                imported_names[alias.asname or top_package] = alias.name if alias.asname else top_package
+                if alias.asname:
+                    imported_name_by_alias[alias.asname] = alias.name
+                else:  # ``import a.b`` defines ``a``
+                    top_package = alias.name.split(".")[0]
+                    imported_name_by_alias[top_package] = top_package
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             for alias in node.names:
-                imported_names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return imported_names
+                imported_name_by_alias[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return imported_name_by_alias
 
 
-def _dotted_name(node: ast.Attribute, imported_names: Mapping[str, str]) -> str | None:
-    names: list[str] = []
-    current: ast.expr = node
-    while isinstance(current, ast.Attribute):
-        names.append(current.attr)
-        current = current.value
-    if isinstance(current, ast.Name) and current.id in imported_names:
-        return ".".join([imported_names[current.id], *reversed(names)])
+def _resolve_dotted_name(node: ast.Attribute, imported_name_by_alias: Mapping[str, str]) -> str | None:
+    """Return the full name that an expression such as ``nn.parallel.DDP`` stands for; None where its first
+    name is not imported."""
+    attributes: list[str] = []
+    expression: ast.expr = node
+    while isinstance(expression, ast.Attribute):
+        attributes.append(expression.attr)
+        expression = expression.value
+    if isinstance(expression, ast.Name) and expression.id in imported_name_by_alias:
+        return ".".join([imported_name_by_alias[expression.id], *reversed(attributes)])
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from smlaunch.planner.facts import FeatureLocation
+from smlaunch.facts.discovered_facts import FeatureLocation
 
 FEATURE_BY_CALL: Mapping[str, str] = {
     "init_process_group": "process-group",
@@ -45,7 +45,7 @@ FEATURE_BY_CALL: Mapping[str, str] = {
 }
 """By the last part of the called name."""
 
-REQUIRED_PACKAGES: Mapping[str, tuple[str, ...]] = {
+REQUIRED_PACKAGES_BY_CALL: Mapping[str, tuple[str, ...]] = {
     "DataLoader": ("torch",),
     "DataParallel": ("torch",),
     "save": ("torch",),
@@ -85,72 +85,95 @@ FEATURE_BY_TEXT: Mapping[str, str] = {
 
 
 def find_features(
-    tree: ast.Module, imported_names: Mapping[str, str], file: str = ""
+    syntax_tree: ast.Module, imported_name_by_alias: Mapping[str, str], file: str = ""
 ) -> dict[str, FeatureLocation]:
-    """Return the first location of each feature.
+    """Return the first location of each feature of a script or module: signs, such as ``process-group``, of
+    how it distributes its work (the values of FEATURE_BY_CALL and its like).
 
-    ``imported_names`` maps names to what they were imported from. ``file`` is empty for the script itself.
+    ``imported_name_by_alias``: full names by the names that imports define. ``file`` is recorded with each
+    location; empty for the entry script.
     """
-    locations: dict[str, FeatureLocation] = {}
-    for name, line in _features_of_nodes(tree, imported_names):
-        if name not in locations or line < locations[name].line:
-            locations[name] = FeatureLocation(line, file)
-    return locations
+    location_by_feature: dict[str, FeatureLocation] = {}
+    for feature, line_number in _iter_features_of_nodes(syntax_tree, imported_name_by_alias):
+        known_location = location_by_feature.get(feature)
+        if known_location is None or line_number < known_location.line:
+            location_by_feature[feature] = FeatureLocation(line_number, file)
+    return location_by_feature
 
 
-def _features_of_nodes(tree: ast.Module, imported_names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield each feature that the script's syntax tree shows, with its line. ``imported_names``: qualified
-    names by the names that the script imports them under."""
-    for node in ast.walk(tree):
+def _iter_features_of_nodes(
+    syntax_tree: ast.Module, imported_name_by_alias: Mapping[str, str]
+) -> Iterator[tuple[str, int]]:
+    """Yield each feature that a script's syntax tree shows, with its line number. A feature is a sign, such
+    as ``process-group``, of how the script distributes its work. ``imported_name_by_alias``: full names by
+    the names that imports define."""
+    for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call):
-            yield from _features_of_call(node, imported_names)
+            yield from _iter_features_of_call(node, imported_name_by_alias)
         elif isinstance(node, ast.Constant):
-            if isinstance(node.value, str) and node.value in FEATURE_BY_TEXT:
+            if isinstance(node.value, str) and node.value in FEATURE_BY_TEXT:  # such as "LOCAL_RANK"
                 yield FEATURE_BY_TEXT[node.value], node.lineno
         elif isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load) and node.id in FEATURE_BY_NAME:
+            is_read = isinstance(node.ctx, ast.Load)  # and not assigned; the tables map names to features
+            if is_read and node.id in FEATURE_BY_NAME:
                 yield FEATURE_BY_NAME[node.id], node.lineno
         elif isinstance(node, ast.Attribute) and node.attr in FEATURE_BY_NAME:
             yield FEATURE_BY_NAME[node.attr], node.lineno
 
 
-def _features_of_call(node: ast.Call, imported_names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield each feature that a call shows, with its line. ``imported_names``: see ``_features_of_nodes``."""
-    qualified_name = _qualified_name(node.func, imported_names)
-    last_part = qualified_name.rpartition(".")[2]
+def _iter_features_of_call(
+    call: ast.Call, imported_name_by_alias: Mapping[str, str]
+) -> Iterator[tuple[str, int]]:
+    """Yield each feature that a call in a script shows, with its line number. A feature is a sign, such as
+    ``process-group``, of how the script distributes its work. ``imported_name_by_alias``: full names by the
+    names that imports define."""
+    qualified_name = _resolve_qualified_name(
+        call.func, imported_name_by_alias
+    )  # such as torch.save, or ?.save
+    function_name = qualified_name.rpartition(".")[2]
     if qualified_name in FEATURE_BY_QUALIFIED_CALL:
-        yield FEATURE_BY_QUALIFIED_CALL[qualified_name], node.lineno
-    elif last_part in FEATURE_BY_CALL and (
-        last_part not in REQUIRED_PACKAGES or qualified_name.partition(".")[0] in REQUIRED_PACKAGES[last_part]
-    ):
-        yield FEATURE_BY_CALL[last_part], node.lineno
-    if last_part == "cuda" and not node.args:
-        yield "one-device", node.lineno
-    if last_part == "DataLoader" and any(
-        keyword.arg in ("sampler", "batch_sampler") for keyword in node.keywords
-    ):
-        yield "loader-with-sampler", node.lineno
-    if last_part == "DistributedSampler" and not _shuffles(node):
-        yield "unshuffled", node.lineno
+        yield FEATURE_BY_QUALIFIED_CALL[qualified_name], call.lineno
+    # A common name, such as save, counts only in a call of the package in which it has the meaning.
+    elif function_name in FEATURE_BY_CALL and _is_from_required_package(qualified_name):
+        yield FEATURE_BY_CALL[function_name], call.lineno
+    if function_name == "cuda" and not call.args:  # model.cuda() uses the first device
+        yield "one-device", call.lineno
+    has_own_sampler = any(keyword.arg in ("sampler", "batch_sampler") for keyword in call.keywords)
+    if function_name == "DataLoader" and has_own_sampler:
+        yield "loader-with-sampler", call.lineno
+    # shuffle=False is stated in the call.
+    if function_name == "DistributedSampler" and not _is_shuffling_sampler(call):
+        yield "unshuffled", call.lineno
 
 
-def _shuffles(node: ast.Call) -> bool:
-    """Return whether a DistributedSampler shuffles, which is its default."""
-    for keyword in node.keywords:
+def _is_from_required_package(qualified_name: str) -> bool:
+    """Return whether a function with a common name, such as ``save``, is of a package for which it has a
+    meaning here; True for any other function."""
+    package, function_name = qualified_name.partition(".")[0], qualified_name.rpartition(".")[2]
+    required_packages = REQUIRED_PACKAGES_BY_CALL.get(function_name)
+    return required_packages is None or package in required_packages
+
+
+def _is_shuffling_sampler(sampler_call: ast.Call) -> bool:
+    """Return whether the DistributedSampler that this call makes shuffles, which is its default."""
+    for keyword in sampler_call.keywords:
         if keyword.arg == "shuffle" and isinstance(keyword.value, ast.Constant):
             return bool(keyword.value.value)
     return True
 
 
-def _qualified_name(function: ast.expr, imported_names: Mapping[str, str]) -> str:
-    """Return a name such as ``torch.save``, or ``?.save`` where the object is not an imported name."""
-    names: list[str] = []
-    current = function
-    while isinstance(current, ast.Attribute):
-        names.append(current.attr)
-        current = current.value
-    if isinstance(current, ast.Name):
-        names.append(imported_names.get(current.id, current.id if not names else "?"))
-    else:
-        names.append("?")
-    return ".".join(reversed(names))
+def _resolve_qualified_name(called: ast.expr, imported_name_by_alias: Mapping[str, str]) -> str:
+    """Return the full name of the function that a call names, such as ``torch.save``, or ``?.save`` where the
+    object is not an imported name. ``imported_name_by_alias``: full names by the names that imports
+    define."""
+    attributes: list[str] = []  # from the last to the first
+    expression = called
+    while isinstance(expression, ast.Attribute):
+        attributes.append(expression.attr)
+        expression = expression.value
+    first_name = "?"
+    if isinstance(expression, ast.Name):
+        # A plain call, such as save(), keeps its name; a variable in front of a dot says nothing.
+        name_if_not_imported = "?" if attributes else expression.id
+        first_name = imported_name_by_alias.get(expression.id, name_if_not_imported)
+    return ".".join([first_name, *reversed(attributes)])

@@ -2,7 +2,7 @@
 
 A single training or processing job is one task. A chain is unrolled: one training task for each segment, each
 followed by a task that skips the remaining ones when the training is finished. Each try of a task is the next
-attempt of its segment. Decisions that ``planner.reconcile`` makes after every job cannot be expressed in a
+attempt of its segment. Decisions that ``planner.next_action`` makes after every job cannot be expressed in a
 fixed DAG: a job that needs them is refused, and other differences are listed at the top of the file.
 ``SmlaunchOperator`` (docs/airflow.md) makes all of these decisions.
 """
@@ -15,11 +15,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
-from smlaunch.contract.outcome import FINISHED, OUTCOME_PATH_PREFIX
+from smlaunch.api.retry_policy import CREATE_BACKOFF
+from smlaunch.chain.next_action import OUTCOME_GRACE_SECONDS
+from smlaunch.chain.workflow import (
+    ENDING_BY_FAILURE_REASON,
+    ENDING_BY_SECONDARY_STATUS,
+    RULE_BY_ENDING,
+    Remedy,
+)
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.contract.segment import FROM_REPORTED_VARIABLE, FROM_STEP_VARIABLE
+from smlaunch.contract.segment_outcome import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.errors import JobError, Problem
-from smlaunch.export.airflow_source import (
+from smlaunch.export.airflow_dag_templates import (
     ATTEMPTS_SOURCE,
     CHAIN_SOURCE,
     HEADER_SOURCE,
@@ -31,15 +39,13 @@ from smlaunch.export.run_template import (
     JobVariable,
     NumberTemplate,
     RunTemplate,
+    TemplateSegment,
     TextTemplate,
     VariantTemplate,
     build_run_template,
-    map_open_values,
+    map_template_values,
 )
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.reconcile import OUTCOME_GRACE_SECONDS
-from smlaunch.planner.retry_policy import CREATE_BACKOFF
-from smlaunch.planner.workflow import ENDING_BY_FAILURE, ENDING_BY_STOP, ENDING_RULES, Ending, Remedy
+from smlaunch.planner.plan import RunPlan
 
 MAX_SEGMENTS = 200
 """Limit of smlaunch, so that a DAG stays readable."""
@@ -56,36 +62,26 @@ _LINE_LENGTH = 110
 
 
 @dataclass(frozen=True)
-class _Expression:
+class _PythonExpression:
     """A Python expression."""
 
-    text: str
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """One segment of the chain, with its limits in seconds."""
-
-    number: int
-    variant_index: int
-    max_runtime_seconds: int
-    stop_after: int | None
+    source: str
 
 
 def export_airflow(
-    plan: Plan, name: str, *, run: str | None = None, time_scale: float = 1.0
+    plan: RunPlan, dag_id: str, *, fixed_run_id: str | None = None, time_scale: float = 1.0
 ) -> dict[str, str]:
-    """Return the file of the DAG, ``<name>.py``.
+    """Return the file of the DAG, ``<dag_id>.py``.
 
-    ``name``: of the DAG, and prefix of its run ids. ``run``: fixed run id; None: every DAG run is a new run
-    with the id ``<name>-<time>``. Raises JobError with everything in the plan that a DAG cannot do, each
-    problem by its field.
+    ``dag_id``: also the prefix of its run ids. ``fixed_run_id``: None makes every DAG run a new run with the
+    id ``<dag_id>-<time>``. Raises JobError with everything in the plan that a DAG cannot do, each problem by
+    its field.
     """
-    template = build_run_template(plan, run=run, time_scale=time_scale)
-    problems = [*_name_problems(name, run), *_unsupported_problems(template)]
+    template = build_run_template(plan, fixed_run_id=fixed_run_id, time_scale=time_scale)
+    problems = [*_name_problems(dag_id, fixed_run_id), *_unsupported_field_problems(template)]
     if problems:
         raise JobError(problems)
-    return {f"{name}.py": "".join(_file_sections(template, name))}
+    return {f"{dag_id}.py": "".join(_iter_dag_file_sections(template, dag_id))}
 
 
 def _name_problems(name: str, run: str | None) -> Iterator[Problem]:
@@ -98,112 +94,117 @@ def _name_problems(name: str, run: str | None) -> Iterator[Problem]:
         yield Problem("--called", text)
 
 
-def _unsupported_problems(template: RunTemplate) -> Iterator[Problem]:
-    """Yield a problem for each thing that the run needs and the provider's operators cannot do."""
-    alternative = "; SmlaunchOperator does it (docs/airflow.md)"
+def _unsupported_field_problems(template: RunTemplate) -> Iterator[Problem]:
+    """Yield a problem for each field of the job that Airflow's SageMaker operators (Amazon provider) cannot
+    carry out, with SmlaunchOperator as the alternative. ``template``: the planned run as exports write it. A
+    chain is a run of several segments, which are jobs in a row; a variant is the request of consecutive
+    segments; the policy says when to retry and to give up."""
+    use_operator_hint = "; SmlaunchOperator does it (docs/airflow.md)"
     workflow, policy = template.workflow, template.policy
     if template.shards:
         yield Problem(
-            "inputs.*.split_via",
-            f"a sharded run cannot be a single DAG of the provider's operators{alternative}",
+            "inputs.*.split_via",  # one run for each shard of the input
+            f"a sharded run cannot be a single DAG of the provider's operators{use_operator_hint}",
         )
-        return
+        return  # the other problems are those of each shard
     if policy.max_cost is not None and not workflow.is_single_job:
-        text = f"the provider's operator does not count billed time{alternative}"
-        yield Problem("limits.max_cost", text)
+        problem_text = f"the provider's operator does not count billed time{use_operator_hint}"
+        yield Problem("limits.max_cost", problem_text)
     if any(variant.on_demand_request is not None for variant in template.variants):
-        text = f"the provider's operator cannot retry with another request{alternative}"
-        yield Problem("compute.on_demand_fallback", text)
+        problem_text = f"the provider's operator cannot retry with another request{use_operator_hint}"
+        yield Problem("compute.on_demand_fallback", problem_text)
     if any(variant.until_step is not None for variant in template.variants):
-        text = f"the segment that reaches a step is not known when the DAG is written{alternative}"
-        yield Problem("segments[].until_step", text)
-    if policy.chain and template.checkpoints is None:
-        yield Problem("checkpoints", f"a chain without checkpoints has no outcome that ends it{alternative}")
-    if workflow.segment_count is None:
-        text = f"a chain without an end cannot be unrolled{alternative}"
-        yield Problem("limits.max_runtime", text)
-    elif workflow.segment_count > MAX_SEGMENTS:
-        text = (
-            f"{workflow.segment_count} segments would be as many tasks, and {MAX_SEGMENTS} "
-            f"is the most{alternative}"
+        problem_text = (
+            f"the segment that reaches a step is not known when the DAG is written{use_operator_hint}"
         )
-        yield Problem("limits.segment", text)
+        yield Problem("segments[].until_step", problem_text)
+    if workflow.is_multi_segment and template.checkpoints_prefix is None:
+        yield Problem(
+            "checkpoints", f"a chain without checkpoints has no outcome that ends it{use_operator_hint}"
+        )
+    if workflow.segment_count is None:
+        problem_text = f"a chain without an end cannot be unrolled{use_operator_hint}"
+        yield Problem("limits.max_runtime", problem_text)
+    elif workflow.segment_count > MAX_SEGMENTS:
+        problem_text = (
+            f"{workflow.segment_count} segments would be as many tasks, and {MAX_SEGMENTS} "
+            f"is the most{use_operator_hint}"
+        )
+        yield Problem("limits.segment", problem_text)
 
 
 # ---- sections of the file ---------------------------------------------------------------------------------
 
 
-def _plan_segments(template: RunTemplate) -> list[_Segment]:
-    """Segments of the plan, each with its full length."""
-    first_segments = [variant.first_segment for variant in template.variants]
-    segments: list[_Segment] = []
-    remaining_seconds = (
-        template.max_training_seconds
-        if template.max_training_seconds is not None and template.policy.chain
-        else template.variants[0].max_runtime_seconds
-    )
-    while remaining_seconds > 0:
-        number = len(segments) + 1
-        variant_index = max(i for i, first in enumerate(first_segments) if first <= number)
-        variant = template.variants[variant_index]
-        max_runtime_seconds = min(variant.max_runtime_seconds, remaining_seconds)
-        if max_runtime_seconds < variant.min_seconds and segments:
-            break
-        segments.append(
-            _Segment(number, variant_index, max_runtime_seconds, variant.stop_after(max_runtime_seconds))
-        )
-        remaining_seconds -= max_runtime_seconds
-    return segments
-
-
-def _file_sections(template: RunTemplate, name: str) -> Iterator[str]:
-    """Yield the sections of the DAG file in order. ``name``: the DAG's id."""
-    is_chain = template.policy.chain
-    segments = _plan_segments(template)
-    kind, function = ("Processing", "process") if template.is_processing else ("Training", "train")
-    retrying = [rule for rule in ENDING_RULES.values() if rule.remedy is Remedy.RETRY]
-    placeholders = {
-        "TITLE": _docstring_text(template.title),
-        "DAG": _python_source(name),
-        "COUNT": f"a chain of {len(segments)} training jobs" if is_chain else f"a {kind.lower()} job",
-        "NOTES": PROCESSING_NOTES if template.is_processing else TRAINING_NOTES,
-        "OPERATOR": f"SageMaker{kind}Operator",
-        "KIND": kind,
-        "WORK": kind.lower(),
-        "FUNCTION": function,
-        "REGION": _python_source(template.region),
-        "RUN": json.dumps(template.run if template.run is not None else _RUN_EXPRESSION),
-        "INTERVAL": str(max(1, template.scale_seconds(CHECK_INTERVAL_SECONDS))),
-        "SLACK": str(WAIT_SLACK_SECONDS),
-        "PRINT_LOG": _print_log(template),
-        "RETRIES": str(template.policy.attempts - 1),
-        "DELAY": str(template.scale_seconds(max(rule.first_wait_seconds for rule in retrying))),
-        "LONGEST": str(template.scale_seconds(max(rule.max_wait_seconds for rule in retrying))),
-        "CREATES": str(CREATE_BACKOFF.max_retries),
-        "FINAL": _tuple_source(kind for kind, ending in ENDING_BY_FAILURE.items() if _is_final(ending)),
-        "LIMITS": _tuple_source(ENDING_BY_STOP),
-        "OUTCOMES": "None" if template.checkpoints is None else _outcomes_expression(template.checkpoints),
-        "OWNER": "None"
-        if template.checkpoints is None
-        else _python_source(_checkpoints_owner(template, template.checkpoints)),
-        "FINISHED": _python_source(FINISHED),
-        "GRACE": str(template.scale_seconds(OUTCOME_GRACE_SECONDS)),
-        "IDLE": str(template.policy.attempts),
-    }
+def _iter_dag_file_sections(template: RunTemplate, dag_id: str) -> Iterator[str]:
+    """Yield the sections of the DAG's Python file in order: header, one function for each variant (request of
+    consecutive segments), the functions that count attempts, and the tasks, one for each segment (job).
+    Constants in capitals are texts with placeholders ``<<NAME>>``."""
+    is_chain = template.workflow.is_multi_segment
+    segments = list(template.iter_segments())
+    placeholders = _build_source_by_placeholder(template, dag_id, len(segments))
     yield _fill_placeholders(HEADER_SOURCE, placeholders)
-    for number, variant in enumerate(template.variants, 1):
-        yield _config_function(variant, number)
+    for variant_number, variant in enumerate(template.variants, 1):
+        yield _request_function_source(variant, variant_number)
     yield _fill_placeholders(ATTEMPTS_SOURCE, placeholders)
     yield _fill_placeholders(CHAIN_SOURCE if is_chain else SINGLE_JOB_SOURCE, placeholders)
-    yield f"    segments = [\n{''.join(_segment_row(segment) for segment in segments)}    ]\n"
-    yield "    chain_tasks(segments)\n" if is_chain else f"    {function}(*segments[0])\n"
+    yield f"    segments = [\n{''.join(_segment_tuple_source(segment) for segment in segments)}    ]\n"
+    yield "    chain_tasks(segments)\n" if is_chain else f"    {placeholders['FUNCTION']}(*segments[0])\n"
 
 
-def _checkpoints_owner(template: RunTemplate, checkpoints: TextTemplate) -> str:
+def _build_source_by_placeholder(template: RunTemplate, dag_id: str, segment_count: int) -> dict[str, str]:
+    """Return the Python source for each placeholder ``<<NAME>>`` of the section templates. Times are in
+    seconds, scaled where a local endpoint is faster than a region. ``RULE_BY_ENDING`` says what follows each
+    way in which a job can end: its remedy (retry, give up, ...) and the waits before."""
+    kind = template.kind
+    checkpoints_prefix = template.checkpoints_prefix
+    retry_rules = [rule for rule in RULE_BY_ENDING.values() if rule.remedy is Remedy.RETRY]
+    final_failure_classes = [
+        failure_class
+        for failure_class, ending in ENDING_BY_FAILURE_REASON.items()
+        if RULE_BY_ENDING[ending].remedy is Remedy.GIVE_UP
+    ]
+    return {
+        "TITLE": _docstring_text(template.title),
+        "DAG": _python_source(dag_id),
+        "COUNT": f"a chain of {segment_count} training jobs"
+        if template.workflow.is_multi_segment
+        else f"a {kind.noun}",
+        "NOTES": PROCESSING_NOTES if template.is_processing else TRAINING_NOTES,
+        "OPERATOR": f"SageMaker{kind.name}Operator",
+        "KIND": kind.name,
+        "WORK": kind.name.lower(),
+        "FUNCTION": "process" if template.is_processing else "train",
+        "REGION": _python_source(template.region),
+        # The run id: a fixed one, or a Jinja expression that makes one of each DAG run.
+        "RUN": json.dumps(template.fixed_run_id if template.fixed_run_id is not None else _RUN_EXPRESSION),
+        "INTERVAL": str(max(1, template.scale_seconds(CHECK_INTERVAL_SECONDS))),  # between two status calls
+        "SLACK": str(WAIT_SLACK_SECONDS),  # how much longer than the job's limit the task waits
+        "PRINT_LOG": _print_log_argument(template),
+        "RETRIES": str(template.policy.attempts - 1),
+        # The first wait before a retry, and the longest one.
+        "DELAY": str(template.scale_seconds(max(rule.first_wait_seconds for rule in retry_rules))),
+        "LONGEST": str(template.scale_seconds(max(rule.max_wait_seconds for rule in retry_rules))),
+        "CREATES": str(CREATE_BACKOFF.max_retries),  # retries of the call that creates a job
+        "FINAL": _tuple_source(final_failure_classes),  # a failure of these classes is not retried
+        "LIMITS": _tuple_source(ENDING_BY_SECONDARY_STATUS),  # stopped at a time limit, not by a person
+        # The outcome file of a job says how far it came; without checkpoints there is none.
+        "OUTCOMES": "None" if checkpoints_prefix is None else _outcome_prefix_expression(checkpoints_prefix),
+        # The account that must own the bucket of the checkpoints.
+        "OWNER": "None"
+        if checkpoints_prefix is None
+        else _python_source(_checkpoint_bucket_owner(template, checkpoints_prefix)),
+        "FINISHED": _python_source(FINISHED),  # the result in an outcome file when training is done
+        "GRACE": str(template.scale_seconds(OUTCOME_GRACE_SECONDS)),  # until an outcome file has arrived
+        "IDLE": str(template.policy.attempts),  # jobs in a row without progress that end the chain
+    }
+
+
+def _checkpoint_bucket_owner(template: RunTemplate, checkpoints: TextTemplate) -> str:
     return template.bucket_owner(str(checkpoints.pieces[0]).removeprefix("s3://").partition("/")[0])
 
 
-def _print_log(template: RunTemplate) -> str:
+def _print_log_argument(template: RunTemplate) -> str:
     if template.is_processing:
         return ""  # accepted, but ignored (provider 9.39.0)
     if all("InstanceType" in variant.request["ResourceConfig"] for variant in template.variants):
@@ -212,29 +213,25 @@ def _print_log(template: RunTemplate) -> str:
     return "        print_log=False,  # it would look for one ResourceConfig.InstanceCount, and fail\n"
 
 
-def _is_final(ending: Ending) -> bool:
-    return ENDING_RULES[ending].remedy is Remedy.GIVE_UP
-
-
-def _segment_row(segment: _Segment) -> str:
-    limits = f"{segment.max_runtime_seconds}, {segment.stop_after}"
+def _segment_tuple_source(segment: TemplateSegment) -> str:
+    limits = f"{segment.max_runtime_seconds}, {segment.planned_end_seconds}"
     return f"        ({segment.number}, config_{segment.variant_index + 1}({segment.number}, {limits})),\n"
 
 
-def _outcomes_expression(checkpoints: TextTemplate) -> str:
-    return _to_expression(TextTemplate((*checkpoints.pieces, OUTCOME_PATH_PREFIX))).text
+def _outcome_prefix_expression(checkpoints: TextTemplate) -> str:
+    return _to_python_expression(TextTemplate((*checkpoints.pieces, OUTCOME_PATH_PREFIX))).source
 
 
-def _config_function(variant: VariantTemplate, number: int) -> str:
+def _request_function_source(variant: VariantTemplate, number: int) -> str:
     """Source of the function that returns the request of a segment of this variant."""
-    template = map_open_values(variant.request, _to_expression)
+    template = map_template_values(variant.request, _to_python_expression)
     template["Environment"] = {
         key: value
         for key, value in template["Environment"].items()
         if key not in (FROM_STEP_VARIABLE, FROM_REPORTED_VARIABLE)
     }
     limit = template["StoppingCondition"]
-    limit["MaxRuntimeInSeconds"] = _Expression("max_runtime")
+    limit["MaxRuntimeInSeconds"] = _PythonExpression("max_runtime")
     return (
         f"\n\ndef config_{number}(segment: int, max_runtime: int, stop_after: int | None) -> dict:\n"
         f"    return {_python_source(template, 4)}\n"
@@ -253,16 +250,16 @@ _VARIABLE_EXPRESSIONS = {
 }
 
 
-def _to_expression(value: TextTemplate | NumberTemplate) -> _Expression:
+def _to_python_expression(value: TextTemplate | NumberTemplate) -> _PythonExpression:
     if isinstance(value, NumberTemplate):
-        return _Expression(_VARIABLE_EXPRESSIONS[value.variable].strip("{}"))
+        return _PythonExpression(_VARIABLE_EXPRESSIONS[value.variable].strip("{}"))
     text = "".join(
         _VARIABLE_EXPRESSIONS[piece]
         if isinstance(piece, JobVariable)
         else json.dumps(_escape_jinja(piece))[1:-1].replace("{", "{{").replace("}", "}}")
         for piece in value.pieces
     )
-    return _Expression(f'f"{text}"')
+    return _PythonExpression(f'f"{text}"')
 
 
 _JINJA = re.compile(r"\{\{|\{%|\{#")
@@ -277,7 +274,7 @@ def _escape_jinja(text: str) -> str:
 
 def _python_source(value: Any, indent: int = 0) -> str:
     """Format a value as Python source, on one line where it fits."""
-    one_line = _one_line_source(value)
+    one_line = _one_line_python_source(value)
     if indent + len(one_line) <= _LINE_LENGTH - 20 or not isinstance(value, (Mapping, list)) or not value:
         return one_line
     indentation = " " * (indent + 4)
@@ -291,21 +288,20 @@ def _python_source(value: Any, indent: int = 0) -> str:
     return "[\n" + "".join(rows) + " " * indent + "]"
 
 
-def _one_line_source(value: Any) -> str:
-    """Return Python source for the value, on one line."""
-    if isinstance(value, _Expression):
-        return value.text
-    if isinstance(value, str):
-        return json.dumps(_escape_jinja(value))
-    if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(key)}: {_one_line_source(item)}" for key, item in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_one_line_source, value)) + "]"
-    return repr(value)
+def _one_line_python_source(node: Any) -> str:
+    """Return Python source for a JSON value, on one line. Texts are escaped for Jinja, which the operator
+    applies to its arguments; a ``_PythonExpression`` is source already (a variable of the DAG file) and
+    inserted as it is."""
+    if isinstance(node, _PythonExpression):
+        return node.source
+    if isinstance(node, str):
+        return json.dumps(_escape_jinja(node))
+    if isinstance(node, Mapping):
+        members = [f"{json.dumps(key)}: {_one_line_python_source(child)}" for key, child in node.items()]
+        return "{" + ", ".join(members) + "}"
+    if isinstance(node, list):
+        return "[" + ", ".join(map(_one_line_python_source, node)) + "]"
+    return repr(node)
 
 
 def _tuple_source(names: Any) -> str:

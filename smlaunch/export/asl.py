@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smlaunch.api.retry_policy import BackoffPolicy
 from smlaunch.export.run_template import JOB_NAME_TEMPLATE, JobVariable, NumberTemplate, TextTemplate
-from smlaunch.planner.retry_policy import BackoffPolicy
 
 State = dict[str, Any]
 ChoiceRule = dict[str, Any]
 
-VARIABLE_PATHS: Mapping[JobVariable, str] = {
+JSON_PATH_BY_VARIABLE: Mapping[JobVariable, str] = {
     JobVariable.RUN: "$.run",
-    JobVariable.SEGMENT: "$.at.segment",
-    JobVariable.ATTEMPT: "$.at.attempt",
-    JobVariable.COMMITTED_STEP: "$.at.step",
-    JobVariable.REPORTED_STEP: "$.at.reported",
-    JobVariable.MAX_RUNTIME: "$.size.limit",
-    JobVariable.STOP_AFTER: "$.size.stop_after",
+    JobVariable.SEGMENT: "$.position.segment",
+    JobVariable.ATTEMPT: "$.position.attempt",
+    JobVariable.COMMITTED_STEP: "$.position.step",
+    JobVariable.REPORTED_STEP: "$.position.reported",
+    JobVariable.MAX_RUNTIME: "$.time_limits.limit",
+    JobVariable.STOP_AFTER: "$.time_limits.stop_after",
     JobVariable.DRIVER: "$$.Execution.Id",
 }
 """Paths of the job variables in the context of a state machine."""
@@ -43,91 +43,103 @@ class ShardValue:
 
 def quote_literal(text: str) -> str:
     """Quote a text as an argument of an intrinsic function."""
+    return f"'{_escape_literal(text)}'"
+
+
+def _escape_literal(text: str) -> str:
+    """Escape the characters that have a meaning inside a quoted text of an intrinsic function."""
     for character in "\\'{}":
         text = text.replace(character, "\\" + character)
-    return f"'{text}'"
+    return text
 
 
-def format_text(pieces: Sequence[str | JobVariable]) -> str:
-    """``States.Format`` of literal pieces, variables and paths."""
-    pattern, paths = "", []
+def states_format(pieces: Sequence[str | JobVariable]) -> str:
+    """Return the intrinsic function ``States.Format('pattern with {}', paths...)`` (Amazon States Language),
+    which joins the pieces: literal texts, job variables (run, segment, ...: values that are at a JSON path
+    of the execution), and JSON paths themselves, which begin with ``$.``."""
+    format_pattern = ""
+    paths: list[str] = []
     for piece in pieces:
         if isinstance(piece, JobVariable):
-            pattern += "{}"
-            paths.append(VARIABLE_PATHS[piece])
+            format_pattern += "{}"
+            paths.append(JSON_PATH_BY_VARIABLE[piece])
         elif piece.startswith("$."):
-            pattern += "{}"
+            format_pattern += "{}"
             paths.append(piece)
         else:
-            pattern += quote_literal(piece)[1:-1]
-    return f"States.Format('{pattern}', {', '.join(paths)})"
+            format_pattern += _escape_literal(piece)
+    return f"States.Format('{format_pattern}', {', '.join(paths)})"
 
 
-def add_numbers(path: str, other: str | int) -> str:
+def states_math_add(path: str, other: str | int) -> str:
     """``States.MathAdd`` of a path and a number or path."""
     if isinstance(other, int) and other < 0:
         other = f"States.StringToJson('{other}')"  # a sign in a literal is not documented
     return f"States.MathAdd({path}, {other})"
 
 
-def subtract(path: str, other: str) -> str:
+def states_subtract(path: str, other: str) -> str:
     """Subtract two paths. The language has no subtraction: the second number is negated as text."""
-    return add_numbers(path, f"States.StringToJson(States.Format('-{{}}', {other}))")
+    return states_math_add(path, f"States.StringToJson(States.Format('-{{}}', {other}))")
 
 
-def merge_defaults(defaults: str, path: str) -> str:
+def states_merge_defaults(defaults: str, path: str) -> str:
     """The object at ``path``, with missing members from ``defaults``."""
     return f"States.JsonMerge({defaults}, {path}, false)"
 
 
-def to_parameters(value: Any) -> Any:
-    """Write a template as Parameters: the name of a member with a variable value ends in ``.$``.
+def to_asl_parameters(node: Any) -> Any:
+    """Convert a request template to the ``Parameters`` of a Task state (Amazon States Language). A value that
+    is computed in the execution is a TextTemplate, NumberTemplate or ShardValue in the template; here the
+    name of its member ends in ``.$``, and its value is a JSON path or a function.
 
-    Raises ValueError for a variable value in a list, which the language cannot express.
+    Raises ValueError for such a value in a list, which the language cannot express.
     """
-    if isinstance(value, Mapping):
-        return dict(_parameter(key, item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return [to_parameters(item) for item in value]
-    if isinstance(value, (TextTemplate, NumberTemplate, ShardValue)):
-        raise ValueError(f"a variable value in a list: {value}")
-    return value
+    if isinstance(node, Mapping):
+        return dict(_asl_member(key, item) for key, item in node.items())
+    if isinstance(node, (list, tuple)):
+        return [to_asl_parameters(item) for item in node]
+    if isinstance(node, (TextTemplate, NumberTemplate, ShardValue)):
+        raise ValueError(f"a variable value in a list: {node}")
+    return node
 
 
-def _parameter(key: str, value: Any) -> tuple[str, Any]:
-    """Return the key and value of one member of ``Parameters``: a value that the execution computes has a key
-    that ends in ``.$`` and a path or an intrinsic function as its value."""
+def _asl_member(member_name: str, value: Any) -> tuple[str, Any]:
+    """Return the name and value of one member of a Task state's ``Parameters``. A value that is computed in
+    the execution becomes a JSON path or an intrinsic function, and its name gets the suffix ``.$``: a
+    TextTemplate (literals and job variables such as the run id), a NumberTemplate (one variable), a
+    ShardValue (differs between the runs for parts of the data)."""
     if isinstance(value, NumberTemplate):
-        return f"{key}.$", VARIABLE_PATHS[value.variable]
+        return f"{member_name}.$", JSON_PATH_BY_VARIABLE[value.variable]
     if isinstance(value, ShardValue):
-        return f"{key}.$", f"$.shard.{value.key}"
-    if value == JOB_NAME_TEMPLATE:
-        return f"{key}.$", JOB_NAME_PATH
+        return f"{member_name}.$", f"$.shard.{value.key}"  # this shard's own value, from the input
+    if value == JOB_NAME_TEMPLATE:  # a state before has computed it
+        return f"{member_name}.$", JOB_NAME_PATH
     if isinstance(value, TextTemplate):
-        # These variables are texts already.
+        # A variable alone that is a text already needs no States.Format; a number would.
         if value.pieces in ((JobVariable.RUN,), (JobVariable.STOP_AFTER,), (JobVariable.DRIVER,)):
-            return f"{key}.$", VARIABLE_PATHS[JobVariable(value.pieces[0])]
-        return f"{key}.$", format_text(value.pieces)
-    return key, to_parameters(value)
+            return f"{member_name}.$", JSON_PATH_BY_VARIABLE[JobVariable(value.pieces[0])]
+        return f"{member_name}.$", states_format(value.pieces)
+    return member_name, to_asl_parameters(value)
 
 
 # ---- rules of a choice ----------------------------------------------------------------------------------
 
 
-def compare(path: str, comparison: str, value: Any) -> ChoiceRule:
-    return {"Variable": path, comparison: value}
+def comparison_rule(path: str, operator: str, value: Any) -> ChoiceRule:
+    return {"Variable": path, operator: value}
 
 
-def all_of(*rules: ChoiceRule) -> ChoiceRule:
+def and_rule(*rules: ChoiceRule) -> ChoiceRule:
     return rules[0] if len(rules) == 1 else {"And": list(rules)}
 
 
-def any_of(*rules: ChoiceRule) -> ChoiceRule:
+def or_rule(*rules: ChoiceRule) -> ChoiceRule:
     return rules[0] if len(rules) == 1 else {"Or": list(rules)}
 
 
-def go_to(target: str, rule: ChoiceRule) -> ChoiceRule:
-    return {**rule, "Next": target}
+def rule_to_state(next_state: str, rule: ChoiceRule) -> ChoiceRule:
+    return {**rule, "Next": next_state}
 
 
 # ---- states ---------------------------------------------------------------------------------------------
@@ -154,26 +166,26 @@ def wait_state(
 
 def task_state(
     comment: str,
-    resource: str,
-    arguments: Mapping[str, Any],
+    service_integration: str,
+    parameters: Mapping[str, Any],
     result_path: str | None,
     next_state: str,
     *,
-    selector: Mapping[str, Any] | None = None,
-    retry: Sequence[State] = (),
-    catch: Sequence[State] = (),
+    result_selector: Mapping[str, Any] | None = None,
+    retriers: Sequence[State] = (),
+    catchers: Sequence[State] = (),
 ) -> State:
-    """Return a Task state. ``resource``: the service integration, as its ARN ends. ``selector``: its
-    ResultSelector."""
-    state: State = {"Type": "Task", "Comment": comment, "Resource": f"arn:aws:states:::{resource}"}
-    state["Parameters"] = dict(arguments)
-    if selector is not None:
-        state["ResultSelector"] = dict(selector)
+    """Return a Task state of the Amazon States Language. ``service_integration``: the end of its ARN, such as
+    ``sagemaker:createTrainingJob.sync``. ``result_path``: None to discard the result."""
+    state: State = {"Type": "Task", "Comment": comment, "Resource": f"arn:aws:states:::{service_integration}"}
+    state["Parameters"] = dict(parameters)
+    if result_selector is not None:
+        state["ResultSelector"] = dict(result_selector)
     state["ResultPath"] = result_path
-    if retry:
-        state["Retry"] = list(retry)
-    if catch:
-        state["Catch"] = list(catch)
+    if retriers:
+        state["Retry"] = list(retriers)
+    if catchers:
+        state["Catch"] = list(catchers)
     return {**state, "Next": next_state}
 
 

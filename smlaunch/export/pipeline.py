@@ -19,33 +19,33 @@ from typing import Any
 
 from smlaunch.errors import EXIT_LIMIT, JobError, Problem
 from smlaunch.export.pipeline_file import PipelineStep, sort_steps
-from smlaunch.export.pipeline_gates import (
+from smlaunch.export.pipeline_step_order import (
     MAX_DEFINITION_CHARACTERS,
     MAX_NAME_LENGTH,
     FinishedSegments,
     build_step_order,
-    find_plan_problems,
-    find_problems,
-    is_gate,
+    find_job_problems,
+    find_pipeline_problems,
+    is_gate_step,
 )
 from smlaunch.export.pipeline_steps import (
     PlannedStep,
     build_job_step,
-    cached_run_name,
-    is_training_finished,
-    requirement_failed,
-    requirement_met,
-    run_name_pieces,
+    cached_run_id,
+    requirement_failed_condition,
+    requirement_met_condition,
+    run_id_pieces_of,
     step_result,
+    training_finished_condition,
 )
 from smlaunch.export.run_template import ORCHESTRATOR_ERRORS, build_run_template
-from smlaunch.planner.plan import Plan
+from smlaunch.planner.plan import RunPlan
 
 VERSION = "2020-12-01"
 DEFINITION_FILE = "pipeline.json"
 
 
-def export_pipeline(plan: Plan, *, time_scale: float = 1.0) -> dict[str, str]:
+def export_pipeline(plan: RunPlan, *, time_scale: float = 1.0) -> dict[str, str]:
     """Return the files of a pipeline of one job, by name. ``time_scale``: duration of waits, relative to a
     region.
 
@@ -55,29 +55,33 @@ def export_pipeline(plan: Plan, *, time_scale: float = 1.0) -> dict[str, str]:
 
 
 def export_steps(
-    steps: Sequence[tuple[PipelineStep, Plan]],
+    steps: Sequence[tuple[PipelineStep, RunPlan]],
     title: str,
     *,
     other_problems: Sequence[Problem] = (),
     time_scale: float = 1.0,
 ) -> dict[str, str]:
-    """Return the files of a pipeline of several jobs, by name.
+    """Return the files of a pipeline of several jobs, by file name. ``steps``: each step of the pipeline file
+    with the plan of its job. ``other_problems``: of steps that could not be planned, and so are not in
+    ``steps``. ``time_scale``: duration of waits, relative to a region.
 
-    ``other_problems``: problems of steps that are not in ``steps``. Raises JobError with all problems, each
-    by its path in the pipeline file.
+    Raises JobError with all problems, each by its path in the pipeline file.
     """
     all_problems = list(other_problems)
-    jobs: list[PlannedStep] = []
+    planned_steps: list[PlannedStep] = []
     for step, plan in steps:
         try:
-            jobs.append(PlannedStep(step, plan, build_run_template(plan, time_scale=time_scale)))
+            # The request of each job, with variables for what only an execution knows.
+            template = build_run_template(plan, time_scale=time_scale)
+            planned_steps.append(PlannedStep(step, plan, template))
         except JobError as error:
             all_problems += [step.job_problem(problem) for problem in error.problems]
-            all_problems += find_plan_problems(step, plan)
-    all_problems += find_problems(jobs)
+            # find_pipeline_problems looks for these too, but only in steps that have a template.
+            all_problems += find_job_problems(step, plan)
+    all_problems += find_pipeline_problems(planned_steps)
     if all_problems:
-        raise JobError(list(dict.fromkeys(all_problems)))
-    return {DEFINITION_FILE: _to_json(build_definition(jobs, title))}
+        raise JobError(list(dict.fromkeys(all_problems)))  # each problem once
+    return {DEFINITION_FILE: _to_json(build_definition(planned_steps, title))}
 
 
 def build_definition(jobs: Sequence[PlannedStep], title: str) -> dict[str, Any]:
@@ -110,106 +114,168 @@ class _DefinitionWriter:
     """
 
     def __init__(self, jobs: Sequence[PlannedStep]) -> None:
-        self._jobs = {job.name: job for job in jobs}
-        self._order = build_step_order(jobs)
-        self._runs: dict[str, str] = {}
+        self._planned_step_by_name = {job.name: job for job in jobs}
+        self._step_order = build_step_order(jobs)
+        self._run_id_by_cached_step: dict[str, str] = {}
         for step in sort_steps([job.step for job in jobs]):
             if step.cache_seconds is not None:
-                self._runs[step.name] = cached_run_name(self._jobs[step.name], self._runs)
+                self._run_id_by_cached_step[step.name] = cached_run_id(
+                    self._planned_step_by_name[step.name], self._run_id_by_cached_step
+                )
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the pipeline's steps, in the order in which they are written."""
-        written: list[dict[str, Any]] = []
-        for job in self._jobs.values():
-            for finished_segments in self._order.paths_to(job.name):
-                if not self._order.nearest_gates_by_step[job.name]:
-                    written.append(self._job(job, 1, finished_segments))
-                written += (
-                    self._chain(job, finished_segments)
-                    if job.is_chain
-                    else self._checks(job, finished_segments)
-                )
-        shared_gates = dict.fromkeys(
-            gates for gates in self._order.nearest_gates_by_step.values() if len(gates) > 1
-        )
-        for gates in shared_gates:
-            first_job = next(
-                job for job in self._jobs.values() if self._order.nearest_gates_by_step[job.name] == gates
-            )
-            written += [
-                self._joined(first_job, gates, finished_segments)
-                for finished_segments in self._order.paths_to(first_job.name)
-            ]
-        return written
+        """Return the definitions of all steps of the pipeline, in order. A step is a gate when later steps
+        run only if a condition on it holds: a chain that may finish in any segment, or a step with
+        requirements. What follows a chain is written once for each segment in which it may finish."""
+        written_steps: list[dict[str, Any]] = []
+        for planned_step in self._planned_step_by_name.values():
+            # One mapping (chain -> segment in which it finished) for each way to this step.
+            for finished_segments in self._step_order.finished_segments_before(planned_step.name):
+                written_steps += self._steps_of_job(planned_step, finished_segments)
+        return [*written_steps, *self._shared_condition_steps()]
 
-    def _chain(self, job: PlannedStep, finished_segments: FinishedSegments) -> Iterator[dict[str, Any]]:
-        """Conditions after each segment of a chain."""
-        count = len(job.segments)
-        for number in range(1, count + 1):
-            segment_path = {**finished_segments, job.name: number}
-            then_steps = self._after((job.name,), segment_path) if not job.step.requirements else []
-            if number < count:
-                next_step = self._job(job, number + 1, finished_segments)
+    def _steps_of_job(
+        self, planned_step: PlannedStep, finished_segments: FinishedSegments
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a job's first step and the conditions on its result. A job behind a gate is not yielded: it
+        is inside the branch of the gate's Condition step."""
+        if not self._step_order.nearest_gates_by_step[planned_step.name]:
+            yield self._job_step(planned_step, 1, finished_segments)
+        if planned_step.is_chain:
+            yield from self._chain_condition_steps(planned_step, finished_segments)
+        else:
+            yield from self._requirement_condition_steps(planned_step, finished_segments)
+
+    def _shared_condition_steps(self) -> Iterator[dict[str, Any]]:
+        """Yield the Condition steps for jobs behind several gates at once. A gate is a step with a condition,
+        on which later steps depend. Jobs behind the same gates share a Condition step, one for each
+        combination of segments in which the chains before them may finish (a chain is a job that goes on in
+        several segments)."""
+        first_step_by_gates: dict[tuple[str, ...], PlannedStep] = {}
+        gates_by_step = self._step_order.nearest_gates_by_step
+        for planned_step in self._planned_step_by_name.values():
+            first_step_by_gates.setdefault(gates_by_step[planned_step.name], planned_step)
+        for gate_names in dict.fromkeys(gates_by_step.values()):
+            if len(gate_names) > 1:
+                first_step = first_step_by_gates[gate_names]
+                # Each is a mapping: chain -> segment in which it has finished.
+                for finished_segments in self._step_order.finished_segments_before(first_step.name):
+                    yield self._shared_condition_step(first_step, gate_names, finished_segments)
+
+    def _chain_condition_steps(
+        self, planned_step: PlannedStep, finished_segments: FinishedSegments
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a Condition step for each segment of a chain (a training that goes on in one job after the
+        other): if training has finished, the steps behind the chain follow; otherwise its next segment, or a
+        Fail step after the last one. ``finished_segments``: segment in which each chain before has finished;
+        the names of steps end in them, since a step is written once for each combination."""
+        last_segment_number = len(planned_step.segments)
+        for segment_number in range(1, last_segment_number + 1):
+            path_after_segment = {**finished_segments, planned_step.name: segment_number}
+            if segment_number < last_segment_number:
+                step_when_unfinished = self._job_step(planned_step, segment_number + 1, finished_segments)
             else:
-                next_step = _fail_step(
-                    self._called(job, job.generated_name("Limit"), finished_segments), _limit_message(job)
-                )
-            name = self._called(job, job.generated_name("Finished", number), finished_segments)
-            condition = is_training_finished(self._name(job, segment_path))
-            yield _condition_step(name, [condition], then_steps, [next_step])
-            yield from self._checks(job, segment_path)
-
-    def _checks(self, job: PlannedStep, finished_segments: FinishedSegments) -> Iterator[dict[str, Any]]:
-        """Conditions for the requirements of a job, and the steps behind them."""
-        step, suffix = self._name(job, finished_segments), self._own_suffix(job, finished_segments)
-        ended_well = [is_training_finished(step)] if job.is_chain else []
-        for number, requirement in enumerate(job.step.requirements, 1):
-            message = f"step {job.name}: {requirement} is required, and does not hold"
-            failed = _fail_step(_check_name_length(job, job.generated_name("Fail", number) + suffix), message)
-            name = _check_name_length(job, job.generated_name("Unmet", number) + suffix)
-            yield _condition_step(
-                name, [*ended_well, requirement_failed(job, requirement, step)], [failed], []
+                step_when_unfinished = self._fail_step_without_segments_left(planned_step, finished_segments)
+            # With requirements, the steps behind the chain are in the branch of their condition instead.
+            steps_when_finished = (
+                []
+                if planned_step.step.requirements
+                else self._first_job_steps_behind((planned_step.name,), path_after_segment)
             )
-        followers = self._after((job.name,), finished_segments)
-        if job.step.requirements and followers:
-            yield _condition_step(
-                _check_name_length(job, job.generated_name("Met") + suffix),
-                self._open(job, finished_segments),
-                followers,
-                [],
+            condition_name = self._full_step_name(
+                planned_step, planned_step.generated_name("Finished", segment_number), finished_segments
             )
+            condition = training_finished_condition(self._result_step_name(planned_step, path_after_segment))
+            yield _condition_step(condition_name, [condition], steps_when_finished, [step_when_unfinished])
+            yield from self._requirement_condition_steps(planned_step, path_after_segment)
 
-    def _joined(
+    def _fail_step_without_segments_left(
+        self, planned_step: PlannedStep, finished_segments: FinishedSegments
+    ) -> dict[str, Any]:
+        """Return the Fail step after the last segment of a chain that has not finished."""
+        step_name = self._full_step_name(
+            planned_step, planned_step.generated_name("Limit"), finished_segments
+        )
+        return _fail_step(step_name, _limit_message(planned_step))
+
+    def _requirement_condition_steps(
+        self, planned_step: PlannedStep, finished_segments: FinishedSegments
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the Condition steps for a step's requirements, such as ``accuracy >= 0.9``: one that fails
+        the execution for each unmet requirement, and one that runs the following steps when all are met.
+        ``finished_segments``: segment in which each chain so far has finished; the names of steps end in
+        them. The result step is the job step whose metrics or files the conditions read."""
+        result_step_name = self._result_step_name(planned_step, finished_segments)
+        for number, requirement in enumerate(planned_step.step.requirements, 1):
+            conditions = [requirement_failed_condition(planned_step, requirement, result_step_name)]
+            if planned_step.is_chain:
+                # The result of a segment counts only if training has finished in it.
+                conditions.insert(0, training_finished_condition(result_step_name))
+            message = f"step {planned_step.name}: {requirement} is required, and does not hold"
+            fail_name = self._name_of_requirement_step(planned_step, "Fail", number, finished_segments)
+            unmet_name = self._name_of_requirement_step(planned_step, "Unmet", number, finished_segments)
+            yield _condition_step(unmet_name, conditions, [_fail_step(fail_name, message)], [])
+        following_steps = self._first_job_steps_behind((planned_step.name,), finished_segments)
+        if planned_step.step.requirements and following_steps:
+            conditions = self._gate_conditions(planned_step, finished_segments)
+            met_name = self._name_of_requirement_step(planned_step, "Met", None, finished_segments)
+            yield _condition_step(met_name, conditions, following_steps, [])
+
+    def _name_of_requirement_step(
+        self,
+        planned_step: PlannedStep,
+        kind: str,
+        number: int | None,
+        finished_segments: FinishedSegments,
+    ) -> str:
+        """Return the name of a generated step that follows a job: ``<job>-<kind>-<number>``, with a suffix
+        for the segments in which the chains so far have finished. Raises JobError for a name that is too
+        long."""
+        suffix = self._suffix_after(planned_step, finished_segments)
+        return _check_name_length(planned_step, planned_step.generated_name(kind, number) + suffix)
+
+    def _shared_condition_step(
         self, first_job: PlannedStep, gates: tuple[str, ...], finished_segments: FinishedSegments
     ) -> dict[str, Any]:
         """Condition for the steps that are behind several gates at once."""
         conditions = [
             gate_condition
             for gate_job in gates
-            for gate_condition in self._open(self._jobs[gate_job], finished_segments)
+            for gate_condition in self._gate_conditions(
+                self._planned_step_by_name[gate_job], finished_segments
+            )
         ]
-        name = self._called(first_job, first_job.generated_name("Ready"), finished_segments)
-        return _condition_step(name, conditions, self._after(gates, finished_segments), [])
+        name = self._full_step_name(first_job, first_job.generated_name("Ready"), finished_segments)
+        return _condition_step(name, conditions, self._first_job_steps_behind(gates, finished_segments), [])
 
-    def _open(self, gate_job: PlannedStep, finished_segments: FinishedSegments) -> list[dict[str, Any]]:
+    def _gate_conditions(
+        self, gate_job: PlannedStep, finished_segments: FinishedSegments
+    ) -> list[dict[str, Any]]:
         """Conditions that must hold for the steps behind a gate."""
-        step = self._name(gate_job, finished_segments)
-        first_job = [is_training_finished(step)] if gate_job.is_chain else []
+        step = self._result_step_name(gate_job, finished_segments)
+        first_job = [training_finished_condition(step)] if gate_job.is_chain else []
         return first_job + [
-            requirement_met(gate_job, requirement, step) for requirement in gate_job.step.requirements
+            requirement_met_condition(gate_job, requirement, step)
+            for requirement in gate_job.step.requirements
         ]
 
-    def _after(self, gates: tuple[str, ...], finished_segments: FinishedSegments) -> list[dict[str, Any]]:
+    def _first_job_steps_behind(
+        self, gates: tuple[str, ...], finished_segments: FinishedSegments
+    ) -> list[dict[str, Any]]:
         """First steps of the jobs behind exactly these gates."""
         jobs_behind = [
-            job for job in self._jobs.values() if self._order.nearest_gates_by_step[job.name] == gates
+            job
+            for job in self._planned_step_by_name.values()
+            if self._step_order.nearest_gates_by_step[job.name] == gates
         ]
-        return [self._job(job, 1, finished_segments) for job in jobs_behind]
+        return [self._job_step(job, 1, finished_segments) for job in jobs_behind]
 
-    def _job(self, job: PlannedStep, segment: int, finished_segments: FinishedSegments) -> dict[str, Any]:
-        needed_jobs = [self._jobs[name] for name in sorted(job.step.required_steps)]
+    def _job_step(
+        self, job: PlannedStep, segment: int, finished_segments: FinishedSegments
+    ) -> dict[str, Any]:
+        needed_jobs = [self._planned_step_by_name[name] for name in sorted(job.step.required_steps)]
         results = {
-            needed_job.name: step_result(needed_job, self._name(needed_job, finished_segments))
+            needed_job.name: step_result(needed_job, self._result_step_name(needed_job, finished_segments))
             for needed_job in needed_jobs
         }
         input_steps = {source.step for source in job.step.inputs.values()}
@@ -217,23 +283,25 @@ class _DefinitionWriter:
         depends_on = [
             results[name].step
             for name in dict.fromkeys(job.step.after)
-            if name not in input_steps and not is_gate(self._jobs[name])
+            if name not in input_steps and not is_gate_step(self._planned_step_by_name[name])
         ]
-        name = self._called(job, job.segment_name(segment), finished_segments)
-        return build_job_step(job, segment, name, run_name_pieces(job, self._runs), results, depends_on)
+        name = self._full_step_name(job, job.segment_name(segment), finished_segments)
+        return build_job_step(
+            job, segment, name, run_id_pieces_of(job, self._run_id_by_cached_step), results, depends_on
+        )
 
-    def _name(self, job: PlannedStep, finished_segments: FinishedSegments) -> str:
+    def _result_step_name(self, job: PlannedStep, finished_segments: FinishedSegments) -> str:
         """Name of the step that has the result of a job on a path."""
-        return self._called(
+        return self._full_step_name(
             job, job.segment_name(finished_segments[job.name] if job.is_chain else 1), finished_segments
         )
 
-    def _called(self, job: PlannedStep, base_name: str, finished_segments: FinishedSegments) -> str:
-        return _check_name_length(job, base_name + self._order.suffix(job.name, finished_segments))
+    def _full_step_name(self, job: PlannedStep, base_name: str, finished_segments: FinishedSegments) -> str:
+        return _check_name_length(job, base_name + self._step_order.suffix(job.name, finished_segments))
 
-    def _own_suffix(self, job: PlannedStep, finished_segments: FinishedSegments) -> str:
+    def _suffix_after(self, job: PlannedStep, finished_segments: FinishedSegments) -> str:
         """Suffix of the steps that follow the job."""
-        suffix = self._order.suffix(job.name, finished_segments)
+        suffix = self._step_order.suffix(job.name, finished_segments)
         return f"{suffix or '-At'}-{finished_segments[job.name]}" if job.is_chain else suffix
 
 

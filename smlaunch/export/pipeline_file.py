@@ -25,9 +25,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.errors import JobError, Problem
-from smlaunch.job.fields import parse_duration
+from smlaunch.job.field_types import parse_duration
 from smlaunch.job.model import Job
 from smlaunch.job.yaml_file import read_job_file, resolve_relative_paths
 from smlaunch.text.did_you_mean import did_you_mean
@@ -50,7 +50,9 @@ OPERATORS: Mapping[str, str] = {
 PIPELINE_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
 """Source: CreatePipeline, API reference."""
 
-_REQUIREMENT = re.compile(r"\s*(?P<what>[^\s<=>][^<=>]*?)\s*(?P<operator>>=|<=|==|>|<)\s*(?P<bound>\S+)\s*")
+_REQUIREMENT = re.compile(
+    r"\s*(?P<value_name>[^\s<=>][^<=>]*?)\s*(?P<operator>>=|<=|==|>|<)\s*(?P<threshold>\S+)\s*"
+)
 _TOP_KEYS = ("pipeline", "steps")
 _STEP_KEYS = ("name", "job", "inputs", "after", "require", "cache")
 _INPUT_KEYS = ("from", "mode", "split", "content_type")
@@ -70,6 +72,14 @@ class StepOutput:
     def placeholder_uri(self) -> str:
         """Placeholder address in the plan of the job that reads the output."""
         return f"s3://pipeline-step/{self.step}/{self.folder}"
+
+
+@dataclass(frozen=True)
+class _StepInput:
+    """An input of a step: the output of another step, and the job's channel for it as a job file has it."""
+
+    output: StepOutput
+    channel_mapping: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -194,150 +204,175 @@ class _Reader:
     def _add_problem(self, path: str, message: str) -> None:
         self._problems.append(Problem(path, message))
 
-    def _check_keys(self, path: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Add a problem for each key of a mapping that is not a known one. ``path``: of the mapping in the
-        file."""
-        for key in value:
-            if key not in known:
-                input_path = f"{path}.{key}" if path else str(key)
-                self._add_problem(input_path, f"{key!r} is unknown{did_you_mean(str(key), known)}")
+    def _check_keys(self, path: str, mapping: Mapping[str, Any], known_keys: Sequence[str]) -> None:
+        """Add a problem for each unknown key of a mapping. ``path``: of the mapping in the pipeline file,
+        such as ``steps[0]``; empty for the whole file."""
+        for key in mapping:
+            if key not in known_keys:
+                key_path = f"{path}.{key}" if path else str(key)
+                self._add_problem(key_path, f"{key!r} is unknown{did_you_mean(str(key), known_keys)}")
 
-    def _parse_step(self, value: Any, path: str) -> PipelineStep | None:
-        """Return one step of the file; None if its job is invalid. Adds a problem for each mistake. ``path``:
-        of the step in the file."""
-        if not isinstance(value, Mapping):
-            self._add_problem(path, f"a mapping with name and job is needed, not {value!r}")
+    def _parse_step(self, document: Any, path: str) -> PipelineStep | None:
+        """Return one step of the pipeline file; None if its job is invalid. Adds a problem for each mistake.
+        ``path``: of the step in the file, such as ``steps[0]``."""
+        if not isinstance(document, Mapping):
+            self._add_problem(path, f"a mapping with name and job is needed, not {document!r}")
             return None
-        self._check_keys(path, value, _STEP_KEYS)
-        name = value.get("name")
-        if not (isinstance(name, str) and is_step_name(name)):
-            text = f"lower-case letters, digits and single dashes are needed, at most {MAX_STEP_NAME_LENGTH}"
-            self._add_problem(f"{path}.name", f"{name!r} is not a valid step name; {text}")
-        inputs, channels = self._parse_inputs(value.get("inputs"), f"{path}.inputs")
-        after = self._parse_texts(value.get("after"), f"{path}.after")
-        requires = self._parse_requirements(value.get("require"), f"{path}.require")
-        cache = self._parse_cache(value.get("cache"), f"{path}.cache")
-        links = StepLinks(name=str(name), inputs=inputs, after=after, path=path)
-        self._links.append(links)
-        job = self._parse_job(value.get("job"), path, channels)
-        return (
-            None
-            if job is None
-            else PipelineStep(**vars(links), job=job, requirements=requires, cache_seconds=cache)
+        self._check_keys(path, document, _STEP_KEYS)
+        step_name = document.get("name")
+        if not (isinstance(step_name, str) and is_step_name(step_name)):
+            rule_text = (
+                f"lower-case letters, digits and single dashes are needed, at most {MAX_STEP_NAME_LENGTH}"
+            )
+            self._add_problem(f"{path}.name", f"{step_name!r} is not a valid step name; {rule_text}")
+        step_inputs = self._parse_inputs(document.get("inputs"), f"{path}.inputs")
+        links = StepLinks(
+            name=str(step_name),
+            inputs={channel: step_input.output for channel, step_input in step_inputs.items()},
+            after=self._parse_texts(document.get("after"), f"{path}.after"),
+            path=path,
         )
-
-    def _parse_job(self, value: Any, path: str, channels: Mapping[str, Any]) -> Job | None:
-        """Return the job of a step; None if it is invalid. Adds a problem for each mistake. ``channels``:
-        inputs of the job that are outputs of other steps."""
-        mapping = self._job_mapping(value, f"{path}.job")
-        if mapping is None:
+        self._links.append(links)  # also of a step whose job is invalid: other steps may refer to it
+        # "require": conditions on the job's result; "cache": for how long the result may be reused.
+        requirements = self._parse_requirements(document.get("require"), f"{path}.require")
+        cache_seconds = self._parse_cache(document.get("cache"), f"{path}.cache")
+        channels = {channel: step_input.channel_mapping for channel, step_input in step_inputs.items()}
+        job = self._parse_job(document.get("job"), path, channels)
+        if job is None:
             return None
-        if mapping.pop("name", None) is not None:
-            self._add_problem(f"{path}.job.name", NAME_NOT_ALLOWED)
-        job_inputs = mapping.get("inputs") or {}
-        if isinstance(job_inputs, Mapping):
-            for channel in sorted(channels.keys() & job_inputs.keys()):
-                text = "the job itself has this channel too; leave one of them out"
-                self._add_problem(f"{path}.inputs.{channel}", text)
-            mapping["inputs"] = {**job_inputs, **channels}
-        if self._role is not None:
-            mapping["role"] = self._role
+        return PipelineStep(**vars(links), job=job, requirements=requirements, cache_seconds=cache_seconds)
+
+    def _parse_job(self, job_or_path: Any, step_path: str, linked_channels: Mapping[str, Any]) -> Job | None:
+        """Return the job of a step; None if it is invalid. Adds a problem for each mistake. ``job_or_path``:
+        a job as a mapping, or the path of a job file. ``linked_channels``: inputs of the job that are outputs
+        of other steps, as the job file would write them, by channel."""
+        job_mapping = self._job_mapping(job_or_path, f"{step_path}.job")
+        if job_mapping is None:
+            return None
+        # A name would be the run id, which differs in every execution of a pipeline.
+        if job_mapping.pop("name", None) is not None:
+            self._add_problem(f"{step_path}.job.name", NAME_NOT_ALLOWED)
+        job_inputs = job_mapping.get("inputs") or {}
+        if isinstance(job_inputs, Mapping):  # otherwise Job.from_mapping reports it
+            for channel in sorted(linked_channels.keys() & job_inputs.keys()):
+                problem_text = "the job itself has this channel too; leave one of them out"
+                self._add_problem(f"{step_path}.inputs.{channel}", problem_text)
+            job_mapping["inputs"] = {**job_inputs, **linked_channels}
+        if self._role is not None:  # given on the command line, for all jobs
+            job_mapping["role"] = self._role
         try:
-            return Job.from_mapping(mapping)
+            return Job.from_mapping(job_mapping)
         except JobError as error:
-            self._problems += [_prefix_job_path(problem, path) for problem in error.problems]
+            # Their paths are those in the job; the user's file has the job below the step.
+            self._problems += [_prefix_job_path(problem, step_path) for problem in error.problems]
             return None
 
-    def _job_mapping(self, value: Any, path: str) -> dict[str, Any] | None:
-        """Mapping of a job, with relative paths resolved."""
-        if isinstance(value, Mapping):
-            return resolve_relative_paths(dict(value), self._folder)
-        if not isinstance(value, str):
+    def _job_mapping(self, job_or_path: Any, path: str) -> dict[str, Any] | None:
+        """Return a step's job as a mapping, in which relative paths start at the folder of the pipeline file
+        or of the job file; None after adding a problem. ``path``: of the value in the pipeline file."""
+        if isinstance(job_or_path, Mapping):
+            return resolve_relative_paths(dict(job_or_path), self._folder)
+        if not isinstance(job_or_path, str):
             self._add_problem(path, "a job file, or a job as a mapping, is needed")
             return None
         try:
-            return read_job_file(self._folder / value)
+            return read_job_file(self._folder / job_or_path)
         except JobError as error:
             for problem in error.problems:
                 self._add_problem(path, str(problem))
             return None
 
-    def _parse_inputs(self, value: Any, path: str) -> tuple[dict[str, StepOutput], dict[str, Any]]:
-        """Parse the inputs of a step: outputs of other steps, and the channels of the job."""
-        sources: dict[str, StepOutput] = {}
-        channels: dict[str, Any] = {}
-        if value is None:
-            return sources, channels
-        if not isinstance(value, Mapping):
+    def _parse_inputs(self, document: Any, path: str) -> dict[str, _StepInput]:
+        """Return the outputs of other steps that a step reads, by channel name. Adds a problem for each
+        mistake, and leaves that channel out."""
+        if document is None:
+            return {}
+        if not isinstance(document, Mapping):
             self._add_problem(path, "a mapping from channels to steps is needed, such as {train: prepare}")
-            return sources, channels
-        for name, item in value.items():
-            input_path = f"{path}.{name}"
-            channel_options = dict(item) if isinstance(item, Mapping) else {"from": item}
-            self._check_keys(input_path, channel_options, _INPUT_KEYS)
-            reference = channel_options.pop("from", None)
-            if not isinstance(reference, str) or not reference.partition("/")[0]:
-                self._add_problem(
-                    input_path,
-                    f"a step, or a folder of its output (step/folder), is needed, not {reference!r}",
-                )
-                continue
-            if "://" in reference or ".." in reference.split("/"):
-                self._add_problem(
-                    input_path,
-                    f"{reference!r} is not a step or step/folder; an address belongs to the job's inputs",
-                )
-                continue
-            if channel_options.get("split") == "bytes":
-                self._add_problem(
-                    f"{input_path}.split", "the files are not known before that step has run; use split: key"
-                )
-                continue
-            step, _, folder = reference.partition("/")
-            source = StepOutput(step, folder.strip("/") + "/" if folder.strip("/") else "")
-            sources[str(name)] = source
-            options = {key: value for key, value in channel_options.items() if key in _INPUT_KEYS}
-            channels[str(name)] = {"uri": source.placeholder_uri, **options}
-        return sources, channels
+            return {}
+        parsed_inputs = {
+            str(channel_name): self._parse_input(channel_document, f"{path}.{channel_name}")
+            for channel_name, channel_document in document.items()
+        }
+        return {
+            channel: step_input for channel, step_input in parsed_inputs.items() if step_input is not None
+        }
 
-    def _parse_texts(self, value: Any, path: str) -> tuple[str, ...]:
-        """Return a text or a list of texts as a tuple; empty after adding a problem."""
-        if value is None:
+    def _parse_input(self, document: Any, path: str) -> _StepInput | None:
+        """Return the output of another step that a channel reads; None after adding a problem. ``document``:
+        ``step`` or ``step/folder``, or a mapping with that as ``from`` and options of the channel."""
+        channel_options = dict(document) if isinstance(document, Mapping) else {"from": document}
+        self._check_keys(path, channel_options, _INPUT_KEYS)
+        reference = channel_options.pop("from", None)
+        if not isinstance(reference, str) or not reference.partition("/")[0]:
+            self._add_problem(
+                path, f"a step, or a folder of its output (step/folder), is needed, not {reference!r}"
+            )
+            return None
+        if "://" in reference or ".." in reference.split("/"):
+            self._add_problem(
+                path, f"{reference!r} is not a step or step/folder; an address belongs to the job's inputs"
+            )
+            return None
+        if channel_options.get("split") == "bytes":
+            self._add_problem(
+                f"{path}.split", "the files are not known before that step has run; use split: key"
+            )
+            return None
+        step_name, _, folder = reference.partition("/")
+        folder = folder.strip("/")
+        output = StepOutput(step_name, f"{folder}/" if folder else "")
+        known_options = {key: value for key, value in channel_options.items() if key in _INPUT_KEYS}
+        # The address stands for the output while the job is planned; the export replaces it by a reference.
+        return _StepInput(output, {"uri": output.placeholder_uri, **known_options})
+
+    def _parse_texts(self, document: Any, path: str) -> tuple[str, ...]:
+        """Return a text, or a list of texts, of the pipeline file as a tuple; empty for None, and after
+        adding a problem. ``path``: of the value in the file."""
+        if document is None:
             return ()
-        if isinstance(value, str):
-            return (value,)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if isinstance(document, str):
+            return (document,)
+        if not isinstance(document, list) or not all(isinstance(item, str) for item in document):
             self._add_problem(path, "a list of texts is needed")
             return ()
-        return tuple(value)
+        return tuple(document)
 
-    def _parse_requirements(self, value: Any, path: str) -> tuple[Requirement, ...]:
-        """Return the conditions of a step, such as ``accuracy >= 0.9``. Adds a problem for a wrong one."""
-        found = []
-        for index, text in enumerate(self._parse_texts(value, path)):
-            match = _REQUIREMENT.fullmatch(text)
-            bound = None if match is None else _parse_finite(match["bound"])
-            if match is None or bound is None:
-                message = (
-                    f"{text!r} is not a condition; write NAME, one of {' '.join(OPERATORS)}, and a number"
-                )
+    def _parse_requirements(self, document: Any, path: str) -> tuple[Requirement, ...]:
+        """Return the conditions on a step's result, such as ``accuracy >= 0.9``. Adds a problem for an
+        invalid one. ``path``: of the list in the file, such as ``steps[0].require``."""
+        requirements: list[Requirement] = []
+        for index, condition_text in enumerate(self._parse_texts(document, path)):
+            match = _REQUIREMENT.fullmatch(condition_text)  # "value_name operator threshold"
+            threshold = None if match is None else _parse_finite(match["threshold"])
+            if match is None or threshold is None:
+                rule_text = f"write NAME, one of {' '.join(OPERATORS)}, and a number"
+                message = f"{condition_text!r} is not a condition; {rule_text}"
                 self._add_problem(f"{path}[{index}]", message)
             else:
-                found.append(Requirement(match["what"], match["operator"], bound, index))
-        return tuple(found)
+                requirements.append(
+                    Requirement(
+                        value_name=match["value_name"],
+                        operator=match["operator"],
+                        threshold=threshold,
+                        index=index,
+                    )
+                )
+        return tuple(requirements)
 
-    def _parse_cache(self, value: Any, path: str) -> int | None:
+    def _parse_cache(self, duration: Any, path: str) -> int | None:
         """Return for how many seconds the results of a step may be reused; None for never, or after adding a
-        problem."""
-        if value is None:
+        problem. ``duration``: such as ``30d``; None if the step has none."""
+        if duration is None:
             return None
         try:
-            seconds = parse_duration(value) if isinstance(value, str) else 0
+            seconds = parse_duration(duration) if isinstance(duration, str) else 0  # 0: reported below
         except ValueError as error:
             self._add_problem(path, str(error))
             return None
+        # The service counts in minutes.
         if seconds == 0 or seconds % 60:
-            self._add_problem(path, f"{value!r} is not a time in whole minutes, such as 90m, 12h or 30d")
+            self._add_problem(path, f"{duration!r} is not a time in whole minutes, such as 90m, 12h or 30d")
             return None
         return seconds
 
@@ -350,25 +385,35 @@ def _prefix_job_path(problem: Problem, path: str) -> Problem:
 
 
 def _link_problems(steps: Sequence[StepLinks]) -> Iterator[Problem]:
-    """Yield problems of the links between steps: duplicate names, unknown steps, cycles."""
+    """Yield problems of the links between the steps of a pipeline file: duplicate names, unknown steps,
+    cycles. A step reads outputs of other steps (``inputs``, by channel) or only waits for them (``after``).
+    ``path``: of a step in the file, such as ``steps[0]``."""
     names = [step.name for step in steps]
     path_by_name: dict[str, str] = {}
     for step in steps:
         if step.name in path_by_name:
             yield step.step_problem("name", f"{step.name!r} is also the name of {path_by_name[step.name]}")
         path_by_name.setdefault(step.name, step.path)
-        references = [
-            *((f"inputs.{channel}", source.step) for channel, source in step.inputs.items()),
-            *((f"after[{index}]", name) for index, name in enumerate(step.after)),
-        ]
-        for path, name in references:
-            if name not in names:
-                yield step.step_problem(path, f"there is no step {name!r}{did_you_mean(name, names)}")
+        for path_in_step, referenced_name in _references_by_path(step):
+            if referenced_name not in names:
+                yield step.step_problem(
+                    path_in_step,
+                    f"there is no step {referenced_name!r}{did_you_mean(referenced_name, names)}",
+                )
     try:
         sort_steps(steps)
     except CycleError as error:
+        # The second argument of the error is the list of nodes, each needed by the next one.
         cycle = error.args[1][::-1]
         yield Problem("steps", f"{' needs '.join(cycle)}: no step can need itself")
+
+
+def _references_by_path(step: StepLinks) -> Iterator[tuple[str, str]]:
+    """Yield the path in the step and the name of every step that it refers to."""
+    for channel, step_output in step.inputs.items():
+        yield f"inputs.{channel}", step_output.step
+    for index, awaited_name in enumerate(step.after):
+        yield f"after[{index}]", awaited_name
 
 
 def _parse_finite(text: str) -> float | None:

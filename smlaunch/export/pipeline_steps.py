@@ -7,26 +7,27 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from smlaunch.api.request import name_member
-from smlaunch.contract import segment as variables
-from smlaunch.contract.progress import LINE_PREFIX
-from smlaunch.contract.progress import METRIC_KIND as METRIC_LINE
+from smlaunch.api.job_kinds import JobKind, member_value, put_member
+from smlaunch.api.retry_policy import CREATE_BACKOFF, QUOTA_BACKOFF
+from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
+from smlaunch.contract import segment as env_variables
+from smlaunch.contract.progress_line import LINE_PREFIX
+from smlaunch.contract.progress_line import METRIC_KIND as METRIC_LINE
 from smlaunch.export.pipeline_file import OPERATORS, PipelineStep, Requirement
 from smlaunch.export.run_template import (
     JobVariable,
     NumberTemplate,
     RunTemplate,
+    TemplateSegment,
     TextTemplate,
-    VariantTemplate,
-    map_open_values,
+    map_template_values,
 )
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.retry_policy import CREATE_BACKOFF, QUOTA_BACKOFF
-from smlaunch.planner.workflow import ENDING_RULES, Ending
+from smlaunch.planner.plan import RunPlan
 
-FINISHED_METRIC = variables.FINISHED_METRIC
+FINISHED_METRIC = env_variables.FINISHED_METRIC
 MAX_SEGMENTS = 100
 """Segments of one chain; a limit of smlaunch, like pipeline_gates.MAX_STEPS."""
 
@@ -47,7 +48,7 @@ class PlannedStep:
     """A pipeline step with the plan of its job."""
 
     step: PipelineStep
-    plan: Plan
+    plan: RunPlan
     template: RunTemplate
 
     @property
@@ -56,12 +57,12 @@ class PlannedStep:
 
     @property
     def is_chain(self) -> bool:
-        return self.template.policy.chain
+        return self.template.workflow.is_multi_segment
 
     @property
-    def segments(self) -> list[tuple[VariantTemplate, int]]:
-        """Variant and time limit in seconds of every segment; at most one more than MAX_SEGMENTS."""
-        return list(_segments(self.template))
+    def segments(self) -> list[TemplateSegment]:
+        """All segments of a chain, or the single job; at most one more than MAX_SEGMENTS."""
+        return list(islice(self.template.iter_segments(), MAX_SEGMENTS + 1))
 
     def segment_name(self, segment: int) -> str:
         """Name of the step of one segment."""
@@ -74,173 +75,211 @@ class PlannedStep:
         return "-".join(str(word) for word in (self.name, kind, number) if word not in ("", None))
 
 
-def join_text(pieces: tuple[TextPiece, ...]) -> Any:
-    """One text of several pieces. Adjacent strings are joined; a single piece is returned as it is."""
-    joined: list[TextPiece] = []
+def join_text_pieces(pieces: tuple[TextPiece, ...]) -> Any:
+    """Return the text of several pieces: a plain string if all are literal, a single reference, or the
+    pipeline function ``Std:Join``. A piece is a literal text, or a reference to a value of the execution."""
+    joined_pieces: list[TextPiece] = []
     for piece in pieces:
-        if isinstance(piece, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += piece
+        if isinstance(piece, str) and joined_pieces and isinstance(joined_pieces[-1], str):
+            joined_pieces[-1] += piece  # neighbouring literals become one
         elif piece != "":
-            joined.append(piece)
-    return joined[0] if len(joined) == 1 else {"Std:Join": {"On": "", "Values": joined}}
+            joined_pieces.append(piece)
+    return joined_pieces[0] if len(joined_pieces) == 1 else {"Std:Join": {"On": "", "Values": joined_pieces}}
 
 
-def run_name_pieces(job: PlannedStep, cached_runs: Mapping[str, str]) -> tuple[TextPiece, ...]:
+def run_id_pieces_of(job: PlannedStep, cached_runs: Mapping[str, str]) -> tuple[TextPiece, ...]:
     """Run id of a step in an execution. ``cached_runs``: fixed run ids of cached steps."""
     if job.name in cached_runs:
         return (cached_runs[job.name],)
     return (_EXECUTION_ID, f"-{job.name}") if job.name else (_EXECUTION_ID,)
 
 
-def cached_run_name(job: PlannedStep, cached_runs: Mapping[str, str]) -> str:
+def cached_run_id(job: PlannedStep, cached_runs: Mapping[str, str]) -> str:
     """Fixed run id of a cached step: cached arguments must not contain the execution, and different jobs
     must not share a prefix. ``cached_runs``: run ids of the steps it reads from."""
     input_runs = {
         name: [cached_runs.get(source.step), source.folder] for name, source in job.step.inputs.items()
     }
     upload_contents = [upload.content for upload in job.plan.uploads]
-    text = json.dumps([build_arguments(job, 1, ("",), {}), input_runs, upload_contents], sort_keys=True)
+    text = json.dumps(
+        [build_request_arguments(job, 1, ("",), {}), input_runs, upload_contents], sort_keys=True
+    )
     return f"{job.name}-{hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
 def build_job_step(
-    job: PlannedStep,
-    segment: int,
-    name: str,
-    run: tuple[TextPiece, ...],
-    results: Mapping[str, StepResult],
-    depends_on: list[str],
+    planned_step: PlannedStep,
+    segment_number: int,
+    step_name: str,
+    run_id_pieces: tuple[TextPiece, ...],
+    result_by_step: Mapping[str, StepResult],
+    awaited_step_names: list[str],
 ) -> dict[str, Any]:
-    """Build the step of one segment.
+    """Build the Training or Processing step of one segment of a job: of a chain each segment is a job and a
+    step of its own. ``run_id_pieces``: texts and references that make up the run id.
 
-    ``results``: of the steps that it needs, by name. ``depends_on``: steps that it must wait for and does not
-    refer to.
+    ``result_by_step``: references to the outputs of the steps that it reads, by step name.
+    ``awaited_step_names``: steps that it waits for without reading their output.
     """
     step: dict[str, Any] = {
-        "Name": name,
-        "Type": "Processing" if job.template.is_processing else "Training",
-        "Arguments": build_arguments(job, segment, run, results),
+        "Name": step_name,
+        "Type": planned_step.template.kind.name,
+        "Arguments": build_request_arguments(planned_step, segment_number, run_id_pieces, result_by_step),
     }
-    if depends_on:
-        step["DependsOn"] = depends_on
-    step["RetryPolicies"] = _retry_policies(job.template)
-    if job.step.cache_seconds is not None:
-        step["CacheConfig"] = {"Enabled": True, "ExpireAfter": iso_duration(job.step.cache_seconds)}
-    files = property_file_names(job)
-    if files:
+    if awaited_step_names:
+        step["DependsOn"] = awaited_step_names
+    step["RetryPolicies"] = _retry_policies(planned_step.template)
+    if planned_step.step.cache_seconds is not None:
+        step["CacheConfig"] = {"Enabled": True, "ExpireAfter": iso_duration(planned_step.step.cache_seconds)}
+    # JSON files of a processing job that the conditions of the pipeline read; OUTPUT_NAME: of its only
+    # output.
+    name_by_output_file = property_file_names(planned_step)
+    if name_by_output_file:
         step["PropertyFiles"] = [
-            {"PropertyFileName": file_name, "OutputName": OUTPUT_NAME, "FilePath": file}
-            for file, file_name in files.items()
+            {"PropertyFileName": property_file_name, "OutputName": OUTPUT_NAME, "FilePath": output_file}
+            for output_file, property_file_name in name_by_output_file.items()
         ]
     return step
 
 
-def build_arguments(
-    job: PlannedStep, segment: int, run: tuple[TextPiece, ...], results: Mapping[str, StepResult]
+def build_request_arguments(
+    planned_step: PlannedStep,
+    segment_number: int,
+    run_id_pieces: tuple[TextPiece, ...],
+    result_by_step: Mapping[str, StepResult],
 ) -> dict[str, Any]:
-    """Arguments of CreateTrainingJob or CreateProcessingJob, without the name, which the service
-    generates."""
-    variant, max_runtime_seconds = job.segments[segment - 1]
-    pieces_by_variable: dict[JobVariable, tuple[TextPiece, ...]] = {
-        JobVariable.RUN: run,
-        JobVariable.SEGMENT: (str(segment),),
+    """Return the arguments of CreateTrainingJob or CreateProcessingJob for one segment, without the job name,
+    which the service generates. ``run_id_pieces``: texts and references that make up the run id.
+    ``result_by_step``: outputs of the steps that the job reads, by step name."""
+    request = _fill_request_template(planned_step, segment_number, run_id_pieces)
+    del request[planned_step.template.kind.name_member]
+    _complete_environment(planned_step, segment_number, request["Environment"])
+    _add_metrics(planned_step, request)
+    for channel, step_output in planned_step.step.inputs.items():
+        if step_output.step in result_by_step:
+            uri_pieces: tuple[TextPiece, ...] = (result_by_step[step_output.step].uri, step_output.folder)
+            _set_input_uri(planned_step.template.kind, request, channel, join_text_pieces(uri_pieces))
+    return request
+
+
+def _fill_request_template(
+    planned_step: PlannedStep, segment_number: int, run_id_pieces: tuple[TextPiece, ...]
+) -> dict[str, Any]:
+    """Return the request of a segment (one job), in which the job variables of the template are replaced by
+    literal values or references to the execution. A pipeline cannot compute values between jobs: attempt and
+    steps stay those of a first job."""
+    segment = planned_step.segments[segment_number - 1]
+    pieces_by_job_variable: dict[JobVariable, tuple[TextPiece, ...]] = {
+        JobVariable.RUN: run_id_pieces,
+        JobVariable.SEGMENT: (str(segment_number),),
         JobVariable.ATTEMPT: ("1",),
         JobVariable.COMMITTED_STEP: ("0",),
         JobVariable.REPORTED_STEP: ("",),
-        JobVariable.STOP_AFTER: (str(variant.stop_after(max_runtime_seconds)),),
+        JobVariable.STOP_AFTER: (str(segment.planned_end_seconds),),
         JobVariable.DRIVER: ({"Get": "Execution.PipelineExecutionArn"},),
     }
 
-    def to_text(value: TextTemplate | NumberTemplate) -> Any:
+    def to_argument(value: TextTemplate | NumberTemplate) -> Any:
+        """Return what stands in the request for a value with job variables (run id, attempt, ...): a text, or
+        a reference. ``pieces_by_job_variable``: literals and references of each variable in this segment."""
         if isinstance(value, NumberTemplate):
-            return max_runtime_seconds  # the only number variable
-        piece_groups = [
-            pieces_by_variable[piece] if isinstance(piece, JobVariable) else (piece,)
-            for piece in value.pieces
-        ]
-        return join_text(tuple(piece for piece_group in piece_groups for piece in piece_group))
+            return segment.max_runtime_seconds  # the only number variable
+        argument_pieces: list[TextPiece] = []
+        for piece in value.pieces:
+            argument_pieces += pieces_by_job_variable[piece] if isinstance(piece, JobVariable) else (piece,)
+        return join_text_pieces(tuple(argument_pieces))
 
-    arguments: dict[str, Any] = map_open_values(variant.request, to_text)
-    del arguments[name_member(arguments)]
-    environment = arguments["Environment"]
-    # A pipeline cannot read the newest step between two jobs, and job names have no segment and attempt.
-    for variable in (variables.FROM_STEP_VARIABLE, variables.FROM_REPORTED_VARIABLE):
+    request: dict[str, Any] = map_template_values(segment.variant.request, to_argument)
+    return request
+
+
+def _complete_environment(
+    planned_step: PlannedStep, segment_number: int, environment: dict[str, Any]
+) -> None:
+    """Change the environment of a job's containers to what a pipeline can tell them: it cannot read the
+    newest step between two jobs (FROM_STEP, FROM_REPORTED), and the names that it gives to jobs have no
+    segment and attempt. A chain's job prints whether training has finished, and values that fail its
+    requirements, for conditions that read metrics never printed."""
+    for variable in (env_variables.FROM_STEP_VARIABLE, env_variables.FROM_REPORTED_VARIABLE):
         environment.pop(variable, None)
-    if job.step.cache_seconds is not None:
-        del environment[variables.DRIVER_VARIABLE]  # any execution may reuse the result
-    environment[variables.SEGMENT_VARIABLE] = str(segment)
-    environment[variables.ATTEMPT_VARIABLE] = "1"
-    if job.is_chain:
-        environment[variables.REPORT_FINISHED_VARIABLE] = "1"
-        if job.step.requirements:
-            environment[variables.REQUIRED_METRICS_VARIABLE] = " ".join(_unmet_values(job.step.requirements))
-    _add_metrics(job, arguments)
-    for channel, source in job.step.inputs.items():
-        if source.step in results:
-            uri_pieces: tuple[TextPiece, ...] = (results[source.step].uri, source.folder)
-            _channel_source(arguments, channel)["S3Uri"] = join_text(uri_pieces)
-    return arguments
+    if planned_step.step.cache_seconds is not None:
+        # The execution that starts the job: requests must be the same for its result to be reused.
+        del environment[env_variables.DRIVER_VARIABLE]
+    environment[env_variables.SEGMENT_VARIABLE] = str(segment_number)
+    environment[env_variables.ATTEMPT_VARIABLE] = "1"
+    if planned_step.is_chain:
+        environment[env_variables.REPORT_FINISHED_VARIABLE] = "1"
+        if planned_step.step.requirements:
+            environment[env_variables.REQUIRED_METRICS_VARIABLE] = " ".join(
+                _unmet_metric_values(planned_step.step.requirements)
+            )
 
 
-def _channel_source(arguments: Mapping[str, Any], channel: str) -> dict[str, Any]:
-    """Return the mapping that contains the address of a channel."""
-    training_sources = {
-        channel_definition["ChannelName"]: channel_definition["DataSource"]
-        for channel_definition in arguments.get("InputDataConfig", ())
-    }
-    if channel in training_sources:
-        source: dict[str, Any] = training_sources[channel]["S3DataSource"]
-    else:
-        processing_inputs = {
-            channel_definition["InputName"]: channel_definition["S3Input"]
-            for channel_definition in arguments["ProcessingInputs"]
-        }
-        source = processing_inputs[channel]
-    return source
+def _set_input_uri(kind: JobKind, arguments: Mapping[str, Any], channel: str, uri: Any) -> None:
+    for entry in member_value(arguments, kind.members["inputs"]):
+        if member_value(entry, kind.input_members["name"]) == channel:
+            put_member(entry, kind.input_members["uri"], uri)
 
 
-def _add_metrics(job: PlannedStep, arguments: dict[str, Any]) -> None:
-    """Add definitions of the metrics that conditions use. A built-in algorithm has fixed metrics."""
-    if job.template.is_processing or job.plan.job.algorithm is not None:
+def _add_metrics(planned_step: PlannedStep, training_request: dict[str, Any]) -> None:
+    """Add to a training request the metric definitions (name and regex of a log line) that the pipeline's
+    conditions read. A processing job has no metrics, and those of a built-in algorithm are fixed."""
+    if planned_step.template.is_processing or planned_step.plan.job.algorithm is not None:
         return
-    regex_by_metric = (
-        {FINISHED_METRIC: LINE_PREFIX + variables.FINISHED_LINE_PREFIX + "([01])"} if job.is_chain else {}
-    )
-    for requirement in job.step.requirements:
-        line = f"{METRIC_LINE} (?:.* )?"
-        if job.is_chain:
-            line = f"(?:{line}|{variables.REQUIRED_LINE_PREFIX})"
-        name = re.escape(requirement.value_name)
-        regex_by_metric[_metric_name(job, requirement)] = f"{LINE_PREFIX}{line}{name}=([0-9eE.+-]+)"
-    algorithm = arguments["AlgorithmSpecification"]
-    definitions = list(algorithm.get("MetricDefinitions", []))
-    defined_names = {metric["Name"] for metric in definitions}
-    definitions += [
-        {"Name": name, "Regex": regex} for name, regex in regex_by_metric.items() if name not in defined_names
+    regex_by_metric = _required_metric_regexes(planned_step)
+    algorithm = training_request["AlgorithmSpecification"]
+    metric_definitions = list(algorithm.get("MetricDefinitions", []))
+    defined_names = {metric["Name"] for metric in metric_definitions}
+    metric_definitions += [
+        {"Name": metric_name, "Regex": regex}
+        for metric_name, regex in regex_by_metric.items()
+        if metric_name not in defined_names  # the user's own definition wins
     ]
-    if definitions:
-        algorithm["MetricDefinitions"] = definitions
+    if metric_definitions:
+        algorithm["MetricDefinitions"] = metric_definitions
 
 
-def _metric_name(job: PlannedStep, requirement: Requirement) -> str:
+def _required_metric_regexes(planned_step: PlannedStep) -> dict[str, str]:
+    """Return the regex of the log line for each metric that a condition on a training step reads, by metric:
+    whether a chain's training has finished (0 or 1), and the metrics of its requirements. The log line is
+    ``smlaunch: metric NAME=VALUE``; in a chain also ``smlaunch: required NAME=VALUE``."""
+    regex_by_metric: dict[str, str] = {}
+    if planned_step.is_chain:
+        regex_by_metric[FINISHED_METRIC] = LINE_PREFIX + env_variables.FINISHED_LINE_PREFIX + "([01])"
+    for requirement in planned_step.step.requirements:
+        line_regex = f"{METRIC_LINE} (?:.* )?"
+        if planned_step.is_chain:
+            # Or the line with values that do not meet the requirements, which every segment prints first.
+            line_regex = f"(?:{line_regex}|{env_variables.REQUIRED_LINE_PREFIX})"
+        printed_name = re.escape(requirement.value_name)
+        regex_by_metric[_metric_name_of(planned_step, requirement)] = (
+            f"{LINE_PREFIX}{line_regex}{printed_name}=([0-9eE.+-]+)"
+        )
+    return regex_by_metric
+
+
+def _metric_name_of(job: PlannedStep, requirement: Requirement) -> str:
     """Name of a required metric. A chain uses a metric of smlaunch, which also has a first value."""
     is_own_metric = job.is_chain and job.plan.job.algorithm is None
     return (
-        f"{variables.INTERNAL_METRIC_PREFIX}{requirement.value_name}"
+        f"{env_variables.INTERNAL_METRIC_PREFIX}{requirement.value_name}"
         if is_own_metric
         else requirement.value_name
     )
 
 
-def _unmet_values(requires: Sequence[Requirement]) -> Iterator[str]:
-    """Yield ``name=value`` for each metric, with a value that does not meet its first requirement."""
-    first_requirements: dict[str, Requirement] = {}
-    for requirement in requires:
-        first_requirements.setdefault(requirement.value_name, requirement)
-    for name, requirement in first_requirements.items():
+def _unmet_metric_values(requirements: Sequence[Requirement]) -> Iterator[str]:
+    """Yield ``name=value`` for each required metric, with a value that does not meet its first requirement.
+    A chain's job prints these first: a condition cannot read a metric that was never printed."""
+    first_requirement_by_metric: dict[str, Requirement] = {}
+    for requirement in requirements:
+        first_requirement_by_metric.setdefault(requirement.value_name, requirement)
+    for metric_name, requirement in first_requirement_by_metric.items():
         distance = max(1.0, abs(requirement.threshold))
-        value = requirement.threshold + (-distance if requirement.operator in (">=", ">") else distance)
-        yield f"{name}={value!r}"
+        is_lower_bound = requirement.operator in (">=", ">")
+        # Above the threshold fails "<=" and "<", and "==" as well.
+        unmet_value = requirement.threshold + (-distance if is_lower_bound else distance)
+        yield f"{metric_name}={unmet_value!r}"
 
 
 # ---- results and conditions -----------------------------------------------------------------------------
@@ -262,17 +301,17 @@ def step_result(job: PlannedStep, step: str) -> StepResult:
     return StepResult(step, {"Get": f"Steps.{step}.{property_path}"})
 
 
-def is_training_finished(step: str) -> dict[str, Any]:
+def training_finished_condition(step: str) -> dict[str, Any]:
     """Condition: the training was finished in a segment."""
     return _condition(">=", _metric_reference(step, FINISHED_METRIC), 1)
 
 
-def requirement_met(job: PlannedStep, requirement: Requirement, step: str) -> dict[str, Any]:
+def requirement_met_condition(job: PlannedStep, requirement: Requirement, step: str) -> dict[str, Any]:
     return _condition(requirement.operator, _required_value(job, requirement, step), requirement.threshold)
 
 
-def requirement_failed(job: PlannedStep, requirement: Requirement, step: str) -> dict[str, Any]:
-    """The opposite of ``requirement_met``; conditions have no Not for all operators."""
+def requirement_failed_condition(job: PlannedStep, requirement: Requirement, step: str) -> dict[str, Any]:
+    """The opposite of ``requirement_met_condition``; conditions have no Not for all operators."""
     value, bound = _required_value(job, requirement, step), requirement.threshold
     opposite = [_condition(operator, value, bound) for operator in _OPPOSITES[requirement.operator]]
     return opposite[0] if len(opposite) == 1 else {"Type": "Or", "Conditions": opposite}
@@ -293,7 +332,7 @@ def _required_value(job: PlannedStep, requirement: Requirement, step: str) -> di
         file_name = property_file_names(job)[file]
         file_reference = {"Get": f"Steps.{step}.PropertyFiles.{file_name}"}
         return {"Std:JsonGet": {"PropertyFile": file_reference, "Path": path}}
-    return _metric_reference(step, _metric_name(job, requirement))
+    return _metric_reference(step, _metric_name_of(job, requirement))
 
 
 def _metric_reference(step: str, name: str) -> dict[str, Any]:
@@ -313,24 +352,6 @@ def property_file_names(job: PlannedStep) -> dict[str, str]:
 
 
 # ---- segments and retries --------------------------------------------------------------------------------
-
-
-def _segments(template: RunTemplate) -> Iterator[tuple[VariantTemplate, int]]:
-    """Yield the variant and the longest run time, in seconds, of each segment of a run."""
-    remaining_seconds = (
-        template.max_training_seconds if template.policy.chain else template.variants[0].max_runtime_seconds
-    )
-    number = 1
-    while remaining_seconds is not None and number <= MAX_SEGMENTS + 1:
-        variant = [candidate for candidate in template.variants if candidate.first_segment <= number][-1]
-        max_runtime_seconds = min(variant.max_runtime_seconds, remaining_seconds)
-        if max_runtime_seconds < variant.min_seconds and number > 1:
-            return
-        yield variant, max_runtime_seconds
-        remaining_seconds -= max_runtime_seconds
-        number += 1
-        if remaining_seconds <= 0:
-            return
 
 
 def _retry_policies(template: RunTemplate) -> list[dict[str, Any]]:
@@ -354,7 +375,7 @@ def _retry_policies(template: RunTemplate) -> list[dict[str, Any]]:
     max_retries = template.policy.attempts - 1
     if max_retries > 0:
         first_seconds = max(
-            ENDING_RULES[ending].first_wait_seconds for ending in (Ending.SERVICE, Ending.CAPACITY)
+            RULE_BY_ENDING[ending].first_wait_seconds for ending in (JobEnding.SERVICE, JobEnding.CAPACITY)
         )
         policies.append(
             {

@@ -3,24 +3,24 @@
 The requests of a plan are for one run with a known name. An orchestrator starts many runs and names each of
 them. So a request becomes a template: values that differ between runs and jobs are a ``TextTemplate`` or a
 ``NumberTemplate`` with job variables, and each export writes these in its own language. ``fill_template``
-returns the request of one job, the same as ``planner.workflow.request_for``.
+returns the request of one job, the same as ``planner.workflow.build_job_request``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB, name_member, operation_of
-from smlaunch.contract import segment as variables
-from smlaunch.contract.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, JobName
+from smlaunch.api.job_kinds import PROCESSING, JobKind, job_kind_of, member_value, put_member
+from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow, build_job_request
+from smlaunch.contract import segment as env_variables
+from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, JobName
 from smlaunch.errors import ERROR_NAMES, JobError, Problem
-from smlaunch.planner.input_channels import RunLayout
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.workflow import RunPolicy, Variant, Workflow, request_for
+from smlaunch.planner.input_channels import RunS3Layout
+from smlaunch.planner.plan import RunPlan
 
 ORCHESTRATOR_ERRORS = ERROR_NAMES
 
@@ -73,7 +73,7 @@ JOB_NAME_TEMPLATE = TextTemplate((JobVariable.RUN, "-s", JobVariable.SEGMENT, "-
 
 @dataclass(frozen=True)
 class VariantTemplate:
-    """Template of one variant of the workflow: its request and its time limits."""
+    """Template of one variant of the workflow: the request of consecutive segments, and its time limits."""
 
     first_segment: int
     until_step: int | None
@@ -84,15 +84,32 @@ class VariantTemplate:
     max_runtime_seconds: int
     """Limit of a full segment."""
 
-    margin_seconds: int | None
+    end_margin_seconds: int | None
     """Time between the planned end of a job and its limit; None without a planned end."""
 
-    min_seconds: int
+    min_job_seconds: int
     """A job is not started for less time."""
 
-    def stop_after(self, max_runtime_seconds: int) -> int | None:
+    def planned_end_seconds(self, max_runtime_seconds: int) -> int | None:
         """Seconds until the planned end of a job with this limit; None without a planned end."""
-        return None if self.margin_seconds is None else max_runtime_seconds - self.margin_seconds
+        return None if self.end_margin_seconds is None else max_runtime_seconds - self.end_margin_seconds
+
+
+@dataclass(frozen=True)
+class TemplateSegment:
+    """One job of a run whose jobs are known in advance, with its time limit in seconds."""
+
+    number: int
+    """Counted from 1."""
+
+    variant_index: int
+    variant: VariantTemplate
+    max_runtime_seconds: int
+
+    @property
+    def planned_end_seconds(self) -> int | None:
+        """Seconds until the job ends itself; None without a planned end."""
+        return self.variant.planned_end_seconds(self.max_runtime_seconds)
 
 
 @dataclass(frozen=True)
@@ -100,12 +117,12 @@ class RunTemplate:
     """Template of a run."""
 
     title: str
-    run: str | None
+    fixed_run_id: str | None
     """Fixed run id; None: the orchestrator names each run."""
 
     workflow: Workflow
     variants: tuple[VariantTemplate, ...]
-    checkpoints: TextTemplate | None = None
+    checkpoints_prefix: TextTemplate | None = None
     """S3 prefix of the checkpoints, ending in a slash; None without checkpoints."""
 
     max_training_seconds: int | None = None
@@ -131,9 +148,13 @@ class RunTemplate:
         return self.workflow.policy
 
     @property
+    def kind(self) -> JobKind:
+        return job_kind_of(self.variants[0].request)
+
+    @property
     def is_processing(self) -> bool:
         """Whether the run is one processing job."""
-        return operation_of(self.variants[0].request) == CREATE_PROCESSING_JOB
+        return self.kind is PROCESSING
 
     @property
     def partition(self) -> str:
@@ -143,114 +164,161 @@ class RunTemplate:
     def bucket_owner(self, bucket: str) -> str:
         """Account that must own a bucket of the run."""
         environment = self.workflow.variants[0].request.get("Environment", {})
-        return variables.parse_bucket_owners(environment).get(bucket) or self.account
+        return env_variables.parse_bucket_owners(environment).get(bucket) or self.account
+
+    def iter_segments(self) -> Iterator[TemplateSegment]:
+        """Yield the jobs into which the training time of a run is divided, each with its time limit: all
+        segments of a chain (jobs in a row) if none fails, or the single job. Yields nothing for a chain
+        without a limit. A variant is the request of consecutive segments.
+
+        The last one gets the time that remains, unless that is too short for a job (``min_job_seconds``).
+        """
+        remaining_seconds = (
+            self.max_training_seconds
+            if self.workflow.is_multi_segment
+            else self.variants[0].max_runtime_seconds
+        )
+        segment_number = 1
+        while remaining_seconds is not None and remaining_seconds > 0:
+            # The newest variant that has begun; the first one begins at segment 1.
+            variant_index, variant = [
+                (index, candidate)
+                for index, candidate in enumerate(self.variants)
+                if candidate.first_segment <= segment_number
+            ][-1]
+            max_runtime_seconds = min(variant.max_runtime_seconds, remaining_seconds)
+            if max_runtime_seconds < variant.min_job_seconds and segment_number > 1:
+                return
+            yield TemplateSegment(segment_number, variant_index, variant, max_runtime_seconds)
+            remaining_seconds -= max_runtime_seconds
+            segment_number += 1
 
     def scale_seconds(self, seconds: float) -> int:
         """Scale the seconds of a wait by ``time_scale``, rounded up; 0 stays 0."""
         return math.ceil(seconds * self.time_scale) if seconds > 0 else 0
 
 
-def build_run_template(plan: Plan, *, run: str | None = None, time_scale: float = 1.0) -> RunTemplate:
-    """Build the template of a planned run. ``run``: fixed run id; None: every execution is a new run.
+def build_run_template(
+    plan: RunPlan, *, fixed_run_id: str | None = None, time_scale: float = 1.0
+) -> RunTemplate:
+    """Build the template of a planned run. ``fixed_run_id``: None makes every execution a new run.
 
     Raises JobError with everything in the plan that no orchestrator can do, each problem by its field.
     """
-    problems = list(_find_problems(plan))
+    problems = list(_unsupported_field_problems(plan))
     if problems:
         raise JobError(problems)
     shards = tuple(
-        build_run_template(shard, run=run and shard.run, time_scale=time_scale) for shard in plan.shard_plans
+        build_run_template(shard, fixed_run_id=fixed_run_id and shard.run, time_scale=time_scale)
+        for shard in plan.shard_plans
     )
     workflow = plan.workflow
     is_shared_prefix = plan.job.checkpoints is not None and plan.job.checkpoints.uri is not None
-    checkpoints = _checkpoints_prefix(workflow, run, is_shared_prefix)
+    checkpoints = _checkpoints_prefix(workflow, fixed_run_id, is_shared_prefix)
     return RunTemplate(
         title=plan.job.program,
-        run=run,
+        fixed_run_id=fixed_run_id,
         workflow=workflow,
         variants=tuple(_variant_template(workflow, variant, checkpoints) for variant in workflow.variants),
-        checkpoints=checkpoints,
+        checkpoints_prefix=checkpoints,
         max_training_seconds=workflow.policy.total_seconds,
         max_billed_seconds=max_billed_seconds(workflow),
         role=plan.facts.role or "",
         region=plan.facts.region,
         account=plan.facts.account,
         shards=shards,
-        items_uri=RunLayout(plan.facts.bucket, plan.run).file_lists_prefix + ITEMS_FILE if shards else "",
+        items_uri=RunS3Layout(plan.facts.bucket, plan.run).file_lists_prefix + ITEMS_FILE if shards else "",
         time_scale=time_scale,
     )
 
 
 def max_billed_seconds(workflow: Workflow) -> int | None:
     """Seconds that ``max_cost`` pays for. ``_find_problems`` refuses workflows with several prices."""
-    cap, price = workflow.policy.max_cost, workflow.variants[0].price_per_hour
-    return None if cap is None or not price else int(cap / price * 3600)
+    max_cost, price_per_hour = workflow.policy.max_cost, workflow.variants[0].price_per_hour
+    return None if max_cost is None or not price_per_hour else int(max_cost / price_per_hour * 3600)
 
 
-def _find_problems(plan: Plan) -> Sequence[Problem]:
-    """Return a problem for each thing that the plan needs and no orchestrator can do."""
-    problems: list[Problem] = []
-    workflow = plan.workflow
-    for shard in [plan, *plan.shard_plans]:
-        prices = {variant.price_per_hour for variant in shard.workflow.variants}
-        if shard.workflow.policy.max_cost is not None and (len(prices) > 1 or not all(prices)):
-            problems.append(
-                Problem(
-                    "limits.max_cost",
-                    "an orchestrator cannot add up the cost of segments with different or unknown prices; "
-                    "leave it out and set limits.max_runtime, or use `smlaunch run`",
-                )
+def _unsupported_field_problems(plan: RunPlan) -> Sequence[Problem]:
+    """Return a problem for each field of the job that no orchestrator (Step Functions, Airflow, a pipeline)
+    can carry out. A chain is a run of several segments, which are jobs in a row; a variant of its workflow is
+    the request of consecutive segments."""
+    problems = [
+        *_price_problems(plan),
+        *_host_problems(plan),
+        *(problem for variant in plan.workflow.variants for problem in _variant_problems(variant)),
+    ]
+    return tuple(dict.fromkeys(problems))  # each problem once: variants may share it
+
+
+def _price_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield a problem if the cost of a run, or of one of its shards, cannot be limited."""
+    for shard_plan in [plan, *plan.shard_plans]:
+        hourly_prices = {variant.price_per_hour for variant in shard_plan.workflow.variants}
+        has_one_known_price = len(hourly_prices) == 1 and all(hourly_prices)
+        if shard_plan.workflow.policy.max_cost is not None and not has_one_known_price:
+            yield Problem(
+                "limits.max_cost",
+                "an orchestrator cannot add up the cost of segments with different or unknown prices; "
+                "leave it out and set limits.max_runtime, or use `smlaunch run`",
             )
-            break
-    hosts = [segment.hosts for segment in plan.segments]
-    if workflow.policy.chain and plan.strategy == "share-nothing" and max(hosts, default=1) > 1:
-        problems.append(
-            Problem(
-                "compute.hosts",
-                "a chain of several hosts that train independently has an outcome for each host, and an "
-                "orchestrator reads the leader's alone; use split_via: jobs, one host, or `smlaunch run`",
-            )
+            return
+
+
+def _host_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield a problem for a chain of several hosts that train independently of each other."""
+    max_hosts = max((segment.hosts for segment in plan.segments), default=1)
+    if plan.workflow.is_multi_segment and plan.strategy == "share-nothing" and max_hosts > 1:
+        yield Problem(
+            "compute.hosts",
+            "a chain of several hosts that train independently has an outcome for each host, and an "
+            "orchestrator reads the leader's alone; use split_via: jobs, one host, or `smlaunch run`",
         )
-    for variant in workflow.variants:
-        # With a margin of up to a quarter, every job that is worth starting has time for the full margin.
-        margin_seconds = 0 if variant.stop_after is None else variant.max_runtime - variant.stop_after
-        if margin_seconds > math.ceil(variant.max_runtime / 4):
-            problems.append(
-                Problem(
-                    "limits.segment",
-                    f"{margin_seconds} s of a segment's {variant.max_runtime} lie after its planned "
-                    "end, more than a quarter, and an orchestrator cannot shorten the margin of the last "
-                    "segment; make segments longer",
-                )
-            )
-        problems += [
-            Problem(f"hyperparameters.{key}", "Step Functions reads a name that ends in .$ as a path")
-            for key in variant.request.get("HyperParameters", {})
-            if key.endswith(".$")
-        ]
-    return tuple(dict.fromkeys(problems))
+
+
+def _variant_problems(variant: SegmentVariant) -> Iterator[Problem]:
+    """Yield the problems of the request of consecutive segments (jobs in a row): its planned end, its
+    hyperparameters. A job ends itself at its planned end, a margin before its time limit, in which it saves
+    and uploads."""
+    # With a margin of up to a quarter, every job that is worth starting has time for the full margin.
+    end_margin_seconds = (
+        0 if variant.stop_after_seconds is None else variant.max_runtime_seconds - variant.stop_after_seconds
+    )
+    if end_margin_seconds > math.ceil(variant.max_runtime_seconds / 4):
+        yield Problem(
+            "limits.segment",
+            f"{end_margin_seconds} s of a segment's {variant.max_runtime_seconds} lie after its "
+            "planned end, more than a quarter, and an orchestrator cannot shorten the margin of the "
+            "last segment; make segments longer",
+        )
+    for key in variant.request.get("HyperParameters", {}):
+        if key.endswith(".$"):
+            yield Problem(f"hyperparameters.{key}", "Step Functions reads a name that ends in .$ as a path")
 
 
 # ---- templates ------------------------------------------------------------------------------------------
 
 
-def _checkpoints_prefix(workflow: Workflow, run: str | None, is_shared_prefix: bool) -> TextTemplate | None:
-    """S3 prefix of a run's checkpoints, ending in a slash.
+def _checkpoints_prefix(
+    workflow: Workflow, fixed_run_id: str | None, is_user_prefix: bool
+) -> TextTemplate | None:
+    """Return the S3 prefix of a run's checkpoints, ending in a slash; None without checkpoints.
 
-    A prefix that the user gave is shared by all executions, so each execution gets a folder there; otherwise
-    the second execution would find the outcome of the first one.
+    ``fixed_run_id``: None if each execution of the export is a new run with its own prefix: otherwise it
+    would find the files of the execution before it, and take its training for finished.
+    ``is_user_prefix``: the user gave the prefix; executions get folders below it.
     """
     if workflow.checkpoints is None:
         return None
     uri = workflow.checkpoints.rstrip("/") + "/"
-    if run is not None:
+    if fixed_run_id is not None:
         return TextTemplate((uri,))
-    if is_shared_prefix:
+    if is_user_prefix:
         return TextTemplate((uri, JobVariable.RUN, "/"))
-    return _open_run_name(uri, workflow.run)
+    # The default prefix: it contains the run id of the plan, which becomes a variable.
+    return _replace_run_id(uri, workflow.run)
 
 
-def _open_run_name(text: str, run: str) -> TextTemplate:
+def _replace_run_id(text: str, run: str) -> TextTemplate:
     """Replace the run id in ``s3://bucket/smlaunch/<run>/...`` by its variable; other texts stay."""
     head, separator, tail = text.partition(f"/smlaunch/{run}/")
     return (
@@ -260,99 +328,112 @@ def _open_run_name(text: str, run: str) -> TextTemplate:
     )
 
 
-def _open_job_name(uri: str, run: str) -> TextTemplate:
+def _replace_job_name(uri: str, run: str) -> TextTemplate:
     """Replace the run id in the output address of a processing job, whose folder is named after the job."""
     first_job = JobName(run, 1, 1)
     head, separator, tail = uri.rpartition(f"/{first_job}/")
     if not separator:
-        return _open_run_name(uri, run)
+        return _replace_run_id(uri, run)
     return TextTemplate(
-        (*_open_run_name(head + "/", run).pieces, JobVariable.RUN, str(first_job)[len(run) :], f"/{tail}")
+        (*_replace_run_id(head + "/", run).pieces, JobVariable.RUN, str(first_job)[len(run) :], f"/{tail}")
     )
 
 
 def _variant_template(
-    workflow: Workflow, variant: Variant, checkpoints: TextTemplate | None
+    workflow: Workflow, variant: SegmentVariant, checkpoints: TextTemplate | None
 ) -> VariantTemplate:
     single_variant_workflow = replace(
         workflow, variants=(replace(variant, first_segment=1, until_step=None),)
     )
     has_fallback = variant.is_spot and workflow.policy.on_demand_fallback
-    stop_after = variant.stop_after
+    stop_after = variant.stop_after_seconds
     return VariantTemplate(
         first_segment=variant.first_segment,
         until_step=variant.until_step,
-        request=_request_template(single_variant_workflow, checkpoints, None),
-        on_demand_request=_request_template(single_variant_workflow, checkpoints, False)
+        request=_build_request_template(single_variant_workflow, checkpoints, None),
+        on_demand_request=_build_request_template(single_variant_workflow, checkpoints, False)
         if has_fallback
         else None,
-        max_runtime_seconds=variant.max_runtime,
-        margin_seconds=None if stop_after is None else variant.max_runtime - stop_after,
-        min_seconds=math.ceil(min(variant.min_seconds, variant.max_runtime)),
+        max_runtime_seconds=variant.max_runtime_seconds,
+        end_margin_seconds=None if stop_after is None else variant.max_runtime_seconds - stop_after,
+        min_job_seconds=math.ceil(min(variant.min_useful_seconds, variant.max_runtime_seconds)),
     )
 
 
-def _request_template(
-    workflow: Workflow, checkpoints: TextTemplate | None, spot: bool | None
+def _build_request_template(
+    workflow: Workflow, checkpoints_prefix: TextTemplate | None, uses_spot: bool | None
 ) -> RequestTemplate:
-    """Build a template from the request of a second attempt, which has all members that later ones have."""
-    request = request_for(workflow, 1, 2, step=0, spot=spot)
-    variable_by_tag = {
+    """Return the request of a workflow in which values that differ
+    between runs and jobs (run id, segment, attempt, newest step) are variables: the orchestrator fills them
+    in before each job. ``uses_spot``: None for the job's own choice."""
+    # The request of a second attempt has all members that later ones have.
+    request = build_job_request(workflow, segment=1, attempt=2, newest_checkpoint_step=0, spot=uses_spot)
+    request[job_kind_of(request).name_member] = JOB_NAME_TEMPLATE
+    request["Tags"] = [{**tag, "Value": _tag_template(tag)} for tag in request["Tags"]]
+    _insert_environment_variables(request["Environment"], workflow, checkpoints_prefix)
+    if "CheckpointConfig" in request:
+        request["CheckpointConfig"]["S3Uri"] = checkpoints_prefix
+    _insert_output_variables(request, workflow.run)
+    if workflow.policy.total_seconds is not None or workflow.policy.max_cost is not None:
+        # The last job gets the time that is left of the run's limit.
+        request["StoppingCondition"]["MaxRuntimeInSeconds"] = NumberTemplate(JobVariable.MAX_RUNTIME)
+    request_template: dict[str, Any] = map_template_values(request, _to_plain_text)
+    return request_template
+
+
+def _tag_template(tag: Mapping[str, str]) -> TextTemplate | str:
+    """Return the value of a job's tag: a variable for the tags that say which job of which run it is."""
+    variable = {
         TAG_RUN: JobVariable.RUN,
         TAG_SEGMENT: JobVariable.SEGMENT,
         TAG_ATTEMPT: JobVariable.ATTEMPT,
-    }
-    request[name_member(request)] = JOB_NAME_TEMPLATE
-    request["Tags"] = [
-        {
-            "Key": tag["Key"],
-            "Value": TextTemplate((variable_by_tag[tag["Key"]],))
-            if tag["Key"] in variable_by_tag
-            else tag["Value"],
-        }
-        for tag in request["Tags"]
-    ]
-    environment = request["Environment"]
-    environment[variables.RUN_VARIABLE] = TextTemplate((JobVariable.RUN,))
-    environment[variables.DRIVER_VARIABLE] = TextTemplate((JobVariable.DRIVER,))
-    environment[variables.FROM_STEP_VARIABLE] = TextTemplate((JobVariable.COMMITTED_STEP,))
-    if checkpoints is not None and not workflow.is_single_job:
-        environment[variables.FROM_REPORTED_VARIABLE] = TextTemplate((JobVariable.REPORTED_STEP,))
-    if variables.STOP_AFTER_VARIABLE in environment:
-        environment[variables.STOP_AFTER_VARIABLE] = TextTemplate((JobVariable.STOP_AFTER,))
-    if checkpoints is not None:
-        environment[variables.CHECKPOINTS_URI_VARIABLE] = checkpoints
-    if "CheckpointConfig" in request:
-        request["CheckpointConfig"]["S3Uri"] = checkpoints
-    if operation_of(request) == CREATE_PROCESSING_JOB:
-        for output in request["ProcessingOutputConfig"]["Outputs"]:
-            output["S3Output"]["S3Uri"] = _open_job_name(output["S3Output"]["S3Uri"], workflow.run)
-    else:
-        output = request["OutputDataConfig"]
-        output["S3OutputPath"] = _open_run_name(output["S3OutputPath"], workflow.run)
-    policy = workflow.policy
-    if policy.total_seconds is not None or policy.max_cost is not None:
-        request["StoppingCondition"]["MaxRuntimeInSeconds"] = NumberTemplate(JobVariable.MAX_RUNTIME)
-    closed_request: dict[str, Any] = map_open_values(request, _plain_if_constant)
-    return closed_request
+    }.get(tag["Key"])
+    return tag["Value"] if variable is None else TextTemplate((variable,))
 
 
-def _plain_if_constant(value: TextTemplate | NumberTemplate) -> Any:
+def _insert_environment_variables(
+    environment: dict[str, Any], workflow: Workflow, checkpoints_prefix: TextTemplate | None
+) -> None:
+    """Put job variables (values that differ from job to job) into the environment of a request's containers,
+    through which the launcher in the container learns which job it is in, who drives the run, and how far
+    earlier jobs came."""
+    environment[env_variables.RUN_VARIABLE] = TextTemplate((JobVariable.RUN,))
+    environment[env_variables.DRIVER_VARIABLE] = TextTemplate((JobVariable.DRIVER,))
+    environment[env_variables.FROM_STEP_VARIABLE] = TextTemplate((JobVariable.COMMITTED_STEP,))
+    if checkpoints_prefix is not None and not workflow.is_single_job:
+        # The highest step of earlier jobs: lets a job recognize that it only repeats their steps.
+        environment[env_variables.FROM_REPORTED_VARIABLE] = TextTemplate((JobVariable.REPORTED_STEP,))
+    if env_variables.STOP_AFTER_VARIABLE in environment:  # the seconds until the job's planned end
+        environment[env_variables.STOP_AFTER_VARIABLE] = TextTemplate((JobVariable.STOP_AFTER,))
+    if checkpoints_prefix is not None:
+        environment[env_variables.CHECKPOINTS_URI_VARIABLE] = checkpoints_prefix
+
+
+def _insert_output_variables(request: dict[str, Any], run_id: str) -> None:
+    """Replace the run id in the output addresses of a request by its variable."""
+    kind = job_kind_of(request)
+    replace_run = _replace_job_name if kind.output_suffix else _replace_run_id
+    path = kind.members["output"]
+    put_member(request, path, replace_run(member_value(request, path), run_id))
+
+
+def _to_plain_text(value: TextTemplate | NumberTemplate) -> Any:
     """Return plain text for a template without variables."""
     if isinstance(value, NumberTemplate) or any(isinstance(word, JobVariable) for word in value.pieces):
         return value
     return "".join(value.pieces)
 
 
-def map_open_values(value: Any, convert: Callable[[TextTemplate | NumberTemplate], Any]) -> Any:
-    """Return the same structure with every template value replaced by ``convert(value)``."""
-    if isinstance(value, (TextTemplate, NumberTemplate)):
-        return convert(value)
-    if isinstance(value, Mapping):
-        return {key: map_open_values(item, convert) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [map_open_values(item, convert) for item in value]
-    return value
+def map_template_values(node: Any, convert: Callable[[TextTemplate | NumberTemplate], Any]) -> Any:
+    """Return a copy of nested mappings and lists (a request) in which ``convert`` has replaced every
+    TextTemplate and NumberTemplate: values with variables that are known only when a job starts."""
+    if isinstance(node, (TextTemplate, NumberTemplate)):
+        return convert(node)
+    if isinstance(node, Mapping):
+        return {key: map_template_values(item, convert) for key, item in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [map_template_values(item, convert) for item in node]
+    return node
 
 
 def fill_template(template: RequestTemplate, values: Mapping[JobVariable, str | int]) -> dict[str, Any]:
@@ -363,5 +444,5 @@ def fill_template(template: RequestTemplate, values: Mapping[JobVariable, str | 
             return int(values[value.variable])
         return "".join(str(values[word]) if isinstance(word, JobVariable) else word for word in value.pieces)
 
-    request: dict[str, Any] = map_open_values(template, fill_value)
+    request: dict[str, Any] = map_template_values(template, fill_value)
     return request

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from smlaunch.contract.outcome import OUTCOME_PATH_PREFIX
+from smlaunch.contract.segment_outcome import OUTCOME_PATH_PREFIX
 from smlaunch.export.run_template import JobVariable, RunTemplate, TextTemplate
-from smlaunch.export.sfn_common import job_kind
 from smlaunch.export.sfn_shards import results_prefix
 
 Statement = dict[str, Any]
@@ -57,7 +56,7 @@ def permissions_policy(template: RunTemplate, definition: Mapping[str, Any], nam
     """Policy of the role of executions, from the calls of the ``definition``. ``name``: of the state
     machine."""
     statements = [
-        *_statements(template, task_resources(definition), name),
+        *_role_statements(template, find_service_integrations(definition), name),
         *_map_statements(template, definition, name),
     ]
     return {"Version": "2012-10-17", "Statement": statements}
@@ -65,50 +64,72 @@ def permissions_policy(template: RunTemplate, definition: Mapping[str, Any], nam
 
 def trust_policy(template: RunTemplate, name: str) -> dict[str, Any]:
     """Trust policy: only Step Functions may assume the role, for this state machine of this account."""
-    statement = _allow("StepFunctionsRunsTheMachine", ["sts:AssumeRole"], None)
+    statement = _allow_statement("StepFunctionsRunsTheMachine", ["sts:AssumeRole"], None)
     statement["Principal"] = {"Service": "states.amazonaws.com"}
     statement["Condition"] = {
         "StringEquals": {"aws:SourceAccount": template.account},
-        "ArnLike": {"aws:SourceArn": _arn(template, "states", f"stateMachine:{name}")},
+        "ArnLike": {"aws:SourceArn": _build_arn(template, "states", f"stateMachine:{name}")},
     }
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def task_resources(definition: Mapping[str, Any]) -> set[str]:
-    """Service integrations of all tasks of a definition, without the prefix of their ARNs."""
-    resources = set()
+def find_service_integrations(definition: Mapping[str, Any]) -> set[str]:
+    """Return the service integrations that the Task states of a state machine use: the end of a state's
+    ``Resource`` (``arn:aws:states:::<integration>``), such as ``sagemaker:createTrainingJob.sync``. States
+    that are nested in Map and Parallel states count too."""
+    service_integrations: set[str] = set()
     for state in definition["States"].values():
         if "Resource" in state:
-            resources.add(state["Resource"].split(":::", 1)[1])
-        for nested_machine in (state.get("ItemProcessor"), *state.get("Branches", [])):
-            if nested_machine is not None:
-                resources |= task_resources(nested_machine)
-    return resources
+            service_integrations.add(state["Resource"].split(":::", 1)[1])
+        for nested_definition in (state.get("ItemProcessor"), *state.get("Branches", [])):
+            if nested_definition is not None:
+                service_integrations |= find_service_integrations(nested_definition)
+    return service_integrations
 
 
-def _statements(template: RunTemplate, resources: set[str], name: str) -> Iterator[Statement]:
-    """Yield the statements of the state machine's role. ``resources``: service integrations that the machine
-    uses. ``name``: of the state machine."""
-    kind = job_kind(template)
-    if f"sagemaker:create{kind}Job.sync" in resources:
-        jobs = [_arn(template, "sagemaker", f"{kind.lower()}-job/{template.run or '*'}-s*-a*")]
-        actions = (f"Create{kind}Job", "AddTags", f"Describe{kind}Job", f"Stop{kind}Job")
-        yield _allow("MakeJobs", [f"sagemaker:{action}" for action in actions], jobs)
-        passed_to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
-        yield {
-            **_allow("PassTheJobsRole", ["iam:PassRole"], [template.role]),
-            "Condition": passed_to_sagemaker,
-        }
-        yield _events_statement(template, "HearOfJobs", f"SageMaker{kind}Jobs")
-        if "aws-sdk:sagemaker:listTags" in resources:
-            yield _allow("ReadTags", ["sagemaker:ListTags"], jobs)
-    yield from _outcome_statements(template, resources)
-    if "states:startExecution.sync:2" in resources:
-        yield _allow("GoOn", ["states:StartExecution"], [_arn(template, "states", f"stateMachine:{name}")])
-        executions = [_arn(template, "states", f"execution:{name}:*")]
-        execution_actions = ["states:DescribeExecution", "states:StopExecution"]
-        yield _allow("WaitForWhatGoesOn", execution_actions, executions)
-        yield _events_statement(template, "HearOfExecutions", _EXECUTION_EVENTS)
+def _role_statements(
+    template: RunTemplate, service_integrations: set[str], machine_name: str
+) -> Iterator[Statement]:
+    """Yield the IAM statements of the state machine's role: the permissions for the service integrations
+    (the actions of AWS services) that its states use."""
+    if f"sagemaker:create{template.kind.name}Job.sync" in service_integrations:
+        yield from _job_statements(
+            template, may_read_tags="aws-sdk:sagemaker:listTags" in service_integrations
+        )
+    yield from _outcome_statements(template, service_integrations)
+    if "states:startExecution.sync:2" in service_integrations:
+        yield from _continuation_statements(template, machine_name)
+
+
+def _job_statements(template: RunTemplate, *, may_read_tags: bool) -> Iterator[Statement]:
+    """Yield the statements for creating the jobs of a run and waiting for them."""
+    kind = template.kind
+    job_pattern = f"{template.fixed_run_id or '*'}-s*-a*"
+    job_arns = [_build_arn(template, "sagemaker", f"{kind.arn_resource}/{job_pattern}")]
+    actions = (kind.create_operation, "AddTags", kind.describe_operation, kind.stop_operation)
+    yield _allow_statement("MakeJobs", [f"sagemaker:{action}" for action in actions], job_arns)
+    is_passed_to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    yield {
+        **_allow_statement("PassTheJobsRole", ["iam:PassRole"], [template.role]),
+        "Condition": is_passed_to_sagemaker,
+    }
+    yield _events_statement(template, "HearOfJobs", f"SageMaker{kind.name}Jobs")
+    if may_read_tags:
+        yield _allow_statement("ReadTags", ["sagemaker:ListTags"], job_arns)
+
+
+def _continuation_statements(template: RunTemplate, machine_name: str) -> Iterator[Statement]:
+    """Yield the statements for starting another execution of the same state machine, which goes on when the
+    history of the first one is full, or runs a shard."""
+    yield _allow_statement(
+        "GoOn",
+        ["states:StartExecution"],
+        [_build_arn(template, "states", f"stateMachine:{machine_name}")],
+    )
+    execution_arns = [_build_arn(template, "states", f"execution:{machine_name}:*")]
+    execution_actions = ["states:DescribeExecution", "states:StopExecution"]
+    yield _allow_statement("WaitForWhatGoesOn", execution_actions, execution_arns)
+    yield _events_statement(template, "HearOfExecutions", _EXECUTION_EVENTS)
 
 
 def _map_statements(template: RunTemplate, definition: Mapping[str, Any], name: str) -> Iterator[Statement]:
@@ -125,14 +146,14 @@ def _map_statements(template: RunTemplate, definition: Mapping[str, Any], name: 
                 template, "WriteResults", "s3:PutObject", f"arn:{template.partition}:s3:::{results_path}*"
             )
             actions = ["states:DescribeExecution", "states:StopExecution"]
-            map_executions = _arn(template, "states", f"execution:{name}/{state['Label']}:*")
-            yield _allow("WatchShards", actions, [map_executions])
+            map_executions = _build_arn(template, "states", f"execution:{name}/{state['Label']}:*")
+            yield _allow_statement("WatchShards", actions, [map_executions])
 
 
 def _outcome_statements(template: RunTemplate, resources: set[str]) -> Iterator[Statement]:
-    if template.checkpoints is None or "aws-sdk:s3:getObject" not in resources:
+    if template.checkpoints_prefix is None or "aws-sdk:s3:getObject" not in resources:
         return
-    bucket, key = _object_pattern(template.checkpoints)
+    bucket, key = _object_pattern(template.checkpoints_prefix)
     bucket_arn = f"arn:{template.partition}:s3:::{bucket}"
     yield _bucket_statement(
         template, "ReadOutcome", "s3:GetObject", f"{bucket_arn}/{key}{OUTCOME_PATH_PREFIX}*"
@@ -154,8 +175,8 @@ def _object_pattern(prefix: TextTemplate) -> tuple[str, str]:
 
 def _events_statement(template: RunTemplate, sid: str, event_source: str) -> Statement:
     actions = ["events:PutTargets", "events:PutRule", "events:DescribeRule"]
-    return _allow(
-        sid, actions, [_arn(template, "events", f"rule/StepFunctionsGetEventsFor{event_source}Rule")]
+    return _allow_statement(
+        sid, actions, [_build_arn(template, "events", f"rule/StepFunctionsGetEventsFor{event_source}Rule")]
     )
 
 
@@ -164,15 +185,15 @@ def _bucket_statement(template: RunTemplate, sid: str, action: str, resource: st
     Map has no parameter for it."""
     bucket = resource.split(":::", 1)[1].partition("/")[0]
     condition = {"StringEquals": {"s3:ResourceAccount": template.bucket_owner(bucket)}}
-    return {**_allow(sid, [action], [resource]), "Condition": condition}
+    return {**_allow_statement(sid, [action], [resource]), "Condition": condition}
 
 
-def _allow(sid: str, actions: list[str], resources: list[str] | None) -> Statement:
+def _allow_statement(sid: str, actions: list[str], resources: list[str] | None) -> Statement:
     statement: Statement = {"Sid": sid, "Effect": "Allow", "Action": actions}
     if resources is not None:
         statement["Resource"] = resources
     return statement
 
 
-def _arn(template: RunTemplate, service: str, resource: str) -> str:
+def _build_arn(template: RunTemplate, service: str, resource: str) -> str:
     return f"arn:{template.partition}:{service}:{template.region}:{template.account}:{resource}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.errors import EXIT_REFUSED, EXIT_SERVICE, JobError, Problem
 from smlaunch.export.asl import (
     ChoiceRule,
@@ -18,12 +19,12 @@ from smlaunch.export.asl import (
     State,
     catcher,
     choice_state,
-    compare,
+    comparison_rule,
     fail_state,
-    go_to,
-    merge_defaults,
     pass_state,
     retrier,
+    rule_to_state,
+    states_merge_defaults,
     task_state,
 )
 from smlaunch.export.run_template import (
@@ -33,9 +34,8 @@ from smlaunch.export.run_template import (
     TextTemplate,
     VariantTemplate,
 )
-from smlaunch.export.sfn_common import EXECUTION_STOPPED, execution_started, is_access_denied
-from smlaunch.planner.input_channels import RunLayout
-from smlaunch.planner.retry_policy import CREATE_BACKOFF
+from smlaunch.export.sfn_common import EXECUTION_STOPPED, rule_access_is_denied, rule_execution_was_started
+from smlaunch.planner.input_channels import RunS3Layout
 
 MAX_INLINE_SHARDS = 200
 """The items and the results have to fit into the 256 KiB of a state."""
@@ -66,102 +66,136 @@ SHARD_DONE, CHECK_SHARD_STARTED, SHARD_FAILED, WRITE_RESULT = (
 
 
 def merge_shards(template: RunTemplate) -> tuple[RunTemplate, list[dict[str, Any]]]:
-    """Merge the templates of all shards into one; also return the differing values of each shard.
+    """Merge the templates of the shards of a sharded run (one run for each part of the data) into one, in
+    which a value that differs between shards is a ``ShardValue``. Also return these values as the items of a
+    Map state, one item per shard.
 
     Raises JobError for a sharded run that one state machine cannot express.
     """
-    shard_values: dict[str, Sequence[Any]] = {}
+    shard_values = _ShardValues()
     merged_variants: list[VariantTemplate] = []
-    for variants in zip(*(shard.variants for shard in template.shards), strict=True):
-        request = _merge_values([variant.request for variant in variants], shard_values)
-        on_demand_requests = [variant.on_demand_request for variant in variants]
-        on_demand_request = (
-            None if on_demand_requests[0] is None else _merge_values(on_demand_requests, shard_values)
+    for variants_of_shards in zip(*(shard.variants for shard in template.shards), strict=True):
+        on_demand_requests = [variant.on_demand_request for variant in variants_of_shards]
+        merged_variants.append(
+            replace(
+                variants_of_shards[0],
+                request=shard_values.merge([variant.request for variant in variants_of_shards]),
+                # All shards have one, or none has.
+                on_demand_request=None
+                if on_demand_requests[0] is None
+                else shard_values.merge(on_demand_requests),
+            )
         )
-        merged_variants.append(replace(variants[0], request=request, on_demand_request=on_demand_request))
-    if len(template.shards) > MAX_SHARDS:
-        reason = f"{len(template.shards)} shards are more than the {MAX_SHARDS} of one state machine"
-        raise JobError([Problem("compute.hosts", f"{reason}; ask for fewer")])
-    if len({shard.checkpoints for shard in template.shards}) > 1:
-        message = (
-            "a state machine cannot use a folder of each shard below it; leave it out for the default prefix"
-        )
-        raise JobError([Problem("checkpoints.uri", message)])
-    if template.run is not None:
-        message = "the shards of an exported run are named after the execution; leave the name out"
-        raise JobError([Problem("name", message)])
-    items = [
+    _refuse_inexpressible_shards(template)
+    map_items = [
         {
-            "number": int(shard.workflow.run.rpartition("-p")[2]),
-            **{key: values[index] for key, values in shard_values.items()},
+            "number": int(shard.workflow.run.rpartition("-p")[2]),  # the run id ends in -p<number>
+            **shard_values.item_of_shard(shard_index),
         }
-        for index, shard in enumerate(template.shards)
+        for shard_index, shard in enumerate(template.shards)
     ]
-    return replace(
+    merged_template = replace(
         template.shards[0],
         variants=tuple(merged_variants),
         shards=template.shards,
         items_uri=template.items_uri,
-    ), items
+    )
+    return merged_template, map_items
 
 
-def _merge_values(values: Sequence[Any], shard_values: dict[str, Sequence[Any]]) -> Any:
-    """Return the value that all shards have, or a placeholder for values that differ; those are added to
-    ``shard_values``, one per shard. ``values``: of the same member, one per shard."""
-    first_value = values[0]
-    if all(value == first_value for value in values):
-        return first_value
-    if isinstance(first_value, Mapping):
-        return {key: _merge_values([value[key] for value in values], shard_values) for key in first_value}
-    if isinstance(first_value, (list, tuple)):
-        return [_merge_values(list(items), shard_values) for items in zip(*values, strict=True)]
-    if isinstance(first_value, (TextTemplate, NumberTemplate)):
-        return first_value  # a checkpoint prefix; ``merge_shards`` refuses different ones
-    known_key = next((key for key, other in shard_values.items() if list(other) == list(values)), None)
-    if known_key is None:
-        known_key = f"own{len(shard_values) + 1}"
-        shard_values[known_key] = values
-    return ShardValue(known_key)
+def _refuse_inexpressible_shards(template: RunTemplate) -> None:
+    """Raise JobError for a sharded run (one run for each part of the data) that one state machine cannot
+    express. A template is a planned run as exports write it; ``fixed_run_id``: the job's own name."""
+    if len(template.shards) > MAX_SHARDS:
+        problem_text = f"{len(template.shards)} shards are more than the {MAX_SHARDS} of one state machine"
+        raise JobError([Problem("compute.hosts", f"{problem_text}; ask for fewer")])
+    if len({shard.checkpoints_prefix for shard in template.shards}) > 1:
+        problem_text = (
+            "a state machine cannot use a folder of each shard below it; leave it out for the default prefix"
+        )
+        raise JobError([Problem("checkpoints.uri", problem_text)])
+    if template.fixed_run_id is not None:
+        problem_text = "the shards of an exported run are named after the execution; leave the name out"
+        raise JobError([Problem("name", problem_text)])
+
+
+class _ShardValues:
+    """Collects the values in which shards differ: for each, a list with one value per shard, by key."""
+
+    def __init__(self) -> None:
+        self._values_by_key: dict[str, Sequence[Any]] = {}
+
+    def merge(self, values_of_shards: Sequence[Any]) -> Any:
+        """Merge the same part of the request of every shard (a part of the data with a run of its own):
+        return it where all are equal, with a ``ShardValue``, the key of a stored list, in place of each value
+        that differs. ``values_of_shards``: one per shard. TextTemplate and NumberTemplate are values with
+        variables of an execution."""
+        first_value = values_of_shards[0]
+        if all(value == first_value for value in values_of_shards):
+            return first_value
+        if isinstance(first_value, Mapping):
+            return {key: self.merge([value[key] for value in values_of_shards]) for key in first_value}
+        if isinstance(first_value, (list, tuple)):
+            return [
+                self.merge(list(items_of_shards)) for items_of_shards in zip(*values_of_shards, strict=True)
+            ]
+        if isinstance(first_value, (TextTemplate, NumberTemplate)):
+            return first_value  # a checkpoint prefix; ``merge_shards`` refuses different ones
+        return ShardValue(self._store_values(values_of_shards))
+
+    def _store_values(self, values_of_shards: Sequence[Any]) -> str:
+        """Store a list of values and return its key; the same list, wherever it occurs, has one key."""
+        for key, known_values in self._values_by_key.items():
+            if list(known_values) == list(values_of_shards):
+                return key
+        new_key = f"own{len(self._values_by_key) + 1}"
+        self._values_by_key[new_key] = values_of_shards
+        return new_key
+
+    def item_of_shard(self, shard_index: int) -> dict[str, Any]:
+        """Return the values of one shard, by key."""
+        return {key: values[shard_index] for key, values in self._values_by_key.items()}
 
 
 def results_prefix(template: RunTemplate, run: str = "*") -> str:
     """S3 prefix of the results of shards, which are too large for a state."""
-    return RunLayout(template.items_uri.split("/")[2], run).file_lists_prefix + "results/"
+    return RunS3Layout(template.items_uri.split("/")[2], run).file_lists_prefix + "results/"
 
 
-def shard_states(
-    template: RunTemplate, items: Sequence[Mapping[str, Any]], is_inline: bool
+def sharded_run_states(
+    template: RunTemplate, map_items: Sequence[Mapping[str, Any]], is_inline_map: bool
 ) -> dict[str, State]:
-    """States from ``LIST_SHARDS`` on. Every shard is an execution; a failed one does not end the others.
-
-    ``inline``: the items are part of the definition, and the output has the result of each shard; otherwise
-    the output has the address of the results.
-    """
+    """Return the states of a sharded run by name (in capitals): a Map state starts an execution for each
+    shard (part of the data), and the states after it report which errors (those of a run's exit codes)
+    occurred. A failed shard does not end the others. ``map_items``: the values in which the shards differ,
+    one per shard. ``is_inline_map``: they are in the definition, and the output has the result of each shard;
+    otherwise a Distributed Map reads them from S3, and the output has the address of the results."""
     comment = "Each shard is a run of its own: an execution of this machine, named after this one."
-    shard_list = {"shards": list(items)} if is_inline else {}
-    states = {
-        LIST_SHARDS: pass_state(comment, {"run.$": "$$.Execution.Name", **shard_list}, None, MAP_SHARDS)
+    inline_items = {"shards": list(map_items)} if is_inline_map else {}
+    map_state = _inline_map() if is_inline_map else _distributed_map(template)
+    # Whether any shard ended with an error: "smlaunch.LimitReached" has the member "LimitReached".
+    error_flags = {
+        error_name.partition(".")[2] + ".$": f"States.ArrayContains($.shards[*].error, '{error_name}')"
+        for error_name in ORCHESTRATOR_ERRORS.values()
     }
-    map_state = _inline_map() if is_inline else _distributed_map(template)
-    states[MAP_SHARDS] = {"Type": "Map", **map_state, "ResultPath": "$.shards", "Next": "Which errors?"}
-    errors = {
-        name.partition(".")[2] + ".$": f"States.ArrayContains($.shards[*].error, '{name}')"
-        for name in ORCHESTRATOR_ERRORS.values()
+    return {
+        LIST_SHARDS: pass_state(comment, {"run.$": "$$.Execution.Name", **inline_items}, None, MAP_SHARDS),
+        MAP_SHARDS: {"Type": "Map", **map_state, "ResultPath": "$.shards", "Next": "Which errors?"},
+        "Which errors?": pass_state("Of the shards that failed.", error_flags, "$.errors", CHECK_RESULTS),
+        **(_inline_result_states() if is_inline_map else _distributed_result_states(template)),
     }
-    states["Which errors?"] = pass_state("Of the shards that failed.", errors, "$.errors", CHECK_RESULTS)
-    return {**states, **(_inline_result_states() if is_inline else _distributed_result_states(template))}
 
 
 def _rules_by_error() -> dict[str, ChoiceRule]:
     """Rules that hold when a shard has failed with an error, by the name of the error."""
     return {
-        name: compare(f"$.errors.{name.partition('.')[2]}", "BooleanEquals", True)
+        name: comparison_rule(f"$.errors.{name.partition('.')[2]}", "BooleanEquals", True)
         for name in ORCHESTRATOR_ERRORS.values()
     }
 
 
 def _inline_result_states() -> dict[str, State]:
-    rules = [go_to(f"Shards: {name}", rule) for name, rule in _rules_by_error().items()]
+    rules = [rule_to_state(f"Shards: {name}", rule) for name, rule in _rules_by_error().items()]
     return {
         CHECK_RESULTS: choice_state("The run has failed when a shard has.", rules, ALL_SHARDS_DONE),
         **_fail_states("States.JsonToString($.shards)"),
@@ -177,7 +211,7 @@ def _distributed_result_states(template: RunTemplate) -> dict[str, State]:
     """A Cause is limited to 32 KiB: it has the numbers of the failed shards and the address of the
     results."""
     results_uri = f"States.Format('{results_prefix(template, '{}')}', $.run)"
-    rules = [go_to(f"Which: {name}", rule) for name, rule in _rules_by_error().items()]
+    rules = [rule_to_state(f"Which: {name}", rule) for name, rule in _rules_by_error().items()]
     cause = f"States.Format('{_FAILED_SHARDS_TEXT}', States.JsonToString($.failed.shards), $.failed.results)"
     output = {"run.$": "$.run", "results.$": results_uri, "shards.$": "$.shards"}
     states = {CHECK_RESULTS: choice_state("The run has failed when a shard has.", rules, COLLECT_RESULTS)}
@@ -207,7 +241,7 @@ def _inline_map() -> State:
     return {
         "Comment": "All at once; a quota that does not hold them all is waited for.",
         "ItemsPath": "$.shards",
-        "ItemSelector": {"run.$": "$.run", "shard.$": "$$.Map.Item.Value", "blank": EXECUTION_STOPPED},
+        "ItemSelector": {"run.$": "$.run", "shard.$": "$$.Map.Item.Value", "defaults": EXECUTION_STOPPED},
         "ItemProcessor": _processor({"Mode": "INLINE"}, start, _inline_end_states()),
     }
 
@@ -230,7 +264,7 @@ def _distributed_map(template: RunTemplate) -> State:
             "machine.$": "$$.StateMachine.Id",
             "execution.$": "$$.Execution.Id",
             "shard.$": "$$.Map.Item.Value",
-            "blank": EXECUTION_STOPPED,
+            "defaults": EXECUTION_STOPPED,
         },
         "ItemProcessor": _processor(config, start, _distributed_end_states(template)),
         "MaxConcurrency": MAX_CONCURRENT_SHARDS,
@@ -247,10 +281,10 @@ def _start_execution(run: str, machine: str, execution: str) -> State:
             "Name.$": f"States.Format('{{}}-p{{}}', {run}, $.shard.number)",
             "Input": {"AWS_STEP_FUNCTIONS_STARTED_BY_EXECUTION_ID.$": execution, "shard.$": "$.shard"},
         },
-        "$.ended",
+        "$.shard_execution",
         SHARD_DONE,
-        selector={"result.$": "$.Output"},
-        catch=[catcher(["States.ALL"], "$.ended", CHECK_SHARD_STARTED)],
+        result_selector={"result.$": "$.Output"},
+        catchers=[catcher(["States.ALL"], "$.shard_execution", CHECK_SHARD_STARTED)],
     )
 
 
@@ -258,25 +292,27 @@ def _processor(config: Mapping[str, str], start: State, ends: Mapping[str, State
     return {"ProcessorConfig": dict(config), "StartAt": START_SHARD, "States": {START_SHARD: start, **ends}}
 
 
-_SUCCESS_RESULT = {"error": "", "result.$": "$.ended.result"}
-_FAILURE_RESULT = {"error.$": "$.told.Error", "cause.$": "$.told.Cause"}
+_SUCCESS_RESULT = {"error": "", "result.$": "$.shard_execution.result"}
+_FAILURE_RESULT = {"error.$": "$.failure.Error", "cause.$": "$.failure.Cause"}
 
 
 def _failure_states() -> dict[str, State]:
-    """States that set ``$.told``: Error and Cause of the shard's execution, or of a refused start."""
+    """States that set ``$.failure``: Error and Cause of the shard's execution, or of a refused start."""
 
     def error_state(comment: str, error: Mapping[str, Any]) -> State:
         return pass_state(comment, {**error, "run.$": "$.run", "shard.$": "$.shard"}, None, SHARD_FAILED)
 
     def start_error(exit_code: int) -> dict[str, Any]:
-        return {"told": {"Error": ORCHESTRATOR_ERRORS[exit_code], "Cause.$": "$.ended.Cause"}}
+        return {"failure": {"Error": ORCHESTRATOR_ERRORS[exit_code], "Cause.$": "$.shard_execution.Cause"}}
 
-    execution_error = {"told.$": merge_defaults("$.blank", "States.StringToJson($.ended.Cause)")}
+    execution_error = {
+        "failure.$": states_merge_defaults("$.defaults", "States.StringToJson($.shard_execution.Cause)")
+    }
     rules = [
-        go_to("It has failed", execution_started("$.ended")),
-        go_to("It may not begin", is_access_denied("$.ended")),
+        rule_to_state("It has failed", rule_execution_was_started("$.shard_execution")),
+        rule_to_state("It may not begin", rule_access_is_denied("$.shard_execution")),
     ]
-    comment = "A failed execution is told as JSON, a start that was refused in words."
+    comment = "The Cause of a failed execution is JSON, that of a refused start is text."
     return {
         CHECK_SHARD_STARTED: choice_state(comment, rules, "It cannot begin"),
         "It has failed": error_state("The others go on.", execution_error),
@@ -308,7 +344,7 @@ def _distributed_end_states(template: RunTemplate) -> dict[str, State]:
         "execution.$": "States.Format('{}-p{}', $.run, $.shard.number)",
     }
     write_state = task_state(
-        "One that cannot be written is told by its execution, and the run goes by how the shard ended.",
+        "One that cannot be written is reported by its execution, and the run goes by how the shard ended.",
         "aws-sdk:s3:putObject",
         {
             "Bucket": bucket,
@@ -319,8 +355,10 @@ def _distributed_end_states(template: RunTemplate) -> dict[str, State]:
         },
         None,
         "In short",
-        retry=[retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5)],
-        catch=[catcher(["States.ALL"], None, "In short")],
+        retriers=[
+            retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5)
+        ],
+        catchers=[catcher(["States.ALL"], None, "In short")],
     )
     summary = {"shard.$": "$.end.shard", "error.$": "$.end.error"}
     return {

@@ -1,12 +1,12 @@
-"""A run as a Step Functions state machine: the loop of the driver (``planner.reconcile``) in States Language.
+"""A run as a Step Functions state machine: the driver's loop (``planner.next_action``) in States Language.
 
 Its context between states:
 
-    run      the run's name               at       segment, attempt, step, and what was tried since that step
-    left     seconds, where capped        job      the name of the job, what its request was answered with
-    size     of the next job              seen     DescribeTrainingJob's answer, with nothing missing
-    outcome  of the job, likewise         count    what ``at`` becomes with this job
-    events   of this execution's history  blank    what an answer may lack
+    run          the run's name               position     segment, attempt, step, and tries since that step
+    remaining    seconds, where limited       job          the name of the job, and the error of its create
+    time_limits  of the next job              description  DescribeTrainingJob's answer, with nothing missing
+    outcome      of the job, likewise         progress     what ``position`` becomes with this job
+    events       of this execution's history  defaults     what an answer may lack
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.export.asl import add_numbers, choice_state, compare, go_to, pass_state, task_state
+from smlaunch.export.asl import (
+    choice_state,
+    comparison_rule,
+    pass_state,
+    rule_to_state,
+    states_math_add,
+    task_state,
+)
 from smlaunch.export.run_template import ITEMS_FILE, RunTemplate, build_run_template
+from smlaunch.export.sfn_after_job_end import EndingStates
 from smlaunch.export.sfn_common import (
     BEGIN_STATE,
     FIRST_JOB,
@@ -30,12 +38,11 @@ from smlaunch.export.sfn_common import (
     persistent_context,
     response_defaults,
 )
-from smlaunch.export.sfn_endings import EndingStates
 from smlaunch.export.sfn_jobs import JobStates
 from smlaunch.export.sfn_policies import permissions_policy, trust_policy
-from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, merge_shards, shard_states
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.plan import Plan, Upload
+from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, merge_shards, sharded_run_states
+from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.planner.plan import RunPlan, Upload
 
 DEFINITION_FILE = "state-machine.asl.json"
 PERMISSIONS_FILE = "permissions.json"
@@ -44,46 +51,50 @@ TASK_FILE = "task.asl.json"
 
 TASK = "task"
 MACHINE = "machine"
+"""What to export: a Task state to embed in another state machine, or the machine alone."""
 
 _MACHINE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 """Names that may be logged; CreateStateMachine allows more characters."""
 
 
 def export_step_functions(
-    plan: Plan,
-    name: str,
+    plan: RunPlan,
+    machine_name: str,
     *,
-    run: str | None = None,
+    fixed_run_id: str | None = None,
     embed: str = MACHINE,
     time_scale: float = 1.0,
     max_inline_shards: int = MAX_INLINE_SHARDS,
 ) -> dict[str, str]:
     """Return the files of an export by name.
 
-    ``name``: of the state machine. ``run``: fixed run id; None: every execution is a new run. ``embed``: TASK
-    adds one Task state that starts the machine from another state machine. ``max_inline_shards``: more shards
-    use a Distributed Map, which reads ITEMS_FILE (uploaded by ``with_items_upload``).
-
-    Raises JobError with everything in the plan that the state machine cannot do, each problem by its field.
+    ``machine_name``: of the state machine. ``fixed_run_id``: None makes every execution a new run. ``embed``:
+    TASK adds a file with a Task state that starts the machine from another state machine.
+    ``max_inline_shards``: more shards (one run per part of the data) are not in the definition but in
+    ITEMS_FILE, which a Distributed Map reads from S3. Raises JobError with everything in the plan that the
+    state machine cannot do.
     """
-    template = build_run_template(plan, run=run, time_scale=time_scale)
-    _check(template, name)
-    template, items = merge_shards(template) if template.shards else (template, [])
-    inline = len(items) <= max_inline_shards
-    definition = _build_definition(template, name, items, inline)
+    template = build_run_template(plan, fixed_run_id=fixed_run_id, time_scale=time_scale)
+    _check_exportable(template, machine_name)
+    map_items: list[dict[str, Any]] = []  # what differs between the shards of a sharded run
+    if template.shards:
+        template, map_items = merge_shards(template)
+    is_inline_map = len(map_items) <= max_inline_shards
+    definition = _build_definition(template, machine_name, map_items, is_inline_map)
+    # Besides the definition: what the machine's role may do, and who may take the role.
     files = {
         DEFINITION_FILE: to_json(definition),
-        PERMISSIONS_FILE: to_json(permissions_policy(template, definition, name)),
-        TRUST_FILE: to_json(trust_policy(template, name)),
+        PERMISSIONS_FILE: to_json(permissions_policy(template, definition, machine_name)),
+        TRUST_FILE: to_json(trust_policy(template, machine_name)),
     }
-    if not inline:
-        files[ITEMS_FILE] = json.dumps(items, indent=1, ensure_ascii=True) + "\n"
-    if embed == TASK:
-        files[TASK_FILE] = to_json(embedded_task(template, name))
+    if not is_inline_map:
+        files[ITEMS_FILE] = json.dumps(map_items, indent=1, ensure_ascii=True) + "\n"
+    if embed == TASK:  # the other choice, MACHINE, adds nothing
+        files[TASK_FILE] = to_json(embedded_task(template, machine_name))
     return files
 
 
-def with_items_upload(plan: Plan, files: Mapping[str, str]) -> Plan:
+def with_items_upload(plan: RunPlan, files: Mapping[str, str]) -> RunPlan:
     """Return the plan with the file that the state machine itself reads as a further upload."""
     if ITEMS_FILE not in files:
         return plan
@@ -97,23 +108,28 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def _build_definition(
-    template: RunTemplate, name: str, items: list[dict[str, Any]], is_inline: bool
+    template: RunTemplate, machine_name: str, map_items: list[dict[str, Any]], is_inline_map: bool
 ) -> dict[str, Any]:
-    """Return the state machine's definition. ``items``: what differs between the shards of a sharded run.
-    ``is_inline``: the shards run in one execution instead of child executions."""
-    builder = StateMachineBuilder(template, name)
-    builder.add(BEGIN_STATE, _begin_state(template))
-    for state_name, state in (shard_states(template, items, is_inline) if template.shards else {}).items():
-        builder.add(state_name, state)
-    builder.add(*_first_job_state(template), _take_over_state(template))
-    JobStates(builder).add()
-    EndingStates(builder).add()
+    """Return the state machine's definition in the Amazon States Language. ``map_items``: the values in which
+    the shards (parts of the data) of a sharded run differ, one item per shard. ``is_inline_map``: the items
+    are part of the definition; otherwise a Distributed Map reads them from S3. An execution whose history is
+    full hands over to a new one, which begins at the state TAKE_OVER."""
+    builder = StateMachineBuilder(template, machine_name)
+    builder.add_state(BEGIN_STATE, _begin_state(template))
+    if template.shards:
+        for state_name, state in sharded_run_states(template, map_items, is_inline_map).items():
+            builder.add_state(state_name, state)
+    builder.add_state(FIRST_JOB, _first_job_state(template))
+    builder.add_state(TAKE_OVER, _take_over_state(template))
+    JobStates(builder).add_states()  # from the creation of a job to its end
+    EndingStates(builder).add_states()  # from its end to the next job, or the end of the run
     for state in iter_states(builder.states):
         if "Resource" in state:
+            # Regions in China and of the US government have other ARNs.
             state["Resource"] = state["Resource"].replace("arn:aws:", f"arn:{template.partition}:", 1)
     return {
         "Comment": f"{template.title}, exported by smlaunch. The jobs of an execution are "
-        f"{template.run or '<execution name>'}-s<segment>-a<attempt>.",
+        f"{template.fixed_run_id or '<execution name>'}-s<segment>-a<attempt>.",
         "StartAt": BEGIN_STATE,
         "States": builder.states,
     }
@@ -122,7 +138,7 @@ def _build_definition(
 def embedded_task(template: RunTemplate, name: str) -> dict[str, Any]:
     """A state machine of one Task state that runs the exported machine, and fails when the run fails."""
     # A run with a fixed id needs no name: an execution that is started again finds its jobs.
-    execution_name = {"Name.$": "$$.Execution.Name"} if template.run is None else {}
+    execution_name = {"Name.$": "$$.Execution.Name"} if template.fixed_run_id is None else {}
     state = task_state(
         "Trains, and waits for the end. The run has the name of this execution: in a Map, or twice in one "
         "flow, give each its own (States.Format), of lower-case letters, digits and dashes, 40 at most.",
@@ -134,25 +150,25 @@ def embedded_task(template: RunTemplate, name: str) -> dict[str, Any]:
         },
         "$.training",
         "",
-        selector={"result.$": "$.Output"},
+        result_selector={"result.$": "$.Output"},
     )
     del state["Next"]
     return {"Train": {**state, "End": True}}
 
 
-def machine_arn(account: RunTemplate | Facts, name: str) -> str:
+def machine_arn(account: RunTemplate | DiscoveredFacts, name: str) -> str:
     return f"arn:{account.partition}:states:{account.region}:{account.account}:stateMachine:{name}"
 
 
-def _check(template: RunTemplate, name: str) -> None:
-    """Raise JobError for a name or a run that a state machine cannot have."""
-    problems = []
-    if not _MACHINE_NAME.fullmatch(name):
-        text = (
-            f"{name!r} is not a valid state machine name: at most 80 letters, digits, dashes and underscores"
-        )
-        problems.append(Problem("--called", text))
-    if template.policy.chain and template.checkpoints is None:
+def _check_exportable(template: RunTemplate, machine_name: str) -> None:
+    """Raise JobError for an invalid state machine name, and for a run of several segments (jobs in a row)
+    without checkpoints."""
+    problems: list[Problem] = []
+    if not _MACHINE_NAME.fullmatch(machine_name):
+        rule_text = "at most 80 letters, digits, dashes and underscores"
+        problem_text = f"{machine_name!r} is not a valid state machine name: {rule_text}"
+        problems.append(Problem("--called", problem_text))
+    if template.workflow.is_multi_segment and template.checkpoints_prefix is None:
         problems.append(Problem("checkpoints", "a chain without checkpoints cannot continue"))
     if problems:
         raise JobError(problems)
@@ -166,9 +182,9 @@ def iter_states(states: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _begin_state(template: RunTemplate) -> dict[str, Any]:
-    rules = [go_to(TAKE_OVER, compare("$.smlaunch", "IsPresent", True))]
+    rules = [rule_to_state(TAKE_OVER, comparison_rule("$.smlaunch", "IsPresent", True))]
     if template.shards:
-        rules.append(go_to(FIRST_JOB, compare("$.shard", "IsPresent", True)))
+        rules.append(rule_to_state(FIRST_JOB, comparison_rule("$.shard", "IsPresent", True)))
     return choice_state(
         "An execution that goes on for one whose history was full is given where it was.",
         rules,
@@ -176,30 +192,34 @@ def _begin_state(template: RunTemplate) -> dict[str, Any]:
     )
 
 
-def _first_job_state(template: RunTemplate) -> tuple[str, dict[str, Any]]:
-    run = {"run": template.run} if template.run is not None else {"run.$": "$$.Execution.Name"}
+def _first_job_state(template: RunTemplate) -> dict[str, Any]:
+    run = (
+        {"run": template.fixed_run_id}
+        if template.fixed_run_id is not None
+        else {"run.$": "$$.Execution.Name"}
+    )
     event_count = {"n": 0, "hop": 1}
     shard = {"shard.$": "$.shard"} if template.shards else {}
     values = {
         **run,
         **shard,
-        "at": dict(INITIAL_POSITION),
+        "position": dict(INITIAL_POSITION),
         **initial_limits(template),
         "events": event_count,
-        "blank": response_defaults(template),
+        "defaults": response_defaults(template),
     }
-    return FIRST_JOB, pass_state(
+    return pass_state(
         "The first attempt of the first segment.", values, None, JobStates.entry_state(template)
     )
 
 
-def _take_over_state(template: RunTemplate) -> tuple[str, dict[str, Any]]:
+def _take_over_state(template: RunTemplate) -> dict[str, Any]:
     values = {
         "run.$": "$.smlaunch.run",
-        "at.$": "$.smlaunch.at",
+        "position.$": "$.smlaunch.position",
         **persistent_context(template, "$.smlaunch"),
-        "events": {"n": 0, "hop.$": add_numbers("$.smlaunch.hop", 1)},
-        "blank": response_defaults(template),
+        "events": {"n": 0, "hop.$": states_math_add("$.smlaunch.hop", 1)},
+        "defaults": response_defaults(template),
     }
     comment = "Where the execution before this one was; its job may run, and is then found by its name."
-    return TAKE_OVER, pass_state(comment, values, None, JobStates.entry_state(template))
+    return pass_state(comment, values, None, JobStates.entry_state(template))

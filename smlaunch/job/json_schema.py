@@ -8,50 +8,102 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+import types
+import typing
+from dataclasses import MISSING, fields
 from inspect import cleandoc, getsource
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from smlaunch.catalog.strategies import known_strategies
 from smlaunch.job.model import Job
-from smlaunch.strategies.registry import known_strategies
+from smlaunch.job.sections import Section, annotations_of
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-_DURATION = r"^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$"
-_PATTERN_BY_FIELD = {
-    **dict.fromkeys(("max_runtime", "segment", "max_wait", "max_pending", "hang", "interval"), _DURATION),
-    **dict.fromkeys(("length", "keep_alive", "time_on_one", "wanted_time"), _DURATION),
-    "instance_type": r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$",
-    "output": "^s3://[^/]+(/.*)?$",
-    "name": "^[a-z0-9](-?[a-z0-9]){0,39}$",
-}
-_TEXT_OR_INTEGER = {"type": ["string", "integer"]}
+_TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
+_DocsByClass = dict[str, dict[str, str]]
 
 
 def job_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12), with the strategies that are installed here."""
-    schema = Job.model_json_schema()
-    sections = schema["$defs"]
-    docs_by_class = _field_docs_by_class()
-    for class_name, section in (("Job", schema), *sections.items()):
-        _describe_fields(section, docs_by_class.get(class_name, {}))
-    fields = schema["properties"]
-    for name in ("Channel", "Checkpoints"):
-        # A bare string stands for the address.
-        sections[f"{name}OrAddress"] = {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{name}"}]}
-    fields["inputs"]["additionalProperties"] = {"$ref": "#/$defs/ChannelOrAddress"}
-    fields["checkpoints"]["anyOf"] = [{"$ref": "#/$defs/CheckpointsOrAddress"}, {"type": "null"}]
-    fields["args"]["items"] = _TEXT_OR_INTEGER
-    fields["environment"]["additionalProperties"] = fields["tags"]["additionalProperties"] = _TEXT_OR_INTEGER
-    fields["strategy"]["anyOf"] = [{"enum": known_strategies()}, {"type": "null"}]
-    programs = [{"required": [name]} for name in ("entry", "algorithm", "image")]
-    return {"$schema": SCHEMA_DIALECT, **schema, "title": "smlaunch job", "anyOf": programs}
+    definitions: dict[str, Any] = {}
+    schema = _section_schema(Job, _field_docs_by_class(), definitions)
+    schema["properties"]["strategy"]["anyOf"] = [{"enum": known_strategies()}, {"type": "null"}]
+    return {
+        "$schema": SCHEMA_DIALECT,
+        "title": "smlaunch job",
+        **schema,
+        "anyOf": [{"required": [program]} for program in ("entry", "algorithm", "image")],
+        "$defs": definitions,
+    }
 
 
-def _field_docs_by_class() -> dict[str, dict[str, str]]:
+def _section_schema(
+    section_class: type[Section], docs_by_class: _DocsByClass, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the schema of a section; those of the sections in it are added to ``definitions``, by class."""
+    docs = docs_by_class[section_class.__name__]
+    annotations = annotations_of(section_class)
+    properties = {}
+    for field in fields(section_class):
+        schema = _schema_of(annotations[field.name], docs_by_class, definitions)
+        if field.default is None or isinstance(field.default, (bool, int, float, str)):
+            schema["default"] = field.default
+        properties[field.name] = {"description": _as_one_line(docs[field.name]).rstrip("."), **schema}
+    required = [
+        field.name for field in fields(section_class) if field.default is field.default_factory is MISSING
+    ]
+    return {
+        "type": "object",
+        "description": _as_one_line(section_class.__doc__ or ""),
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+    }
+
+
+def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a field's annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        schema = _schema_of(arguments[0], docs_by_class, definitions)
+        for rule in arguments[1:]:
+            _add_constraints(schema, rule.schema)
+        return schema
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_schema_of(argument, docs_by_class, definitions) for argument in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _schema_of(arguments[0], docs_by_class, definitions)}
+    if origin is dict:
+        return {
+            "type": "object",
+            "additionalProperties": _schema_of(arguments[1], docs_by_class, definitions),
+        }
+    if annotation is Any:
+        return {}
+    if annotation in _TYPE_NAMES:
+        return {"type": _TYPE_NAMES[annotation]}
+    name = annotation.__name__
+    if name not in definitions:
+        definitions[name] = _section_schema(annotation, docs_by_class, definitions)
+    reference = {"$ref": f"#/$defs/{name}"}
+    # A bare string stands for the address.
+    return {"anyOf": [{"type": "string"}, reference]} if annotation.SHORTHAND_FIELD else reference
+
+
+def _add_constraints(schema: dict[str, Any], constraints: typing.Mapping[str, Any]) -> None:
+    """Add a rule's constraints to a schema, or to those of its alternatives that can have them."""
+    for alternative in schema.get("anyOf", [schema]):
+        if alternative.get("type") not in ("null", None):
+            alternative.update(constraints)
+
+
+def _field_docs_by_class() -> _DocsByClass:
     """Return the docstring below each field of the job's classes, by class and field name."""
-    docs: dict[str, dict[str, str]] = {}
+    docs: _DocsByClass = {}
     for node in ast.parse(getsource(sys.modules[Job.__module__])).body:
         if isinstance(node, ast.ClassDef):
             docs[node.name] = {
@@ -66,20 +118,5 @@ def _field_docs_by_class() -> dict[str, dict[str, str]]:
     return docs
 
 
-def _describe_fields(section: dict[str, Any], docs: Mapping[str, str]) -> None:
-    """Add each field's description and pattern."""
-    if "description" in section:
-        section["description"] = " ".join(section["description"].split()).replace("``", "`")
-    for name, field in section.get("properties", {}).items():
-        field.pop("title", None)
-        if name in docs:
-            field["description"] = " ".join(docs[name].split()).rstrip(".").replace("``", "`")
-        if name in _PATTERN_BY_FIELD:
-            _add_pattern(field, _PATTERN_BY_FIELD[name])
-
-
-def _add_pattern(field: dict[str, Any], pattern: str) -> None:
-    alternatives: list[dict[str, Any]] = field.get("anyOf", [field])
-    for alternative in alternatives:
-        if alternative.get("type") == "string":
-            alternative["pattern"] = pattern
+def _as_one_line(docstring: str) -> str:
+    return " ".join(docstring.split()).replace("``", "`")

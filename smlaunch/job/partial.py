@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.model import Job
 
-_MAPPING_SECTIONS = ("environment", "hyperparameters", "inputs", "options", "tags")
+_SECTIONS_OF_NAMED_ENTRIES = ("environment", "hyperparameters", "inputs", "options", "tags")
 """Sections with independent entries: an invalid entry does not affect the others."""
 
 _PROGRAM_FIELDS = ("entry", "algorithm", "image")
 """A job runs one of these. Without any, the partial job has a placeholder, which is not checked."""
 
-_OBJECT_SECTIONS = ("compute", "limits", "workload")
+_SECTIONS_OF_FIELDS = ("compute", "limits", "workload")
 """Sections with independent fields."""
 
 
@@ -27,39 +27,61 @@ class PartialJob(NamedTuple):
     """Paths of the fields that were left out."""
 
 
-def parse_valid_fields(mapping: Mapping[str, Any], problems: Iterable[Problem]) -> PartialJob | None:
-    """Return the job without the fields that ``problems`` name; None where the others make no job."""
-    remaining = {key: dict(value) if isinstance(value, Mapping) else value for key, value in mapping.items()}
-    unknown_fields: list[str] = []
+def parse_without_invalid_fields(
+    job_mapping: Mapping[str, Any], problems: Iterable[Problem]
+) -> PartialJob | None:
+    """Return the job that remains without the fields in which ``problems`` were found, with the paths of the
+    removed fields, so that the valid ones can be checked further; None if they are no job even so. The path
+    of a problem is that of a field, or an option of the command line."""
+    valid_fields = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in job_mapping.items()
+    }
+    removed_paths: list[str] = []
     for problem in problems:
-        if problem.path.startswith("--"):
-            # An option that could not be merged into the job.
-            unknown_fields += ["inputs"] if problem.path == "--input" else []
-            continue
-        unknown_fields.append(_remove_field(remaining, problem.path))
-    if not any(remaining.get(program) for program in _PROGRAM_FIELDS):
-        remaining["image"] = "unknown"
-        unknown_fields += _PROGRAM_FIELDS
+        if problem.path == "--input":
+            # This input is missing in the mapping, so that the others are not all inputs of the job.
+            removed_paths.append("inputs")
+        elif not problem.path.startswith("--"):  # other options in error change nothing in the mapping
+            removed_paths.append(_remove_field(valid_fields, problem.path))
+    if not any(valid_fields.get(program_field) for program_field in _PROGRAM_FIELDS):
+        # A job without a program is invalid. As the fields count as removed, nobody checks this image.
+        valid_fields["image"] = "unknown"
+        removed_paths += _PROGRAM_FIELDS
     try:
-        return PartialJob(Job.from_mapping(remaining), tuple(unknown_fields))
+        return PartialJob(Job.from_mapping(valid_fields), unknown_fields=tuple(removed_paths))
     except JobError:
         return None
 
 
-def _remove_field(remaining: dict[str, Any], path: str) -> str:
-    """Remove the smallest independent field that contains ``path``, and return its path."""
-    section = re.split(r"[.\[]", path, maxsplit=1)[0]
-    section_value = remaining.get(section)
-    subpath = path[len(section) + 1 :]
-    if section in _MAPPING_SECTIONS and isinstance(section_value, dict) and subpath:
-        # Names may hold dots: the longest one that the path begins with.
-        names = [name for name in section_value if subpath == str(name) or subpath.startswith(f"{name}.")]
-        if names:
-            name = max(names, key=len)
-            del section_value[name]
-            return f"{section}.{name}"
-    if section in _OBJECT_SECTIONS and isinstance(section_value, dict) and subpath:
-        section_value.pop(re.split(r"[.\[]", subpath, maxsplit=1)[0], None)
-        return path
-    remaining.pop(section, None)
-    return section
+def _remove_field(job_mapping: dict[str, Any], field_path: str) -> str:
+    """Remove from the mapping the smallest field that contains ``field_path`` and that a job can do without:
+    an entry of a section such as ``inputs`` (by its own name), a field of a section such as ``compute``, or
+    the whole section. Return its path."""
+    section = re.split(r"[.\[]", field_path, maxsplit=1)[0]
+    section_value = job_mapping.get(section)
+    path_in_section = field_path[len(section) + 1 :]
+    if not isinstance(section_value, dict) or not path_in_section:
+        job_mapping.pop(section, None)
+        return section
+    if section in _SECTIONS_OF_FIELDS:
+        section_value.pop(re.split(r"[.\[]", path_in_section, maxsplit=1)[0], None)
+        return field_path
+    entry_name = (
+        _longest_entry_name(section_value, path_in_section) if section in _SECTIONS_OF_NAMED_ENTRIES else None
+    )
+    if entry_name is None:
+        del job_mapping[section]
+        return section
+    del section_value[entry_name]
+    return f"{section}.{entry_name}"
+
+
+def _longest_entry_name(section_value: Mapping[str, Any], path_in_section: str) -> str | None:
+    """Return the entry that a path leads into; None without one. Names may hold dots, so that a path may
+    begin with several: the longest counts."""
+    matching_names = [
+        name
+        for name in section_value
+        if path_in_section == str(name) or path_in_section.startswith(f"{name}.")
+    ]
+    return max(matching_names, key=len, default=None)

@@ -17,7 +17,7 @@ import yaml
 
 from smlaunch.errors import JobError, Problem
 
-_TAG = "tag:yaml.org,2002:"
+_YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -31,6 +31,8 @@ _RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
     ("merge", re.compile(r"<<"), ["<"]),
 )
 
+_MAX_VALUES = 1_000_000
+
 _UNICODE_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
@@ -38,15 +40,22 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way to state them
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the node's mapping. Raises ConstructorError for a key that is given twice."""
-        first_nodes: dict[tuple[str, str], yaml.Node] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _TAG + "merge":
-                if (key.tag, key.value) in first_nodes:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key.value!r} is given twice; keep one of them", key.start_mark
-                    )
-                first_nodes[key.tag, key.value] = key
+        """Return the mapping of a YAML node. Overrides a method of PyYAML, which accepts a key that is given
+        twice; raises ConstructorError for it."""
+        seen_keys: set[tuple[str, str]] = set()  # type (a YAML tag) and text
+        for key_node, _ in node.value:
+            # "<<" merges another mapping, and may be given twice.
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _YAML_TAG_PREFIX + "merge":
+                continue
+            key = key_node.tag, key_node.value
+            if key in seen_keys:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"key {key_node.value!r} is given twice; keep one of them",
+                    key_node.start_mark,
+                )
+            seen_keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -64,14 +73,16 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # PyYAML writes these line breaks as they are, and reads them back as a space or a newline.
     style = '"' if _UNICODE_LINE_BREAKS.search(text) else None
-    return dumper.represent_scalar(_TAG + "str", text, style=style)
+    return dumper.represent_scalar(_YAML_TAG_PREFIX + "str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)
 for _name, _pattern, _first in _RESOLVERS:
     _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
-    _Loader.add_implicit_resolver(_TAG + _name, _whole, _first)
-_Dumper.add_implicit_resolver(_TAG + "float", re.compile(rf"(?:{_FLOAT.pattern})\Z"), list("-+.0123456789"))
+    _Loader.add_implicit_resolver(_YAML_TAG_PREFIX + _name, _whole, _first)
+_Dumper.add_implicit_resolver(
+    _YAML_TAG_PREFIX + "float", re.compile(rf"(?:{_FLOAT.pattern})\Z"), list("-+.0123456789")
+)
 
 
 def read_job_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -88,26 +99,53 @@ def read_job_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     return resolve_relative_paths(parse_job_yaml(content, str(path)), file.parent)
 
 
-def parse_job_yaml(content: bytes | str, name: str = "job file") -> dict[str, Any]:
-    """Return the keys and values of a YAML document. ``name`` stands before line and column in errors."""
+def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dict[str, Any]:
+    """Return the mapping in a YAML document. ``document_name``: stands before line and column in errors.
+    Raises JobError for a text that is no YAML mapping."""
     try:
         document = yaml.load(content, Loader=_Loader)  # noqa: S506  a SafeLoader with fewer implicit types
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        location = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        error_position = error.problem_mark or error.context_mark  # lines and columns from 0
+        location = (
+            f"{document_name}:{error_position.line + 1}:{error_position.column + 1}"
+            if error_position
+            else document_name
+        )
         message = ", ".join(text for text in (error.context, error.problem) if text)
         raise JobError([Problem(location, message)]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise JobError([Problem(name, f"not YAML text: {' '.join(str(error).split())}")]) from None
+        raise JobError([Problem(document_name, f"not YAML text: {' '.join(str(error).split())}")]) from None
     except (RecursionError, ValueError) as error:
         # ValueError: Python does not convert more than 4,300 digits to a number.
-        raise JobError([Problem(name, f"cannot be read: {error}")]) from None
+        raise JobError([Problem(document_name, f"cannot be read: {error}")]) from None
+    if _expanded_size(document, {}) > _MAX_VALUES:
+        raise JobError(
+            [
+                Problem(
+                    document_name, f"its aliases make more than {_MAX_VALUES} values, or one contains itself"
+                )
+            ]
+        )
     if document is None:
-        raise JobError([Problem(name, "the file is empty; at least 'entry: train.py' is needed")])
+        raise JobError([Problem(document_name, "the file is empty; at least 'entry: train.py' is needed")])
     if not isinstance(document, dict):
-        kind = "a list" if isinstance(document, list) else f"{document!r}"
-        raise JobError([Problem(name, f"a mapping such as 'entry: train.py' is needed, not {kind}")])
+        found_text = "a list" if isinstance(document, list) else f"{document!r}"
+        raise JobError(
+            [Problem(document_name, f"a mapping such as 'entry: train.py' is needed, not {found_text}")]
+        )
     return document
+
+
+def _expanded_size(value: Any, size_by_id: dict[int, int]) -> int:
+    """Return the number of values in a document, one that several aliases name counted each time. A value
+    that contains itself counts as more than any limit. ``size_by_id``: of lists and mappings seen before."""
+    if not isinstance(value, (list, dict)):
+        return 1
+    if id(value) not in size_by_id:
+        size_by_id[id(value)] = _MAX_VALUES + 1  # while its items are counted: one of them may be itself
+        items = value.values() if isinstance(value, dict) else value
+        size_by_id[id(value)] = 1 + sum(_expanded_size(item, size_by_id) for item in items)
+    return size_by_id[id(value)]
 
 
 def dump_job_yaml(mapping: Mapping[str, Any]) -> str:
@@ -126,21 +164,24 @@ def merge_mappings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     return result
 
 
-def resolve_relative_paths(mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the job with paths that are relative to ``folder`` made relative to the working directory."""
-    result = dict(mapping)
+def resolve_relative_paths(job_mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a job's mapping with the paths that are relative to ``folder`` (that of its file) made relative
+    to the working directory: of the script (``entry``), its source folder, and inputs. Addresses and absolute
+    paths stay."""
+    resolved_job = dict(job_mapping)
     for key in ("entry", "source"):
-        if key in result:
-            result[key] = _resolve_path(result[key], folder)
-    inputs = result.get("inputs")
+        if key in resolved_job:
+            resolved_job[key] = _resolve_path(resolved_job[key], folder)
+    inputs = resolved_job.get("inputs")
     if isinstance(inputs, dict):
-        result["inputs"] = {
+        # A channel is an address, or a mapping with one.
+        resolved_job["inputs"] = {
             name: {**channel, "uri": _resolve_path(channel["uri"], folder)}
             if isinstance(channel, dict) and "uri" in channel
             else _resolve_path(channel, folder)
             for name, channel in inputs.items()
         }
-    return result
+    return resolved_job
 
 
 def _resolve_path(value: Any, folder: Path) -> Any:

@@ -1,32 +1,45 @@
 """The local endpoint: storage, services, executor and jobs behind an HTTP server on one loopback port.
 
-An embedded endpoint runs in the client's process, a background endpoint in its own process (daemon.py).
-Several endpoints may share one state directory at the same time.
+An embedded endpoint runs in the client's process, a background endpoint in its own process
+(background_endpoint.py). Several endpoints may share one state directory at the same time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.errors import EndpointError, disk_full_message, is_disk_full
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.faults import read_fault_plan
-from smlaunch.local.request_context import ACCOUNT, DEFAULT_REGION, ROLE_ARN
-from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
+from smlaunch.local.endpoint_settings import CALL_LOG_VARIABLE, Settings
+from smlaunch.local.fault_injection import read_fault_plan
+from smlaunch.local.front.request_context import ACCOUNT, DEFAULT_REGION, ROLE_ARN
 from smlaunch.local.state_dir import JobOwner, StateDir, default_root, write_private_file
 
 if TYPE_CHECKING:
-    from smlaunch.local.credentials import Credentials
-    from smlaunch.local.dispatch import Dispatch, Service
-    from smlaunch.local.executors.base import Executor
-    from smlaunch.local.server import Server
+    from smlaunch.local.executors.executor_interface import Executor
+    from smlaunch.local.front.credentials import Credentials
+    from smlaunch.local.front.http_server import Server
+    from smlaunch.local.front.request_dispatcher import Dispatch, Service
 
 EXECUTORS = ("processes", "containers")
 _DEFAULT_BUCKET = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
+
+
+class _ExecutorChoice(NamedTuple):
+    """How the jobs of an endpoint run."""
+
+    isolation: str
+    """The isolation level, or the kind of container engine."""
+
+    create: Callable[[JobOwner, Mapping[str, str]], Executor]
+    """Creates the executor, for this endpoint's JobOwner and with the environment of scripts, which is filled
+    once the endpoint serves."""
 
 
 class Endpoint:
@@ -57,43 +70,74 @@ class Endpoint:
         self._settings = settings or Settings()
         self._port = port
 
+    def preview(self) -> EndpointInfo:
+        """Return what is known of the endpoint before its start: its address and key are empty. Raises
+        EndpointError for a state directory that cannot be used, an isolation level that does not work here,
+        or a full disk."""
+        with self._disk_full_as_error():
+            return self._describe("", "", "")
+
     def start(self) -> EndpointInfo:
-        """Start the endpoint and return when it serves. Raises EndpointError for a state directory that
-        cannot be used, an isolation level that does not work here, a port in use, or a full disk."""
-        try:
+        """Start the endpoint and return when it serves. Raises EndpointError as ``preview`` does, and for a
+        port in use."""
+        with self._disk_full_as_error():
             return self._start()
+
+    @contextmanager
+    def _disk_full_as_error(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             if isinstance(error, EndpointError) or not is_disk_full(error):
                 raise
             raise EndpointError(disk_full_message(self._home, error)) from error
 
+    @cached_property
+    def _state_dir(self) -> StateDir:
+        return StateDir(self._home)
+
+    def _describe(self, url: str, access_key: str, secret_key: str) -> EndpointInfo:
+        return EndpointInfo(
+            url=url,
+            region=DEFAULT_REGION,
+            access_key=access_key,
+            secret_key=secret_key,
+            account=ACCOUNT,
+            role_arn=ROLE_ARN,
+            bucket=_DEFAULT_BUCKET,
+            pid=os.getpid(),
+            isolation=self._executor_choice.isolation,
+            executor=self._executor,
+            home=str(self._state_dir.root),
+        )
+
     def _start(self) -> EndpointInfo:
-        from smlaunch.local.call_log import CallLog
-        from smlaunch.local.credentials import Keyring
-        from smlaunch.local.dispatch import Dispatch
-        from smlaunch.local.job_store import JobStore
-        from smlaunch.local.jobs.manager import JobManager
-        from smlaunch.local.jobs.runner import EndpointServices
-        from smlaunch.local.log_store import LogStore
-        from smlaunch.local.metric_store import MetricStore
+        from smlaunch.local.front.call_log import CallLog
+        from smlaunch.local.front.credentials import Keyring
+        from smlaunch.local.front.request_dispatcher import Dispatch
+        from smlaunch.local.jobs.job_manager import JobManager
+        from smlaunch.local.jobs.job_runner import EndpointServices
         from smlaunch.local.moto.forwarder import MotoForwarder
-        from smlaunch.local.object_store import ObjectStore
-        from smlaunch.local.pipelines.executions import PipelineExecutions
+        from smlaunch.local.pipelines.execution_runner import PipelineServices
         from smlaunch.local.pipelines.job_client import JobClient
-        from smlaunch.local.pipelines.runner import PipelineServices
-        from smlaunch.local.pipelines.store import PipelineStore
+        from smlaunch.local.pipelines.pipeline_store import PipelineStore
+        from smlaunch.local.pipelines.running_executions import PipelineExecutions
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
         from smlaunch.local.services.pipelines import PipelineOperations
         from smlaunch.local.services.processing_jobs import ProcessingJobOperations
-        from smlaunch.local.services.tags import TagOperations
+        from smlaunch.local.services.tag_operations import TagOperations
         from smlaunch.local.services.training_jobs import TrainingJobOperations
+        from smlaunch.local.stores.job_store import JobStore
+        from smlaunch.local.stores.log_store import LogStore
+        from smlaunch.local.stores.metric_store import MetricStore
+        from smlaunch.local.stores.object_store import ObjectStore
 
-        state_dir = StateDir(self._home)
+        state_dir = self._state_dir
         settings = self._settings
         if settings.faults is None:
             settings = replace(settings, faults=read_fault_plan(os.environ))
-        create_executor = self._executor_factory(state_dir, settings)
+        create_executor = self._executor_choice.create
         call_log_path = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
         self._call_log = CallLog(Path(call_log_path)) if call_log_path else None
         credentials = _load_credentials(state_dir)
@@ -116,7 +160,7 @@ class Endpoint:
         services = standard_services(objects, logs, metrics, keyring)
         training = TrainingJobOperations(job_store, self._jobs, settings)
         processing = ProcessingJobOperations(job_store, self._jobs)
-        job_client = JobClient(lambda: services["sagemaker"], training, processing, self._call_log)
+        job_client = JobClient(lambda: services["sagemaker"], (training, processing), self._call_log)
         self._pipeline_executions = PipelineExecutions(
             PipelineServices(pipelines, job_client, objects), self._jobs
         )
@@ -132,19 +176,7 @@ class Endpoint:
         dispatch = Dispatch(keyring, services, fallback, call_log=self._call_log, state_dir=state_dir.root)
         self._server = self._start_server(dispatch)
         objects.create_bucket(_DEFAULT_BUCKET)
-        info = EndpointInfo(
-            url=self._server.url,
-            region=DEFAULT_REGION,
-            access_key=credentials.access_key,
-            secret_key=credentials.secret_key,
-            account=ACCOUNT,
-            role_arn=ROLE_ARN,
-            bucket=_DEFAULT_BUCKET,
-            pid=os.getpid(),
-            isolation=executor.isolation,
-            executor=executor.name,
-            home=str(state_dir.root),
-        )
+        info = self._describe(self._server.url, credentials.access_key, credentials.secret_key)
         script_environment.update(
             {name: value for name, value in info.environment().items() if value and "REGION" not in name}
         )
@@ -152,7 +184,7 @@ class Endpoint:
 
     def _start_server(self, dispatch: Dispatch) -> Server:
         """Listen on the port. Raises EndpointError when that fails, after closing jobs and stores."""
-        from smlaunch.local.server import Server
+        from smlaunch.local.front.http_server import Server
 
         try:
             return Server(dispatch, port=self._port)
@@ -164,29 +196,37 @@ class Endpoint:
                 "get a free one"
             ) from error
 
-    def _executor_factory(
-        self, state: StateDir, settings: Settings
-    ) -> Callable[[JobOwner, Mapping[str, str]], Executor]:
-        """Choose the executor now and return the function that creates it, given this endpoint's JobOwner and
-        the environment of scripts (filled once the endpoint serves). Raises EndpointError when the executor
-        does not work here."""
+    @cached_property
+    def _executor_choice(self) -> _ExecutorChoice:
+        """How jobs run here. Raises EndpointError when the executor does not work here."""
+        state, settings = self._state_dir, self._settings
         if self._executor == "containers":
-            from smlaunch.local.executors import containers_engine
-            from smlaunch.local.executors.containers import Containers
-            from smlaunch.local.executors.containers_engine import ENGINE_VARIABLE
+            from smlaunch.local.executors import container_engine
+            from smlaunch.local.executors.container_engine import ENGINE_VARIABLE
+            from smlaunch.local.executors.container_executor import Containers
 
             engine_name = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
-            engine = containers_engine.choose_engine(state.engine_cache, engine_name)
-            options = settings.container_options or containers_engine.options_from_environment(os.environ)
-            return lambda owner, script_environment: Containers(
-                *(owner.hosts_dir, owner.id, engine, script_environment),
-                *(settings.container_shm_bytes, options),
+            engine = container_engine.choose_engine(state.engine_cache, engine_name)
+            options = settings.container_options or container_engine.options_from_environment(os.environ)
+            return _ExecutorChoice(
+                engine.kind,
+                lambda owner, script_environment: Containers(
+                    *(owner.hosts_dir, owner.id, engine, script_environment),
+                    *(settings.container_shm_bytes, options),
+                ),
             )
-        from smlaunch.local.executors import levels
-        from smlaunch.local.executors.processes import Processes
+        from smlaunch.local.executors import isolation_levels
 
-        level = levels.choose_level(state.hosts_dir, state.isolation_cache, self._isolation)
-        return lambda owner, _: Processes(owner.hosts_dir, owner.id, level.name, level.views)
+        level = isolation_levels.choose_isolation_level(
+            state.hosts_dir, state.isolation_cache, self._isolation
+        )
+
+        def create_processes(owner: JobOwner, _: Mapping[str, str]) -> Executor:
+            from smlaunch.local.executors.process_executor import Processes
+
+            return Processes(owner.hosts_dir, owner.id, level.name, level.views)
+
+        return _ExecutorChoice(level.name, create_processes)
 
     def _other_executor_recovery(self, state: StateDir) -> Callable[[str], object]:
         """Return a function that ends the hosts of a dead endpoint that had the other executor. It imports
@@ -194,13 +234,13 @@ class Endpoint:
 
         def remove_leftovers(owner: str) -> None:
             if self._executor == "containers":
-                from smlaunch.local.executors import processes
+                from smlaunch.local.executors import process_executor
 
-                processes.remove_leftovers(owner)
+                process_executor.remove_leftovers(owner)
             else:
-                from smlaunch.local.executors import containers
+                from smlaunch.local.executors import container_executor
 
-                containers.remove_leftovers_by_cached_engine(state.engine_cache, owner)
+                container_executor.remove_leftovers_by_cached_engine(state.engine_cache, owner)
 
         return remove_leftovers
 
@@ -243,7 +283,7 @@ def _with_throttling(
 
 def _load_credentials(state: StateDir) -> Credentials:
     """Read the state directory's access key; create it if there is none. Raises StateDamaged."""
-    from smlaunch.local import credentials
+    from smlaunch.local.front import credentials
 
     path = state.credentials_file
     try:

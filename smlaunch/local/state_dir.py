@@ -5,11 +5,11 @@ pipelines.sqlite         pipelines, their executions and their steps
 s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
-*.sqlite.made            transaction count of the database beside it, to detect a lost one (database.py)
+*.sqlite.made            transaction count of the database beside it, to detect a lost one
 hosts/<owner>/<job>/     directory trees of running hosts, removed with the job
 hosts/probe-*/           a host that tests an isolation level
-unsaved/<prefix>/<host>/ files that a sync could not upload; the next job of the S3 prefix does (jobs/unsaved)
-owners/<owner>.lock      locked by a running endpoint; its mailbox is <owner>.mail
+unsaved/<prefix>/<host>/ files that a sync could not upload; the next job of the S3 prefix does
+(failed_uploads) owners/<owner>.lock      locked by a running endpoint; its mailbox is <owner>.mail
 endpoint.json            address of the background endpoint (0600)
 endpoint.lock            locked by the background endpoint; holds its pid
 endpoint.log             output of the background endpoint
@@ -33,8 +33,8 @@ from pathlib import Path
 
 from smlaunch.errors import EndpointError
 from smlaunch.local import liveness_fds, path_ownership
-from smlaunch.local.ext4_topdir import mark_as_topdir
-from smlaunch.local.state_errors import require_kind, unusable_file_error
+from smlaunch.local.state_errors import require_folder_or_file, unusable_file_error
+from smlaunch.local.stores.ext4_topdir import mark_as_topdir
 
 PROBE_PREFIX = "probe-"
 """Name prefix of a folder in hosts/ that tests an isolation level. The folder is locked during the test."""
@@ -54,36 +54,27 @@ class StateDir:
     """
 
     def __init__(self, root: Path, owner_uid: int | None = None) -> None:
+        """Create the endpoint's state directory if it is missing, check that only its owner can write to it,
+        and make its files private. ``owner_uid``: user that has to own it, None for this process's user.
+        Raises EndpointError for a directory that cannot be used, and StateDamaged for a damaged one."""
         self.root = root.absolute()
         self.objects_dir = self.root / "s3"
         self.logs_dir = self.root / "logs"
-        self.hosts_dir = self.root / "hosts"
-        self.owners_dir = self.root / "owners"
-        self.unsaved_dir = self.root / "unsaved"
+        self.hosts_dir = self.root / "hosts"  # files of the simulated hosts that jobs run on
+        self.owners_dir = self.root / "owners"  # a lock file for each running endpoint
+        self.unsaved_dir = self.root / "unsaved"  # files that a job could not upload to S3
         self.jobs_database = self.root / "jobs.sqlite"
         self.pipelines_database = self.root / "pipelines.sqlite"
         self.metrics_database = self.root / "metrics.sqlite"
         self.address_file = self.root / "endpoint.json"
         self.endpoint_lock = self.root / "endpoint.lock"
         self.endpoint_log = self.root / "endpoint.log"
-        self.moto_log = self.root / "moto.log"
-        self.isolation_cache = self.root / "levels.json"
-        self.engine_cache = self.root / "engine.json"
+        self.moto_log = self.root / "moto.log"  # of moto's server, which simulates the other AWS services
+        self.isolation_cache = self.root / "levels.json"  # which isolation levels of hosts work here
+        self.engine_cache = self.root / "engine.json"  # which container engine works here
         self.credentials_file = self.root / "credentials.json"
-        owner_uid = os.geteuid() if owner_uid is None else owner_uid
         try:
-            is_open_to_others = (
-                path_ownership.resolve_trusted(self.root, owner_uid, create=True).stat().st_mode & 0o011
-            )
-            folders = (self.objects_dir, self.logs_dir, self.hosts_dir, self.owners_dir, self.unsaved_dir)
-            for path in self._entries():
-                if path != self.address_file:  # daemon.py's error for it names the process to stop
-                    _require_kind(path, path in folders)
-            for folder in folders:
-                folder.mkdir(mode=0o700, exist_ok=True)
-            for path in self._entries():
-                _make_private(path, owner_uid, bool(is_open_to_others))
-            mark_as_topdir(self.hosts_dir)
+            self._create_folders(os.geteuid() if owner_uid is None else owner_uid)
         except path_ownership.UntrustedPath as error:
             raise EndpointError(
                 f"the endpoint's state directory {self.root} is not safe to use: {error}; or set SMLAUNCH_"
@@ -95,7 +86,23 @@ class StateDir:
                 "set SMLAUNCH_HOME to a directory you can write"
             ) from error
 
-    def _entries(self) -> list[Path]:
+    def _create_folders(self, owner_uid: int) -> None:
+        """Create the root and the folders in it, check all that exists, and make it private to its owner.
+        Raises UntrustedPath, StateDamaged and OSError."""
+        resolved_root = path_ownership.resolve_trusted_path(self.root, owner_uid, create=True)
+        # True: group or others may enter the root (x bit), so they may have written to files in it.
+        is_open_to_others = bool(resolved_root.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH))
+        folders = (self.objects_dir, self.logs_dir, self.hosts_dir, self.owners_dir, self.unsaved_dir)
+        for path in self._paths_directly_in_root():
+            if path != self.address_file:  # checked by its reader, whose error names the process to stop
+                _require_expected_file_type(path, is_folder=path in folders)
+        for folder in folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for path in self._paths_directly_in_root():
+            _revoke_access_of_others(path, owner_uid, is_open_to_others)
+        mark_as_topdir(self.hosts_dir)  # makes it fast to create many files in it
+
+    def _paths_directly_in_root(self) -> list[Path]:
         """List all paths that may exist directly in the directory, with SQLite's files beside a database."""
         paths = [path for path in vars(self).values() if path.parent == self.root]
         return paths + [
@@ -106,55 +113,65 @@ class StateDir:
         ]
 
 
-def _require_kind(path: Path, directory: bool) -> None:
-    """Raise StateDamaged unless the path is a directory, or a regular file."""
+def _require_expected_file_type(path: Path, is_folder: bool) -> None:
+    """Raise StateDamaged unless ``path``, in the endpoint's state directory, is missing or what belongs
+    there: a directory (``is_folder``) or a regular file, or a link to one."""
     if path.suffix.startswith(".sqlite"):
-        return  # database.py checks these and names the lost data
+        return  # checked when the database is opened, with an error that names the lost data
     try:
-        require_kind(path, path.stat(), directory)
+        require_folder_or_file(path, path.stat(), is_folder)
     except FileNotFoundError:
-        if directory and path.is_symlink():
-            require_kind(path, path.lstat(), directory)
+        is_broken_link = path.is_symlink()
+        if is_folder and is_broken_link:  # mkdir would fail; a missing file is created through the link
+            require_folder_or_file(path, path.lstat(), is_folder)
 
 
-def _make_private(path: Path, uid: int, is_open_to_others: bool) -> None:
-    """Remove other users' rights to a path of the state directory. ``is_open_to_others``: whether other users
-    can reach the path, so that they may have written to it: then it must be trusted. Raises UntrustedPath."""
+def _revoke_access_of_others(path: Path, owner_uid: int, is_open_to_others: bool) -> None:
+    """Make a path of the state directory private (no rights for group and others), if it exists and is no
+    link. ``owner_uid``: the directory's owner; ``is_open_to_others``: whether other users can enter the
+    directory. Raises UntrustedPath if they may already have written to the path: its content would be
+    theirs."""
     try:
-        status = path.lstat()
+        path_stat = path.lstat()
     except FileNotFoundError:
         return
-    if stat.S_ISLNK(status.st_mode):
-        path = path_ownership.resolve_trusted(path, uid)  # the user's own link, to a larger disk for example
-        status = path.stat()
-    if is_open_to_others or status.st_uid != uid:
-        path_ownership.require_trusted(path, status, uid, allow_sticky=False)
-    if status.st_mode & 0o077 and status.st_uid == uid:
-        path.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
+    is_link = stat.S_ISLNK(path_stat.st_mode)
+    if is_link:
+        # The user's own link, to a larger disk for example. Raises UntrustedPath for an unsafe target.
+        path = path_ownership.resolve_trusted_path(path, owner_uid)
+        path_stat = path.stat()
+    is_own = path_stat.st_uid == owner_uid
+    if is_open_to_others or not is_own:
+        # Raises UntrustedPath.
+        path_ownership.require_only_owner_writes(path, path_stat, owner_uid, allow_sticky=False)
+    rights_of_others = stat.S_IRWXG | stat.S_IRWXO
+    # Root's files stay as they are, and so does what a link leads to: it may be any folder of this machine.
+    if path_stat.st_mode & rights_of_others and is_own and not is_link:
+        path.chmod(stat.S_IMODE(path_stat.st_mode) & ~rights_of_others)
 
 
 def write_private_file(path: Path, data: bytes, overwrite: bool = True) -> None:
-    """Write a private file atomically: a reader sees all of it or nothing. With ``overwrite=False`` an
-    existing file stays."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
+    """Write a file that only its owner can read (mode 0600), atomically: a reader sees all of it or nothing.
+    With ``overwrite=False`` an existing file stays. Raises StateDamaged if ``path`` is a directory."""
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # in the same folder
+    temporary_fd = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(temporary_fd, "wb") as stream:
         stream.write(data)
         stream.flush()
-        os.fsync(descriptor)  # before the rename: else a power cut may leave an empty file
+        os.fsync(temporary_fd)  # before the rename: else a power cut may leave an empty file
     if overwrite:
         try:
-            temporary.replace(path)
+            temporary_path.replace(path)
         except IsADirectoryError:
-            temporary.unlink()
-            raise unusable_file_error(path, "is a directory", "nothing") from None
+            temporary_path.unlink()
+            raise unusable_file_error(path, problem="is a directory", lost_data="nothing") from None
         return
     try:
-        path.hardlink_to(temporary)  # unlike a rename, fails when another process created the file first
+        path.hardlink_to(temporary_path)  # unlike a rename, fails when another process created the file first
     except FileExistsError:
         return
     finally:
-        temporary.unlink()
+        temporary_path.unlink()
 
 
 class JobOwner:
@@ -220,48 +237,65 @@ def send_to_endpoint(state: StateDir, endpoint_id: str, message: str) -> bool:
     return True
 
 
-def dead_endpoint_ids(state: StateDir) -> Iterator[str]:
-    """Yield the ids of endpoints that died without closing. Each id goes to one caller only, across
-    processes. The dead endpoint's lock file and mailbox are removed when the caller asks for the next id."""
+def dead_endpoint_ids(state_dir: StateDir) -> Iterator[str]:
+    """Yield the ids of endpoints that died without closing, among those that share a state directory: their
+    lock files (in owners/) are no longer locked. Each id goes to one caller only, across processes. The dead
+    endpoint's lock file and mailbox (a named pipe) are removed when the caller asks for the next id."""
     # An endpoint that died before it was ready left .ID.new and had no jobs yet.
-    for lock_path in sorted((*state.owners_dir.glob("*.lock"), *state.owners_dir.glob(".*.new"))):
+    for lock_path in sorted((*state_dir.owners_dir.glob("*.lock"), *state_dir.owners_dir.glob(".*.new"))):
         try:
             lock_fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue
+            continue  # its endpoint, or another one, has removed it
         try:
             try:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                continue  # its endpoint lives
+                continue  # its endpoint lives, or another caller has this id
             if not lock_path.exists():
-                continue  # another endpoint has removed it
+                continue  # another endpoint removed it before this one had the lock
             endpoint_id = lock_path.stem.removeprefix(".")
-            yield endpoint_id
-            _mailbox_path(state, endpoint_id).unlink(missing_ok=True)
+            yield endpoint_id  # still locked while the caller works with it
+            _mailbox_path(state_dir, endpoint_id).unlink(missing_ok=True)
             lock_path.unlink(missing_ok=True)
         finally:
             os.close(lock_fd)
 
 
-def abandoned_host_folders(state: StateDir) -> Iterator[Path]:
-    """Yield the folders that hold the files of hosts whose endpoint is gone, and the folders of abandoned
-    probes."""
+def abandoned_host_folders(state_dir: StateDir) -> Iterator[Path]:
+    """Yield the folders of simulated hosts (in hosts/) that no process uses: those of endpoints that are
+    gone, and those of isolation tests (probes) whose process is gone. The caller may remove each before it
+    asks for the next."""
     # Folders before locks: an endpoint locks before it creates a folder, and unlocks after it removed it.
-    folders = [folder for folder in state.hosts_dir.iterdir() if not folder.name.startswith(PROBE_PREFIX)]
-    living_endpoint_ids = {
-        path.stem.removeprefix(".") for path in state.owners_dir.iterdir() if path.suffix != ".mail"
+    folder_by_endpoint_id = {
+        folder.name: folder
+        for folder in state_dir.hosts_dir.iterdir()
+        if not folder.name.startswith(PROBE_PREFIX)
     }
-    yield from (folder for folder in folders if folder.name not in living_endpoint_ids)
-    for folder in state.hosts_dir.glob(f"{PROBE_PREFIX}*"):
+    living_endpoint_ids = {
+        lock_path.stem.removeprefix(".")
+        for lock_path in state_dir.owners_dir.iterdir()
+        if lock_path.suffix != ".mail"  # not a lock but a mailbox
+    }
+    for endpoint_id, folder in folder_by_endpoint_id.items():
+        if endpoint_id not in living_endpoint_ids:
+            yield folder
+    yield from _abandoned_probe_folders(state_dir)
+
+
+def _abandoned_probe_folders(state_dir: StateDir) -> Iterator[Path]:
+    """Yield the folders (in hosts/, with the prefix ``probe-``) that killed processes have left: each was
+    made to test (probe) which isolation of hosts works here, and its process locked it during the test. A
+    folder is locked here until the caller, who removes it, asks for the next one."""
+    for folder in state_dir.hosts_dir.glob(f"{PROBE_PREFIX}*"):
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            folder_fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # the test has just finished
+            continue  # the test has just finished and removed it
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         except BlockingIOError:
-            continue
+            continue  # the test is running
         finally:
-            os.close(descriptor)
+            os.close(folder_fd)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.host_files import file_type_name
+from smlaunch.local.untrusted_files import file_type_name
 
 STATE_DAMAGED_CODE = "EndpointStateDamaged"
 """Error code in the response to a client whose request met a damaged file."""
@@ -28,19 +28,22 @@ def unusable_file_error(path: Path, problem: str, lost_data: str, remedy: str = 
     return StateDamaged(f"{path} {problem}. Lost with it: {lost_data}. To go on: {instruction}")
 
 
-def require_kind(path: Path, status: os.stat_result, directory: bool) -> None:
-    """Raise StateDamaged unless ``path`` is a directory, or a regular file if ``directory`` is false. Check
-    before opening: to open a FIFO blocks for ever."""
-    if stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode):
+def require_folder_or_file(path: Path, path_stat: os.stat_result, is_folder: bool) -> None:
+    """Raise StateDamaged unless ``path``, in the state directory, is a directory, or a regular file if
+    ``is_folder`` is false. Call this before opening: to open a FIFO blocks for ever."""
+    has_expected_type = stat.S_ISDIR(path_stat.st_mode) if is_folder else stat.S_ISREG(path_stat.st_mode)
+    if has_expected_type:
         return
-    expected_kind = "a directory" if directory else "a file"
+    expected_type = "a directory" if is_folder else "a file"
+    # A shell command for the user, which moves the path to a new folder beside it.
+    move_command = quarantine_command(path.parent, shlex.quote(path.name))
     raise StateDamaged(
-        f"{path} is {file_type_name(status)}, and {expected_kind} belongs there. Put a copy of it back if "
-        f"you have one; to go on without it: {move_away(path.parent, shlex.quote(path.name))}"
+        f"{path} is {file_type_name(path_stat)}, and {expected_type} belongs there. Put a copy of it back if "
+        f"you have one; to go on without it: {move_command}"
     )
 
 
-def move_away(folder: Path, names: str, first: str = "") -> str:
+def quarantine_command(folder: Path, names: str, first: str = "") -> str:
     """Return the shell command that moves damaged files to a new folder beside them. ``names``: quoted names
     or a pattern. ``first``: a command to run before."""
     backup = time.strftime("damaged-%Y%m%dT%H%M%S", time.gmtime())

@@ -11,7 +11,7 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.job.model import Job
 
 
-class StatedOwner(NamedTuple):
+class BucketOwner(NamedTuple):
     """An account that the job states for a bucket."""
 
     field: str
@@ -23,43 +23,58 @@ class StatedOwner(NamedTuple):
     account: str
 
 
-def stated_owners(job: Job) -> Iterator[StatedOwner]:
-    """All bucket owners that the job states."""
+def bucket_owners_in_job(job: Job) -> Iterator[BucketOwner]:
+    """Yield the account of each S3 bucket for which the job states the owner, with the job's field that
+    states it. The bucket is None if the field is about local data, or the job names no address."""
     for name, channel in job.inputs.items():
         if channel.bucket_owner is not None:
             uri = None if channel.is_local else channel.uri
-            yield StatedOwner(f"inputs.{name}.bucket_owner", _bucket_of(uri), channel.bucket_owner)
+            yield BucketOwner(
+                field=f"inputs.{name}.bucket_owner", bucket=_bucket_of_uri(uri), account=channel.bucket_owner
+            )
     checkpoints = job.checkpoints
     if checkpoints is not None and checkpoints.bucket_owner is not None:
-        yield StatedOwner("checkpoints.bucket_owner", _bucket_of(checkpoints.uri), checkpoints.bucket_owner)
+        yield BucketOwner(
+            field="checkpoints.bucket_owner",
+            bucket=_bucket_of_uri(checkpoints.uri),
+            account=checkpoints.bucket_owner,
+        )
     if job.bucket_owner is not None:
-        yield StatedOwner("bucket_owner", _bucket_of(job.output), job.bucket_owner)
+        yield BucketOwner(field="bucket_owner", bucket=_bucket_of_uri(job.output), account=job.bucket_owner)
 
 
 def owner_by_bucket(job: Job) -> dict[str, str]:
     """Account by bucket name."""
-    return {owner.bucket: owner.account for owner in stated_owners(job) if owner.bucket is not None}
+    return {owner.bucket: owner.account for owner in bucket_owners_in_job(job) if owner.bucket is not None}
 
 
-def recorded_owners(job: Job, checkpoint_spec: CheckpointSpec | None, account: str) -> dict[str, str]:
-    """Bucket owners that the request records, for clients that continue the run from another machine and
-    for ranks that upload their own checkpoints. ``account``: the caller's."""
-    written_uris = (job.output, None if checkpoint_spec is None else checkpoint_spec.uri)
-    owner_by_uri_bucket = owner_by_bucket(job)
-    owners = {
-        bucket: owner_by_uri_bucket[bucket]
-        for uri in written_uris
-        if (bucket := _bucket_of(uri) or "") in owner_by_uri_bucket
-    }
-    direct_bucket = (
-        _bucket_of(checkpoint_spec.uri)
-        if checkpoint_spec is not None and checkpoint_spec.upload == DIRECT
-        else None
-    )
-    return owners if direct_bucket is None else {direct_bucket: account, **owners}
+def bucket_owners_for_request(
+    job: Job, checkpoint_spec: CheckpointSpec | None, caller_account: str
+) -> dict[str, str]:
+    """Return the account by bucket name, for the buckets that the job writes to. The request records them for
+    clients that continue the run from another machine, and for ranks that upload their own checkpoints.
+
+    ``checkpoint_spec``: where and how checkpoints are stored; None if the run saves none. ``caller_account``:
+    the account that submits the job.
+    """
+    account_by_bucket: dict[str, str] = {}
+    checkpoints_uri = None if checkpoint_spec is None else checkpoint_spec.uri
+    # Ranks upload directly with the role of the caller's account: without another statement the bucket must
+    # be of that account.
+    if checkpoint_spec is not None and checkpoint_spec.upload == DIRECT:
+        checkpoints_bucket = _bucket_of_uri(checkpoints_uri)
+        if checkpoints_bucket is not None:
+            account_by_bucket[checkpoints_bucket] = caller_account
+    # What the job states takes precedence.
+    stated_account_by_bucket = owner_by_bucket(job)
+    for written_uri in (job.output, checkpoints_uri):
+        bucket = _bucket_of_uri(written_uri)
+        if bucket in stated_account_by_bucket:
+            account_by_bucket[bucket] = stated_account_by_bucket[bucket]
+    return account_by_bucket
 
 
-def _bucket_of(uri: str | None) -> str | None:
+def _bucket_of_uri(uri: str | None) -> str | None:
     """Bucket of an S3 address; None for anything else."""
     address = None if uri is None else split_s3_uri(uri)
     return None if address is None else address[0]

@@ -1,35 +1,35 @@
-"""Plan where checkpoints are stored, how they are uploaded, and what ranks are told about it."""
+"""Plan where checkpoints are stored, how they are uploaded, and what ranks know about it."""
 
 from __future__ import annotations
 
 from smlaunch.contract.launch_spec import CheckpointSpec
 from smlaunch.contract.segment import DIRECT, SYNC
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Checkpoints, Job, parse_duration
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.input_channels import RunLayout
-from smlaunch.planner.resume_advice import uses_smlaunch_train
-from smlaunch.planner.segments import S3_RATE, SegmentCosts, SegmentShape, format_span
+from smlaunch.planner.input_channels import RunS3Layout
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.script_advice import uses_smlaunch_train
+from smlaunch.planner.segments import S3_BYTES_PER_SECOND, SegmentOverheads, SegmentTemplate, format_seconds
 
-MAX_SYNC_SHARE = 0.05
+MAX_SYNC_SHARE_OF_SEGMENT = 0.05
 """Share of a segment. If downloading all checkpoints to a host takes longer, ranks download their own
 parts."""
 
 
 def plan_checkpoints(
     job: Job,
-    facts: Facts,
-    layout: RunLayout,
+    facts: DiscoveredFacts,
+    layout: RunS3Layout,
     has_several_segments: bool,
-    first_segment_shape: SegmentShape,
+    first_template: SegmentTemplate,
     diagnostics: Diagnostics,
 ) -> CheckpointSpec | None:
     """Return the run's checkpoint settings for job.json: where they are stored, how they are uploaded, how
     many are kept; None for a run of one job that asks for none.
 
-    ``facts``: what discovery read about the script, its data and earlier checkpoints.
-    ``has_several_segments``: the run may take several training jobs in a row, each of which continues from a
-    checkpoint. ``first_segment_shape``: times of the first of them.
+    ``facts``: what discovery read about the script, its data and earlier checkpoints. ``layout``: S3 prefixes
+    of the run. ``has_several_segments``: the run may take several training jobs in a row, each of which
+    continues from a checkpoint. ``first_template``: time limit and planned end of the first of them.
     """
     checkpoints = job.checkpoints
     if checkpoints is None:
@@ -41,68 +41,90 @@ def plan_checkpoints(
         diagnostics.add_reason(
             "checkpoints.default", f"The run's checkpoints get a prefix of their own, {uri}."
         )
+    upload_mode = _choose_upload_mode(
+        job, checkpoints, facts, has_several_segments, first_template, diagnostics
+    )
+    stated_interval = checkpoints.interval
+    # Estimates: what takes time in a segment besides training, and how often its hosts fail.
+    overheads = SegmentOverheads.for_job(job, facts)
     return CheckpointSpec(
         path=checkpoints.local_path,
         uri=uri,
-        upload=_choose_upload(
-            job, checkpoints, facts, has_several_segments, first_segment_shape, diagnostics
-        ),
+        upload=upload_mode,
         keep=checkpoints.keep,
-        interval_seconds=None
-        if checkpoints.interval is None
-        else float(parse_duration(checkpoints.interval)),
-        failure_seconds=round(SegmentCosts.for_job(job, facts).failure_interval_seconds, 1),
+        interval_seconds=None if stated_interval is None else float(parse_duration(stated_interval)),
+        # Mean time between failures of the run's hosts, from which smlaunch.train computes an interval.
+        failure_seconds=round(overheads.mtbf_seconds, 1),
     )
 
 
-def _choose_upload(
+def _choose_upload_mode(
     job: Job,
     checkpoints: Checkpoints,
-    facts: Facts,
+    facts: DiscoveredFacts,
     has_several_segments: bool,
-    first_segment_shape: SegmentShape,
+    first_template: SegmentTemplate,
     diagnostics: Diagnostics,
 ) -> str:
     """Return how checkpoints reach S3, and add the reason: ``sync`` by the service, which copies the whole
-    directory, or ``direct`` by each rank. The parameters are those of ``plan_checkpoints``."""
+    directory, or ``direct`` by each rank. What the job states is kept; otherwise ``direct`` is chosen if the
+    service's download at each start would take too much of a segment.
+
+    ``has_several_segments``: the run may take several training jobs in a row. ``first_template``: time limit
+    of the first of them.
+    """
     if checkpoints.upload == DIRECT:
-        if job.network_isolation:
-            diagnostics.add_problem(
-                "checkpoints.upload",
-                "direct uploads from the hosts to S3, which network_isolation forbids; use sync",
-            )
-        if not uses_smlaunch_train(facts.script) and facts.source.entry.endswith(".py"):
-            diagnostics.add_problem(
-                "checkpoints.upload",
-                f"smlaunch.train uploads parts directly, and {facts.source.entry} does not use it; use sync",
-            )
-        diagnostics.add_reason("upload.given", f"{_DIRECT_TEXT} The job says so.")
+        _report_stated_direct_upload(job, facts, diagnostics)
         return DIRECT
-    state_bytes = SegmentCosts.for_job(job, facts).state_bytes
-    if checkpoints.upload == SYNC or state_bytes is None:
-        if checkpoints.upload is None and has_several_segments and facts.target == "aws":
+    if checkpoints.upload == SYNC:
+        return SYNC
+    # By the checkpoints that the run has saved before; None without any.
+    one_checkpoint_bytes = SegmentOverheads.for_job(job, facts).one_checkpoint_bytes
+    if one_checkpoint_bytes is None:
+        if has_several_segments and facts.target == "aws":
             diagnostics.add_reason(
                 "upload.sync",
                 "SageMaker's own sync copies checkpoints to S3, and all of them to every host at each "
                 "start; how long that takes is unknown before the first checkpoint.",
             )
         return SYNC
-    download_seconds = state_bytes * checkpoints.keep / S3_RATE
-    duration_text = (
-        f"Downloading all {checkpoints.keep} checkpoints of {state_bytes / 1e9:.1f} GB to every host would "
-        f"take {format_span(download_seconds)}"
+    # The sync downloads all kept checkpoints, not only the newest, at an assumed 200 MB/s.
+    sync_download_seconds = one_checkpoint_bytes * checkpoints.keep / S3_BYTES_PER_SECOND
+    # More than 5 % of a segment is too much.
+    max_download_seconds = MAX_SYNC_SHARE_OF_SEGMENT * first_template.max_seconds
+    sync_duration_text = (
+        f"Downloading all {checkpoints.keep} checkpoints of {one_checkpoint_bytes / 1e9:.1f} GB to every "
+        f"host would take {format_seconds(sync_download_seconds)}"
     )
-    can_upload_directly = uses_smlaunch_train(facts.script) and not job.network_isolation
-    if download_seconds <= MAX_SYNC_SHARE * first_segment_shape.max_seconds:
-        diagnostics.add_reason("upload.sync", f"{duration_text}: SageMaker's own sync is fast enough.")
+    if sync_download_seconds <= max_download_seconds:
+        diagnostics.add_reason("upload.sync", f"{sync_duration_text}: SageMaker's own sync is fast enough.")
         return SYNC
+    # smlaunch.train, used by the script, uploads; it needs a network.
+    can_upload_directly = uses_smlaunch_train(facts.script) and not job.network_isolation
     if not can_upload_directly:
-        diagnostics.add_warning(f"{duration_text} at each start, and only the sync is possible here.")
+        diagnostics.add_warning(f"{sync_duration_text} at each start, and only the sync is possible here.")
         return SYNC
     diagnostics.add_reason(
-        "upload.direct", f"{duration_text}, more than {MAX_SYNC_SHARE:.0%} of a segment. {_DIRECT_TEXT}"
+        "upload.direct",
+        f"{sync_duration_text}, more than {MAX_SYNC_SHARE_OF_SEGMENT:.0%} of a segment. {_DIRECT_TEXT}",
     )
     return DIRECT
+
+
+def _report_stated_direct_upload(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) -> None:
+    """Add the reason for direct uploads, which the job states, and a problem for what makes them
+    impossible."""
+    if job.network_isolation:
+        diagnostics.add_problem(
+            "checkpoints.upload",
+            "direct uploads from the hosts to S3, which network_isolation forbids; use sync",
+        )
+    if not uses_smlaunch_train(facts.script) and facts.source.entry.endswith(".py"):
+        diagnostics.add_problem(
+            "checkpoints.upload",
+            f"smlaunch.train uploads parts directly, and {facts.source.entry} does not use it; use sync",
+        )
+    diagnostics.add_reason("upload.given", f"{_DIRECT_TEXT} The job says so.")
 
 
 _DIRECT_TEXT = (

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceType
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.compute_demand import (
     ComputeDemand,
-    named_instance_type,
-    read_demand,
+    derive_compute_demand,
+    instance_type_of_job,
     starts_one_process,
 )
 from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
@@ -23,14 +25,16 @@ from smlaunch.planner.compute_rules import (
     COMPUTE_RULES,
     OVER_BUDGET,
     QUOTA_TOO_SMALL,
+    TOO_SLOW,
     ComputeOption,
+    EvaluatedOption,
+    Rejection,
     cost_above_cap,
-    first_objection,
+    find_rejection,
 )
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.estimate import speedup
-from smlaunch.planner.facts import Facts
 from smlaunch.planner.plan import Candidate
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.workload_estimate import speedup
 from smlaunch.strategies.base import Strategy
 
 MAX_HOSTS = 64
@@ -44,35 +48,45 @@ TABLE_BYTES_PER_HOST = 1e11
 """Bytes of tables per Spark host: what "enters the compute node's local storage" (Alliance, Machine
 Learning: about 100 GB). The type, 16 vCPU and 64 GiB, is an assumption."""
 
-UP_BEFORE_OUT = ("scale.up-before-out", "one instance is enough")
+ONE_HOST_SUFFICES = Rejection(rule="scale.up-before-out", objection="one instance is enough")
 """A rule over all candidates. AWS, best practices: scale vertically first."""
-
-JudgedOption = tuple[ComputeOption, tuple[str, str] | None]
 
 
 def choose_compute(
-    job: Job, strategy: Strategy, facts: Facts, diagnostics: Diagnostics
+    job: Job, strategy: Strategy, facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> tuple[Job, tuple[Candidate, ...]]:
-    """The job with its machines filled in, and the candidates compared. Adds a problem if no candidate is
-    suitable."""
-    demand = read_demand(job, strategy, facts)
+    """Choose instance type and number of hosts for the job's workload. An option is one such pair; rules
+    reject the unsuitable ones.
+
+    Returns the job with its machines filled in, and all options that were compared, the chosen one first, as
+    rows of the plan; the job unchanged and no options if it states nothing to choose by. Adds a problem if no
+    option is suitable.
+    """
+    # What the workload demands of machines, such as memory, time and cost.
+    demand = derive_compute_demand(job, strategy, facts)
     if demand is None:
         return job, ()
-    evaluated_options = _prefer_one_host(
-        demand, [(option, first_objection(option)) for option in _candidate_options(demand)]
-    )
+    evaluated_options = [
+        EvaluatedOption(option, rejection=find_rejection(option)) for option in _generate_options(demand)
+    ]
+    # Also unsuitable, but only by comparison: several hosts where one is enough.
+    evaluated_options = _reject_hosts_beyond_one_that_suffices(demand, evaluated_options)
     suitable = [option for option, rejection in evaluated_options if rejection is None]
+    rejected = [(option, rejection) for option, rejection in evaluated_options if rejection is not None]
+    if not suitable and not rejected:
+        return job, ()
     if not suitable:
-        rejected = [(option, rejection) for option, rejection in evaluated_options if rejection is not None]
         # Planning continues with the nearest option, so that all other problems of the job are reported too.
-        return (_report_nearest(demand, rejected, diagnostics) if rejected else job), ()
-    chosen = best_option(demand, suitable)
+        return _report_nearest_option(demand, rejected, diagnostics), ()
+    chosen = choose_best_option(demand, suitable)
+    # Reasons for the plan, and types of similar price for when capacity is short.
     explain_choice(chosen, suitable, evaluated_options, diagnostics)
-    suggest_preferences(chosen, similarly_priced(suitable), diagnostics)
-    ordered_options = sorted(suitable, key=lambda option: (option is not chosen, _price(option)))
-    candidates = [_as_candidate(option, None, option is chosen) for option in ordered_options]
-    candidates += [
-        _as_candidate(option, rejection) for option, rejection in evaluated_options if rejection is not None
+    suggest_preferences(chosen, options_of_similar_price(suitable), diagnostics)
+    others_by_price = sorted((option for option in suitable if option is not chosen), key=_comparable_price)
+    candidates = [
+        _to_candidate(chosen, rejection=None, chosen=True),
+        *(_to_candidate(option, rejection=None) for option in others_by_price),
+        *(_to_candidate(option, rejection) for option, rejection in rejected),
     ]
     return _job_with_option(job, chosen), tuple(candidates)
 
@@ -82,32 +96,36 @@ def _job_with_option(job: Job, option: ComputeOption) -> Job:
     changes: dict[str, object] = {"hosts": option.host_count}
     if not job.compute.instance_preferences:
         changes["instance_type"] = option.instance.name
-    return job.model_copy(update={"compute": job.compute.model_copy(update=changes)})
+    return job.with_changes(compute=job.compute.with_changes(**changes))
 
 
-def _prefer_one_host(demand: ComputeDemand, evaluated_options: Sequence[JudgedOption]) -> list[JudgedOption]:
+def _reject_hosts_beyond_one_that_suffices(
+    demand: ComputeDemand, evaluated_options: Sequence[EvaluatedOption]
+) -> list[EvaluatedOption]:
     """Reject several hosts if one suffices, unless ranks do not communicate or the CPUs are the
     bottleneck."""
     one_host_suffices = any(
-        objection is None and option.host_count == 1 for option, objection in evaluated_options
+        rejection is None and option.host_count == 1 for option, rejection in evaluated_options
     )
     if not (one_host_suffices and demand.ranks_communicate and demand.vcpu_per_accelerator is None):
         return list(evaluated_options)
     return [
-        (option, UP_BEFORE_OUT if objection is None and option.host_count > 1 else objection)
-        for option, objection in evaluated_options
+        EvaluatedOption(
+            option, ONE_HOST_SUFFICES if rejection is None and option.host_count > 1 else rejection
+        )
+        for option, rejection in evaluated_options
     ]
 
 
-def best_option(demand: ComputeDemand, suitable: Sequence[ComputeOption]) -> ComputeOption:
+def choose_best_option(demand: ComputeDemand, suitable: Sequence[ComputeOption]) -> ComputeOption:
     """The cheapest option; among similarly priced ones the measured hardware, then fewer hosts."""
-    return min(similarly_priced(suitable), key=lambda option: _preference_order(demand, option))
+    return min(options_of_similar_price(suitable), key=lambda option: _preference_order(demand, option))
 
 
-def similarly_priced(suitable: Sequence[ComputeOption]) -> list[ComputeOption]:
+def options_of_similar_price(suitable: Sequence[ComputeOption]) -> list[ComputeOption]:
     """Options that cost at most SIMILAR_PRICE_FACTOR times the cheapest."""
-    lowest_price = min(_price(option) for option in suitable)
-    return [option for option in suitable if _price(option) <= SIMILAR_PRICE_FACTOR * lowest_price]
+    lowest_price = min(_comparable_price(option) for option in suitable)
+    return [option for option in suitable if _comparable_price(option) <= SIMILAR_PRICE_FACTOR * lowest_price]
 
 
 def _preference_order(demand: ComputeDemand, option: ComputeOption) -> tuple[bool, int, float, str]:
@@ -118,7 +136,7 @@ def _preference_order(demand: ComputeDemand, option: ComputeOption) -> tuple[boo
     return on_other_hardware, option.host_count, option.listed_price_per_hour, option.instance.name
 
 
-def _price(option: ComputeOption) -> float:
+def _comparable_price(option: ComputeOption) -> float:
     """Dollars at the slow end if the duration is known, otherwise dollars per hour."""
     if option.estimated_seconds is None:
         return option.listed_price_per_hour
@@ -128,28 +146,48 @@ def _price(option: ComputeOption) -> float:
 # ---- options ---------------------------------------------------------------------------------------------
 
 
-def _candidate_options(demand: ComputeDemand) -> Iterator[ComputeOption]:
-    """Per instance type: one host, or as many as the job states; if that is not enough, the smallest
-    sufficient number, or the largest number tried."""
-    for instance in _instance_types(demand):
-        ranks = _ranks_per_host(demand, instance)
-        first_hosts, *more_hosts = _host_counts(demand)
-        first_option = last_option = ComputeOption(demand, instance, first_hosts, ranks)
-        objection = first_objection(first_option)
-        min_hosts = _min_hosts(first_option) if objection is not None and more_hosts else 1
-        for hosts in [hosts_count for hosts_count in more_hosts if hosts_count >= min_hosts] or more_hosts[
-            -1:
-        ]:
-            if objection is None or not _more_hosts_may_help(objection[0], demand):
-                break
-            last_option = ComputeOption(demand, instance, hosts, ranks)
-            objection = first_objection(last_option)
-        yield first_option
-        if last_option is not first_option:
-            yield last_option
+def _generate_options(demand: ComputeDemand) -> Iterator[ComputeOption]:
+    """Yield the options to compare. Per instance type: one host, or as many as the job states; if those are
+    not enough, also the smallest sufficient number of hosts, or the largest number tried."""
+    for instance in _instance_types_to_compare(demand):
+        ranks_per_host = _ranks_per_host(demand, instance)
+        smallest_host_count, *larger_host_counts = _host_counts_to_compare(demand)
+        smallest_option = ComputeOption(
+            demand=demand, instance=instance, host_count=smallest_host_count, ranks_per_host=ranks_per_host
+        )
+        yield smallest_option
+        larger_option = _smallest_sufficient_option(smallest_option, larger_host_counts)
+        if larger_option is not None:
+            yield larger_option
 
 
-def _min_hosts(single_host: ComputeOption) -> int:
+def _smallest_sufficient_option(
+    smallest_option: ComputeOption, larger_host_counts: Sequence[int]
+) -> ComputeOption | None:
+    """Return the option with the smallest of ``larger_host_counts``, which ascend, that no rule rejects; if
+    all are rejected, the last one tried. None if more hosts than ``smallest_option`` has are not needed, or
+    do not help."""
+    demand = smallest_option.demand  # what the workload needs of machines
+    rejection = find_rejection(smallest_option)
+    if rejection is None or not larger_host_counts:
+        return None
+    # Fewer hosts than this are too slow in any case.
+    min_hosts = _min_useful_hosts(smallest_option)
+    host_counts = [count for count in larger_host_counts if count >= min_hosts]
+    if not host_counts:
+        # Even the largest number is too small: it shows the user by how much.
+        host_counts = [larger_host_counts[-1]]
+    last_option = None
+    for host_count in host_counts:
+        # More hosts help against too little time or memory, and not against, say, a missing price.
+        if rejection is None or not _may_more_hosts_help(rejection.rule, demand):
+            break
+        last_option = replace(smallest_option, host_count=host_count)
+        rejection = find_rejection(last_option)
+    return last_option
+
+
+def _min_useful_hosts(single_host: ComputeOption) -> int:
     """Lower bound for the number of hosts: several hosts are at most that many times as fast as one."""
     demand = single_host.demand
     single_speedup = (
@@ -162,46 +200,58 @@ def _min_hosts(single_host: ComputeOption) -> int:
     )
 
 
-def _instance_types(demand: ComputeDemand) -> Iterator[InstanceType]:
-    """Instance types to compare."""
-    type_name = named_instance_type(demand.job)
+def _instance_types_to_compare(demand: ComputeDemand) -> Iterator[InstanceType]:
+    """Yield the instance types to compare: the one that the job names; one fixed type for a strategy that
+    processes tables, such as Spark; otherwise all of the catalog with the kind of accelerator that the
+    strategy and the script use: GPUs, Neuron devices (Trainium) or none."""
+    type_name = instance_type_of_job(demand.job)
     if type_name is not None:
-        catalog_type = instances.find_instance_type(type_name)
-        if catalog_type is not None:
-            yield catalog_type
-    elif demand.strategy.is_for_tables:
-        yield instances.known_types()[TABLE_INSTANCE_TYPE]
-    else:
-        for instance in instances.known_types().values():
-            if instance.is_neuron != (demand.strategy.trainium_support == "only"):
-                continue
-            if (instance.accelerators > 0) != demand.capability.uses_accelerators:
-                continue
-            # Without accelerators all types are suitable; only those with a price are compared.
-            if instance.accelerators or instance.usd_per_hour is not None:
-                yield instance
+        named_type = instances.find_instance_type(type_name)
+        return iter(() if named_type is None else (named_type,))
+    if demand.strategy.is_for_tables:
+        return iter((instances.known_types()[TABLE_INSTANCE_TYPE],))
+    # "only": the strategy runs on nothing but Trainium, whose accelerators are Neuron devices.
+    needs_neuron = demand.strategy.trainium_support == "only"
+    needs_accelerators = demand.capability.uses_accelerators
+    return (
+        instance
+        for instance in instances.known_types().values()
+        if instance.is_neuron == needs_neuron
+        and (instance.accelerators > 0) == needs_accelerators
+        # Without accelerators all types are suitable; only those with a price are compared.
+        and (instance.accelerators > 0 or instance.usd_per_hour is not None)
+    )
 
 
-def _host_counts(demand: ComputeDemand) -> Sequence[int]:
-    """Numbers of hosts to compare, in ascending order."""
+def _host_counts_to_compare(demand: ComputeDemand) -> Sequence[int]:
+    """Return the numbers of hosts to compare, in ascending order: only the job's own if it states one, or
+    runs a built-in algorithm; as many as its tables need for a strategy that processes tables; only one host
+    if neither the script nor the data can use several; otherwise up to 64 (MAX_HOSTS)."""
     compute = demand.job.compute
-    if "hosts" in compute.model_fields_set or demand.job.algorithm is not None:
+    # stated_fields: what the job states, without defaults.
+    states_host_count = "hosts" in compute.stated_fields
+    if states_host_count or demand.job.algorithm is not None:
         return [compute.hosts]
     if demand.strategy.is_for_tables:
-        total_bytes = sum(facts.bytes or 0 for facts in demand.facts.inputs.values())
-        return [max(1, min(MAX_HOSTS, -(-int(total_bytes) // int(TABLE_BYTES_PER_HOST))))]
-    if demand.capability.accelerator_use == "several" or (
-        demand.strategy.works_on_shards and demand.has_split_input
-    ):
+        total_bytes = sum(input_facts.bytes or 0 for input_facts in demand.facts.inputs.values())
+        # TABLE_BYTES_PER_HOST: about 100 GB, what fits on the disk of a host.
+        # -(-a // b) rounds up.
+        needed_hosts = -(-int(total_bytes) // int(TABLE_BYTES_PER_HOST))
+        return [max(1, min(MAX_HOSTS, needed_hosts))]
+    # A script whose ranks join a process group can use accelerators of several hosts; independent ranks need
+    # data that is split among the hosts.
+    script_joins_ranks = demand.capability.accelerator_use == "several"
+    hosts_work_on_shards = demand.strategy.works_on_shards and demand.has_split_input
+    if script_joins_ranks or hosts_work_on_shards:
         return range(1, MAX_HOSTS + 1)
     return [1]
 
 
-def _more_hosts_may_help(rule: str, demand: ComputeDemand) -> bool:
+def _may_more_hosts_help(rule_name: str, demand: ComputeDemand) -> bool:
     """Whether more hosts may satisfy the rule that rejected an option."""
-    if rule in ("time.too-slow", "memory.model-too-large"):
-        return rule != "memory.model-too-large" or demand.capability.shards_model
-    return rule == "memory.data-too-large" and demand.has_split_input
+    if rule_name in (TOO_SLOW, "memory.model-too-large"):
+        return rule_name != "memory.model-too-large" or demand.capability.shards_model
+    return rule_name == "memory.data-too-large" and demand.has_split_input
 
 
 def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
@@ -212,11 +262,9 @@ def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
     return 1 if demand.is_single_process else max(1, instance.accelerators)
 
 
-def _as_candidate(
-    option: ComputeOption, rejection: tuple[str, str] | None, chosen: bool = False
-) -> Candidate:
+def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bool = False) -> Candidate:
     """The option as a row of the plan."""
-    rule, objection = rejection or ("", "")
+    rule_name, objection = rejection or ("", "")
     demand = option.demand
     is_one_process = demand.job.compute.processes_per_host is None and starts_one_process(demand.strategy)
     estimates = (option.estimated_seconds, option.estimated_dollars, option.price_per_hour)
@@ -229,7 +277,7 @@ def _as_candidate(
         hosts=option.host_count,
         processes_per_host=1 if is_one_process else option.ranks_per_host,
         chosen=chosen,
-        rule=rule,
+        rule=rule_name,
         objection=objection,
         seconds=seconds,
         dollars=dollars,
@@ -240,46 +288,60 @@ def _as_candidate(
 # ---- when nothing will do --------------------------------------------------------------------------------
 
 
-def _report_nearest(
-    demand: ComputeDemand, rejected: Sequence[tuple[ComputeOption, tuple[str, str]]], diagnostics: Diagnostics
+def _report_nearest_option(
+    demand: ComputeDemand, rejected: Sequence[tuple[ComputeOption, Rejection]], diagnostics: Diagnostics
 ) -> Job:
-    """Report the option that got furthest: the one that the last of the rules rejected."""
-    rule_order = {rule.name: number for number, rule in enumerate(COMPUTE_RULES)}
-
-    def distance(pair: tuple[ComputeOption, tuple[str, str]]) -> tuple[int, float, float]:
-        option, (rule, _) = pair
-        decisive_estimates = {
-            "time.too-slow": option.estimated_seconds,
-            OVER_BUDGET: option.estimated_dollars,
-        }
-        estimate = decisive_estimates.get(rule)
-        return -rule_order[rule], 0.0 if estimate is None else estimate.high, option.listed_price_per_hour
-
-    option, (rule, objection) = min(rejected, key=distance)
+    """Add the problem of the option that passed the most rules, and return the job with its machines. Called
+    if all options are rejected, each by the first rule that it breaks."""
+    option, (rule_name, objection) = min(
+        rejected, key=lambda option_and_rejection: _distance_from_suitable(*option_and_rejection)
+    )
     # Every plan checks its cost cap and its quotas; those two problems are reported there.
-    if rule != QUOTA_TOO_SMALL and not (rule == OVER_BUDGET and cost_above_cap(option) is not None):
-        field = next(compute_rule.field for compute_rule in COMPUTE_RULES if compute_rule.name == rule)
+    exceeds_cost_cap = rule_name == OVER_BUDGET and cost_above_cap(option) is not None
+    is_reported_elsewhere = rule_name == QUOTA_TOO_SMALL or exceeds_cost_cap
+    if not is_reported_elsewhere:
+        job_field = next(rule.field for rule in COMPUTE_RULES if rule.name == rule_name)
         comparison = f", the nearest of {len(rejected)} that were compared" if len(rejected) > 1 else ""
         diagnostics.add_problem(
-            field, f"{option.describe()}{comparison}: {objection}; {_remedy(rule, demand)}"
+            job_field, f"{option.describe()}{comparison}: {objection}; {_suggest_change(rule_name, demand)}"
         )
     return _job_with_option(demand.job, option)
 
 
-def _remedy(rule: str, demand: ComputeDemand) -> str:
-    """What the user can do about the rule that rejected all options."""
-    if rule == "time.too-slow":
-        if (
-            demand.capability.accelerator_use == "one"
-            and demand.capability.uses_accelerators
-            and not demand.has_split_input
-        ):
-            return "let the script use several accelerators (docs/planner.md), or allow more time"
-        return "allow more time, or more hosts" if demand.has_fixed_type else "allow more time"
-    if rule == "memory.model-too-large":
-        return "shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type"
-    if rule == OVER_BUDGET:
-        return "raise it, or shorten limits.max_runtime"
-    if rule == "capability.one-accelerator":
-        return "let the script use several (docs/planner.md)"
-    return "name compute.instance_type to use one anyway"
+def _distance_from_suitable(option: ComputeOption, rejection: Rejection) -> tuple[int, float, float]:
+    """Return a sort key by which the option nearest to a suitable one comes first: the later the rule that
+    rejects it, the nearer; then the lower the estimate that the rule is about; then the cheaper."""
+    # COMPUTE_RULES are in the order in which they are checked; the first that rejects counts.
+    rule_number = next(number for number, rule in enumerate(COMPUTE_RULES) if rule.name == rejection.rule)
+    # An estimate is a range of seconds or dollars; None without a measurement.
+    estimate = None
+    if rejection.rule == TOO_SLOW:
+        estimate = option.estimated_seconds
+    elif rejection.rule == OVER_BUDGET:
+        estimate = option.estimated_dollars
+    highest_estimate = 0.0 if estimate is None else estimate.high
+    return -rule_number, highest_estimate, option.listed_price_per_hour
+
+
+def _suggest_change(rule_name: str, demand: ComputeDemand) -> str:
+    """Return what the user can change about the job if the named rule rejects all machines."""
+    if rule_name == TOO_SLOW:
+        return _suggest_change_for_speed(demand)
+    suggestion_by_rule = {
+        "memory.model-too-large": (
+            "shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type"
+        ),
+        OVER_BUDGET: "raise it, or shorten limits.max_runtime",
+        "capability.one-accelerator": "let the script use several (docs/planner.md)",
+    }
+    return suggestion_by_rule.get(rule_name, "name compute.instance_type to use one anyway")
+
+
+def _suggest_change_for_speed(demand: ComputeDemand) -> str:
+    """Return what the user can change if all machines are too slow."""
+    capability = demand.capability
+    uses_one_accelerator = capability.uses_accelerators and capability.accelerator_use == "one"
+    # Split data can be processed by more hosts, even if each of them uses one accelerator.
+    if uses_one_accelerator and not demand.has_split_input:
+        return "let the script use several accelerators (docs/planner.md), or allow more time"
+    return "allow more time, or more hosts" if demand.names_instance_type else "allow more time"

@@ -6,15 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 
 from smlaunch.catalog import algorithms, instances
-from smlaunch.job.fields import parse_size
+from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.facts.script_capability import ScriptCapability, script_capability
+from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.estimate import Measurement
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.script_capability import ScriptCapability, script_capability
-from smlaunch.planner.throughput import DataShare
-from smlaunch.strategies.base import Strategy, first_imported
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.workload_estimate import Measurement
+from smlaunch.storage.read_time_estimates import DataShare
+from smlaunch.strategies.base import Strategy, find_imported_library
 
 ASSUMED_ACCELERATOR_TYPE = "ml.g5.xlarge"
 ASSUMED_CPU_TYPE = "ml.m5.xlarge"
@@ -37,7 +37,7 @@ class ComputeDemand:
     """What the workload demands of machines."""
 
     job: Job
-    facts: Facts
+    facts: DiscoveredFacts
     strategy: Strategy
     capability: ScriptCapability
     """What the script can use."""
@@ -54,7 +54,7 @@ class ComputeDemand:
     max_cost: float | None
     """Dollars."""
 
-    is_chain: bool
+    is_multi_segment: bool
     """The run may take several jobs and stops itself before it exceeds its cap."""
 
     model_bytes: float | None
@@ -72,7 +72,7 @@ class ComputeDemand:
     fewest_files: int | None
     """Smallest number of objects among the split channels; None without one."""
 
-    has_fixed_type: bool
+    names_instance_type: bool
     """The job names the instance type."""
 
     ranks_communicate: bool
@@ -92,51 +92,61 @@ def starts_one_process(strategy: Strategy) -> bool:
     return strategy.one_process_per_host or strategy.one_process_by_default
 
 
-def named_instance_type(job: Job) -> str | None:
+def instance_type_of_job(job: Job) -> str | None:
     """The instance type that the job names; the first of several preferences."""
     preferences = job.compute.instance_preferences
     return preferences[0] if preferences else job.compute.instance_type
 
 
-def read_demand(job: Job, strategy: Strategy, facts: Facts) -> ComputeDemand | None:
-    """The workload's demand; None if the job states nothing to choose machines by, or names an unknown
-    type."""
-    type_name = named_instance_type(job)
-    if not _has_criteria(job, strategy) or (
-        type_name is not None and instances.find_instance_type(type_name) is None
-    ):
+def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) -> ComputeDemand | None:
+    """Return what the job's workload demands of machines, by the job, its strategy and what discovery found
+    about script and data; None if the job states nothing to choose machines by, or names an instance type
+    that the catalog does not know.
+    """
+    type_name = instance_type_of_job(job)
+    is_type_unknown = type_name is not None and instances.find_instance_type(type_name) is None
+    # Criteria to choose by: a measured time, memory, a wanted time, heavy preprocessing, or data.
+    if is_type_unknown or not _has_criteria(job, strategy):
         return None
-    workload, script = job.workload, facts.script
-    capability = script_capability(script, facts.source.entry)
+    workload = job.workload
+    # What the script itself can use, by static analysis; strategy and measurement may say otherwise.
+    capability = script_capability(facts.script, facts.source.entry)
+    # Whether instance types with accelerators are compared, or those without.
     on_accelerators = _is_accelerated(job, strategy, capability)
-    measured = _read_measurement(job, type_name, on_accelerators)
-    if measured is not None:
-        on_accelerators = measured.on_accelerator
-    accelerator_use = "several" if strategy.is_multi_host else capability.accelerator_use
+    measurement = _read_measurement(job, type_name, on_accelerators)
+    if measurement is not None:
+        on_accelerators = measurement.on_accelerator
+    # Total of all jobs of the run. Another caller reports how it is determined: these diagnostics are
+    # dropped.
     limit_seconds = segments.total_training_seconds(job, Diagnostics())
-    has_split_input = any(channel.split is not None for channel in job.inputs.values())
+    takes_several_jobs = (
+        job.limits.segment is not None or bool(job.segments) or limit_seconds > segments.MAX_JOB_SECONDS
+    )
     return ComputeDemand(
         job=job,
         facts=facts,
         strategy=strategy,
         capability=dataclasses.replace(
-            capability, uses_accelerators=on_accelerators, accelerator_use=accelerator_use
+            capability,
+            uses_accelerators=on_accelerators,
+            accelerator_use="several" if strategy.is_multi_host else capability.accelerator_use,
         ),
-        measurement=measured,
+        measurement=measurement,
         wanted_seconds=None if workload.wanted_time is None else parse_duration(workload.wanted_time),
         limit_seconds=limit_seconds,
         max_cost=job.limits.max_cost,
-        is_chain=job.limits.segment is not None
-        or bool(job.segments)
-        or limit_seconds > segments.MAX_JOB_SECONDS,
+        is_multi_segment=takes_several_jobs,
         model_bytes=None if workload.model_memory is None else parse_size(workload.model_memory),
         in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
+        # Data of File channels, which hosts copy before training.
         copied_input=_copied_input(job, facts),
-        has_split_input=has_split_input,
+        has_split_input=any(channel.split is not None for channel in job.inputs.values()),
+        # Objects of the smallest input that is split among hosts: the most hosts that it can serve.
         fewest_files=_fewest_files(job, facts),
-        has_fixed_type=type_name is not None,
+        names_instance_type=type_name is not None,
         ranks_communicate=strategy.joins_hosts and not strategy.is_for_tables,
-        vcpu_per_accelerator=_vcpu_per_accelerator(job, measured),
+        # vCPU that heavy preprocessing keeps busy for each accelerator.
+        vcpu_per_accelerator=_vcpu_per_accelerator(job, measurement),
     )
 
 
@@ -146,7 +156,7 @@ def _has_criteria(job: Job, strategy: Strategy) -> bool:
     if workload.time_on_one or workload.model_memory or workload.wanted_time or workload.preprocessing:
         return True
     by_data = strategy.sized_by_data or workload.kind == "preparation"
-    return by_data and named_instance_type(job) is None
+    return by_data and instance_type_of_job(job) is None
 
 
 def _is_accelerated(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:
@@ -158,53 +168,61 @@ def _is_accelerated(job: Job, strategy: Strategy, capability: ScriptCapability) 
 
 
 def _read_measurement(job: Job, type_name: str | None, on_accelerators: bool) -> Measurement | None:
-    """The user's measurement; None if the job states no time."""
-    if job.workload.time_on_one is None:
+    """Return the time that the user measured on one accelerator or host (``workload.time_on_one``), and the
+    instance type it was measured on; None if the job states none, or the catalog does not know the type.
+
+    ``type_name``: type that the job names, for a measurement that states none; if there is none either, a
+    type with or without accelerators is assumed, by ``on_accelerators``.
+    """
+    measured_time = job.workload.time_on_one
+    if measured_time is None:
         return None
-    reference_name = job.workload.measured_on or type_name
-    reference = instances.find_instance_type(
-        reference_name or (ASSUMED_ACCELERATOR_TYPE if on_accelerators else ASSUMED_CPU_TYPE)
+    assumed_type_name = ASSUMED_ACCELERATOR_TYPE if on_accelerators else ASSUMED_CPU_TYPE
+    stated_type_name = job.workload.measured_on or type_name
+    instance = instances.find_instance_type(stated_type_name or assumed_type_name)
+    if instance is None:
+        return None
+    return Measurement(
+        seconds=float(parse_duration(measured_time)),
+        instance=instance,
+        on_accelerator=instance.accelerators > 0,
+        is_instance_stated=stated_type_name is not None,
     )
-    if reference is None:
-        return None
-    seconds = parse_duration(job.workload.time_on_one)
-    return Measurement(float(seconds), reference, reference.accelerators > 0, reference_name is not None)
 
 
-def _vcpu_per_accelerator(job: Job, measured: Measurement | None) -> float | None:
-    """vCPU that each accelerator keeps busy, with heavy preprocessing."""
+def _vcpu_per_accelerator(job: Job, measurement: Measurement | None) -> float | None:
+    """Return how many vCPU the preprocessing for one accelerator keeps busy: as many as the measured machine
+    has, otherwise an assumption; None if the job does not call its preprocessing heavy."""
     if job.workload.preprocessing != "heavy":
         return None
-    reference = measured.instance if measured is not None and measured.is_stated else None
-    return (
-        reference.vcpu / max(1, reference.accelerators)
-        if reference is not None
-        else HEAVY_VCPU_PER_ACCELERATOR
-    )
+    if measurement is None or not measurement.is_instance_stated:
+        return HEAVY_VCPU_PER_ACCELERATOR
+    return measurement.instance.vcpu / max(1, measurement.instance.accelerators)
 
 
-def _in_memory_bytes(strategy: Strategy, facts: Facts) -> float | None:
+def _in_memory_bytes(strategy: Strategy, facts: DiscoveredFacts) -> float | None:
     """Memory of all inputs, for a program that loads them."""
     loads_all_data = (
-        strategy.loads_all_data or first_imported(facts.script.imports, IN_MEMORY_LIBRARIES) is not None
+        strategy.loads_all_data
+        or find_imported_library(facts.script.imports, IN_MEMORY_LIBRARIES) is not None
     )
     total_bytes = sum(input_facts.bytes or 0 for input_facts in facts.inputs.values())
     return total_bytes * IN_MEMORY_FACTOR if loads_all_data and total_bytes else None
 
 
-def _copied_input(job: Job, facts: Facts) -> DataShare:
+def _copied_input(job: Job, facts: DiscoveredFacts) -> DataShare:
     """Total of all File channels; nothing on local hosts, which do not download."""
     if facts.target == "local":
-        return DataShare(0, 0)
+        return DataShare(bytes=0, files=0)
     channel_names = [name for name, channel in job.inputs.items() if channel.mode == "File"]
     copied_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]
     return DataShare(
-        sum(input_facts.bytes or 0 for input_facts in copied_inputs),
-        sum(input_facts.objects or 0 for input_facts in copied_inputs),
+        bytes=sum(input_facts.bytes or 0 for input_facts in copied_inputs),
+        files=sum(input_facts.objects or 0 for input_facts in copied_inputs),
     )
 
 
-def _fewest_files(job: Job, facts: Facts) -> int | None:
+def _fewest_files(job: Job, facts: DiscoveredFacts) -> int | None:
     """Smallest number of objects among the split channels."""
     channel_names = [name for name, channel in job.inputs.items() if channel.split is not None]
     split_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smlaunch.api.request import CREATE_TRAINING_JOB
-from smlaunch.planner.compute_rules import ComputeOption, device_memory_gib, devices_per_replica
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.estimate import MODEL_MEMORY_SHARE, PRICE_SPREAD
-from smlaunch.planner.render_candidates import format_dollar_range
-from smlaunch.text.format import format_size
-
-JudgedOptions = Sequence[tuple[ComputeOption, tuple[str, str] | None]]
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.planner.compute_rules import (
+    ComputeOption,
+    EvaluatedOption,
+    device_memory_gib,
+    devices_per_replica,
+)
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE
+from smlaunch.text.format import format_dollar_range, format_size
 
 
 def explain_choice(
     chosen: ComputeOption,
     suitable: Sequence[ComputeOption],
-    evaluated_options: JudgedOptions,
+    evaluated_options: Sequence[EvaluatedOption],
     diagnostics: Diagnostics,
 ) -> None:
-    """Add the reasons for the chosen machines, and warnings if they may be too slow."""
-    demand = chosen.demand
-    rule, sentence = _main_reason(chosen, suitable, evaluated_options)
-    diagnostics.add_reason(rule, sentence)
+    """Add the reasons for the chosen machines to the plan, and warnings if they may be too slow.
+
+    ``suitable``: all options that no rule rejects. ``evaluated_options``: all that were compared. Estimates
+    are ranges of seconds, None without a measurement. An option is a pair of instance type and number of
+    hosts.
+    """
+    demand, estimated = chosen.demand, chosen.estimated_seconds
+    rule_name, sentence = _decisive_reason(chosen, suitable, evaluated_options)
+    diagnostics.add_reason(rule_name, sentence)
     if demand.model_bytes is not None:
         diagnostics.add_reason("compute.model-memory", _model_memory_reason(chosen, demand.model_bytes))
-    if chosen.estimated_seconds is not None:
-        diagnostics.add_reason("estimate.assumed", _assumptions_text(chosen))
-    wanted_seconds = demand.wanted_seconds
-    if (
-        wanted_seconds is not None
-        and chosen.estimated_seconds is not None
-        and chosen.estimated_seconds.high > wanted_seconds
-    ):
+    if estimated is None:
+        return
+    diagnostics.add_reason("estimate.assumed", _assumptions_text(chosen))
+    if demand.wanted_seconds is not None and estimated.high > demand.wanted_seconds:
         diagnostics.add_warning(
-            f"{chosen.describe()} takes {chosen.estimated_seconds}: it may be more than the "
+            f"{chosen.describe()} takes {estimated}: it may be more than the "
             f"{demand.job.workload.wanted_time} that are wanted."
         )
-    if chosen.estimated_seconds is not None and chosen.estimated_seconds.high > demand.limit_seconds:
+    if estimated.high > demand.limit_seconds:
         diagnostics.add_warning(
-            f"It may take {chosen.estimated_seconds}, and limits.max_runtime ends it after "
+            f"It may take {estimated}, and limits.max_runtime ends it after "
             f"{demand.limit_seconds / 3600:g} h: state a longer one."
         )
 
@@ -63,9 +66,9 @@ def suggest_preferences(
     on_demand = demand.facts.target == "aws" and not demand.job.compute.spot
     if (
         not alternatives
-        or demand.has_fixed_type
+        or demand.names_instance_type
         or not on_demand
-        or demand.strategy.operation != CREATE_TRAINING_JOB
+        or demand.strategy.job_kind is not TRAINING
     ):
         return
     type_names = [option.instance.name for option in (chosen, *alternatives)][:MAX_PREFERENCES]
@@ -76,40 +79,50 @@ def suggest_preferences(
     )
 
 
-def _main_reason(
-    chosen: ComputeOption, suitable: Sequence[ComputeOption], evaluated_options: JudgedOptions
+def _decisive_reason(
+    chosen: ComputeOption, suitable: Sequence[ComputeOption], evaluated_options: Sequence[EvaluatedOption]
 ) -> tuple[str, str]:
-    """Rule and sentence of the reason that decided the choice."""
-    demand, description = chosen.demand, chosen.describe()
-    accelerators = chosen.host_group.busy_accelerators * chosen.host_count
-    if demand.has_fixed_type and "hosts" in demand.job.compute.model_fields_set:
-        return "compute.given", f"The job names {description}{_estimate_text(chosen)}."
+    """Return the reason that decided the choice of machines: the name of its rule, and a sentence. What left
+    the least choice is named first: the job itself, then the kind of program, then the hardware.
+
+    ``suitable``: all options that no rule rejects. ``evaluated_options``: all that were compared. An option
+    is a pair of instance type and number of hosts.
+    """
+    demand, description, instance = chosen.demand, chosen.describe(), chosen.instance
+    # Clauses, empty if there is nothing to say: estimated time and cost, and how many others are suitable.
+    estimate_text, comparison_text = _estimate_text(chosen), _comparison_text(chosen, suitable)
+    states_host_count = "hosts" in demand.job.compute.stated_fields
+    if demand.names_instance_type and states_host_count:
+        return "compute.given", f"The job names {description}{estimate_text}."
+    # The strategy (how the program is started) processes tables, as Spark does.
     if demand.strategy.is_for_tables:
         return "compute.tables", _tables_reason(chosen)
     if not demand.ranks_communicate and chosen.host_count > 1:
         return (
             "compute.share-nothing",
             f"Hosts do not communicate, so that {chosen.host_count} of them are {chosen.host_count} times "
-            "as fast: "
-            f"{description}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}.",
+            f"as fast: {description}{estimate_text}{comparison_text}.",
         )
-    if not chosen.instance.accelerators:
-        if demand.in_memory_bytes is not None and not demand.has_fixed_type:
+    if not instance.accelerators:
+        if demand.in_memory_bytes is not None and not demand.names_instance_type:
             return "instance-type.in-memory", _in_memory_reason(chosen, demand.in_memory_bytes)
         return (
             "compute.processors",
-            f"{description}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}.",
+            f"{description}{estimate_text}{comparison_text}.",
         )
+    # Heavy preprocessing: the vCPU per accelerator decide, not the accelerators.
     if demand.vcpu_per_accelerator is not None:
         return "compute.cpu-budget", _vcpu_reason(chosen, demand.vcpu_per_accelerator, evaluated_options)
     if chosen.host_count > 1:
         return "compute.scale-out", _scale_out_reason(chosen, suitable, evaluated_options)
-    if accelerators > 1:
+    # Accelerators of the one host that have a rank.
+    busy_accelerators = chosen.host_group.busy_accelerators
+    if busy_accelerators > 1:
         return (
             "compute.scale-up",
-            f"{accelerators} accelerators of one {chosen.instance.name} are enough{_estimate_text(chosen)}: "
-            "one instance is easier to debug than several, and its accelerators communicate faster than "
-            f"hosts{_rank_among_suitable(chosen, suitable)}.",
+            f"{busy_accelerators} accelerators of one {instance.name} are "
+            f"enough{estimate_text}: one instance is easier to debug than several, and its "
+            f"accelerators communicate faster than hosts{comparison_text}.",
         )
     return "compute.one-accelerator", _one_accelerator_reason(chosen, suitable)
 
@@ -117,7 +130,7 @@ def _main_reason(
 def _tables_reason(chosen: ComputeOption) -> str:
     """Reason for machines that process tables."""
     description = f"{chosen.describe()}: a host for every 100 GB of tables"
-    if "hosts" in chosen.demand.job.compute.model_fields_set:
+    if "hosts" in chosen.demand.job.compute.stated_fields:
         description = f"The job names {chosen.host_count} hosts; for tables they are {chosen.instance.name}"
     return (
         f"{description}, a rough assumption; {chosen.demand.strategy.name.capitalize()} distributes the work."
@@ -129,7 +142,7 @@ def _one_accelerator_reason(chosen: ComputeOption, suitable: Sequence[ComputeOpt
     demand = chosen.demand
     description = (
         "One accelerator, of "
-        f"{chosen.instance.name}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}"
+        f"{chosen.instance.name}{_estimate_text(chosen)}{_comparison_text(chosen, suitable)}"
     )
     if demand.capability.accelerator_use != "one":
         return f"{description}."
@@ -139,13 +152,15 @@ def _one_accelerator_reason(chosen: ComputeOption, suitable: Sequence[ComputeOpt
     return f"{description}: {program} uses one, as most programs do.{missing_text}"
 
 
-def _vcpu_reason(chosen: ComputeOption, needed_vcpu: float, evaluated_options: JudgedOptions) -> str:
+def _vcpu_reason(
+    chosen: ComputeOption, needed_vcpu: float, evaluated_options: Sequence[EvaluatedOption]
+) -> str:
     """Reason for a type chosen by its vCPU per accelerator."""
     larger_types = [
         option.instance.name
-        for option, objection in evaluated_options
-        if objection is not None
-        and objection[0] == "cpu.too-few-per-accelerator"
+        for option, rejection in evaluated_options
+        if rejection is not None
+        and rejection.rule == "cpu.too-few-per-accelerator"
         and option.instance.accelerators > 1
         and option.instance.accelerator == chosen.instance.accelerator
     ]
@@ -158,15 +173,15 @@ def _vcpu_reason(chosen: ComputeOption, needed_vcpu: float, evaluated_options: J
 
 
 def _scale_out_reason(
-    chosen: ComputeOption, suitable: Sequence[ComputeOption], evaluated_options: JudgedOptions
+    chosen: ComputeOption, suitable: Sequence[ComputeOption], evaluated_options: Sequence[EvaluatedOption]
 ) -> str:
     """Reason for several hosts."""
-    fixed_hosts = "hosts" in chosen.demand.job.compute.model_fields_set
+    fixed_hosts = "hosts" in chosen.demand.job.compute.stated_fields
     if fixed_hosts:
         return f"The job names {chosen.host_count} hosts; {chosen.describe()}{_estimate_text(chosen)}."
     return (
         "No single instance is enough, so there are several: "
-        f"{chosen.describe()}{_estimate_text(chosen)}{_rank_among_suitable(chosen, suitable)}."
+        f"{chosen.describe()}{_estimate_text(chosen)}{_comparison_text(chosen, suitable)}."
     )
 
 
@@ -205,10 +220,10 @@ def _estimate_text(chosen: ComputeOption) -> str:
     return f" ({chosen.estimated_seconds}{cost_text}, estimated)"
 
 
-def _rank_among_suitable(chosen: ComputeOption, suitable: Sequence[ComputeOption]) -> str:
+def _comparison_text(chosen: ComputeOption, suitable: Sequence[ComputeOption]) -> str:
     """How the choice compares with the other suitable options."""
     other_count = len(suitable) - 1
-    if not other_count or chosen.demand.has_fixed_type:
+    if not other_count or chosen.demand.names_instance_type:
         return ""
     measured = chosen.demand.measurement
     if measured is not None and measured.is_same_kind(chosen.instance):
@@ -217,22 +232,26 @@ def _rank_among_suitable(chosen: ComputeOption, suitable: Sequence[ComputeOption
 
 
 def _assumptions_text(chosen: ComputeOption) -> str:
-    """What the estimates are based on."""
+    """Return a sentence about what the estimates of time and cost are based on; empty without a measurement.
+    The user states the time on one accelerator or host, the reference."""
     demand = chosen.demand
     if demand.measurement is None:
         return ""
     reference, job = demand.measurement.instance, demand.job
-    if demand.measurement.is_stated:
+    if demand.measurement.is_instance_stated:
         reference_text = reference.name
     elif demand.measurement.on_accelerator:
         reference_text = f"{reference.name} (assumed; workload.measured_on states it)"
     else:
         reference_text = f"a host of {reference.name} (assumed; workload.measured_on states it)"
-    spread = PRICE_SPREAD.get(chosen.instance.price_confidence, PRICE_SPREAD["low"])
+    # The catalog says how certain each price is; without a word it counts as uncertain.
+    relative_error = PRICE_ERROR_BY_CONFIDENCE.get(
+        chosen.instance.price_confidence, PRICE_ERROR_BY_CONFIDENCE["low"]
+    )
     is_local = demand.facts.target == "local"
     region_text = " They are of a region's machines, and not of this one." if is_local else ""
     return (
         f"Estimates start from {job.workload.time_on_one} on {reference_text}; how accelerators compare, "
-        f"what several lose, 1 to 10 minutes until training begins and a price within {spread:.0%} are "
-        f"rough assumptions (docs/planner.md).{region_text}"
+        f"what several lose, 1 to 10 minutes until training begins and a price within {relative_error:.0%} "
+        f"are rough assumptions (docs/planner.md).{region_text}"
     )

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB
+from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.planner.compute_demand import ComputeDemand
-from smlaunch.planner.cost import format_dollars
-from smlaunch.planner.estimate import (
+from smlaunch.planner.fact_needs import instance_quota_pattern
+from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
     estimate_duration,
     estimate_hourly_price,
     estimate_price,
 )
-from smlaunch.planner.quotas import instance_quota_pattern
-from smlaunch.planner.throughput import DataShare, EstimateRange
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from smlaunch.strategies.base import LaunchContext
-from smlaunch.text.format import format_size
+from smlaunch.text.format import format_dollars, format_size
 
 RETIRED_FAMILIES = ("p2", "p3")
 BURSTABLE_FAMILIES = ("t2", "t3")
@@ -55,7 +55,8 @@ class ComputeOption:
             return None
         split_count = self.host_count if self.demand.has_split_input else 1
         host_data = DataShare(
-            self.demand.copied_input.bytes / split_count, self.demand.copied_input.files / split_count
+            bytes=self.demand.copied_input.bytes / split_count,
+            files=self.demand.copied_input.files / split_count,
         )
         return estimate_duration(self.host_group, self.demand.measurement, host_data)
 
@@ -63,8 +64,8 @@ class ComputeOption:
     def price_per_hour(self) -> EstimateRange | None:
         """Dollars per hour of all hosts, as a range; None if unknown."""
         stated_price = self.demand.job.compute.price_per_hour
-        if stated_price is not None and self.demand.has_fixed_type:
-            return EstimateRange(stated_price * self.host_count, stated_price * self.host_count)
+        if stated_price is not None and self.demand.names_instance_type:
+            return EstimateRange(low=stated_price * self.host_count, high=stated_price * self.host_count)
         return estimate_hourly_price(self.instance, self.host_count)
 
     @cached_property
@@ -77,12 +78,29 @@ class ComputeOption:
     @property
     def listed_price_per_hour(self) -> float:
         """Dollars per hour of all hosts, by the catalog or the job."""
-        stated_price = self.demand.job.compute.price_per_hour if self.demand.has_fixed_type else None
+        stated_price = self.demand.job.compute.price_per_hour if self.demand.names_instance_type else None
         price = self.instance.usd_per_hour if stated_price is None else stated_price
         return (price or 0.0) * self.host_count
 
     def describe(self) -> str:
         return f"{self.host_count} x {self.instance.name}" if self.host_count > 1 else self.instance.name
+
+
+class Rejection(NamedTuple):
+    """Why an option is unsuitable."""
+
+    rule: str
+    """Name of the rule that rejects it."""
+
+    objection: str
+    """A clause for the user."""
+
+
+class EvaluatedOption(NamedTuple):
+    """An option, and why it is unsuitable; None if it is suitable."""
+
+    option: ComputeOption
+    rejection: Rejection | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,7 @@ class ComputeRule:
     objection: Callable[[ComputeOption], str | None]
     """Returns why the option is unsuitable, or None."""
 
-    applies_to_fixed: bool = False
+    applies_to_named_type: bool = False
     """The rule also checks a type that the job names."""
 
 
@@ -138,17 +156,22 @@ def _idle_accelerators_objection(option: ComputeOption) -> str | None:
     return f"{program} uses one accelerator, and {count - 1} of its {count} would be idle"
 
 
-def _small_accelerators_objection(option: ComputeOption) -> str | None:
-    """Return the objection to accelerators whose memory is too small for the model; None if it fits."""
-    needed_bytes = option.demand.model_bytes
-    if needed_bytes is None:
+def _model_too_large_objection(option: ComputeOption) -> str | None:
+    """Return the objection to accelerators whose memory is too small for the model; None if it fits. With
+    FSDP, DeepSpeed and the like one replica of the model is sharded over several accelerators. ``option``:
+    instance type and number of hosts."""
+    model_bytes = option.demand.model_bytes
+    if model_bytes is None:
         return None
-    devices = devices_per_replica(option)
+    # Accelerators over which one replica is sharded; 1 if the script does not shard its model.
+    device_count = devices_per_replica(option)
     device_gib = device_memory_gib(option.instance)
-    if needed_bytes <= device_gib * 2**30 * MODEL_MEMORY_SHARE * devices:
+    # Only 80 % of the memory: the rest is for CUDA and fragmentation.
+    usable_bytes = device_gib * 2**30 * MODEL_MEMORY_SHARE * device_count
+    if model_bytes <= usable_bytes:
         return None
-    message = f"{format_size(int(needed_bytes))} do not fit in {MODEL_MEMORY_SHARE:.0%} of {device_gib:g} GiB"
-    return f"{message} on each of {devices} accelerators" if devices > 1 else message
+    message = f"{format_size(int(model_bytes))} do not fit in {MODEL_MEMORY_SHARE:.0%} of {device_gib:g} GiB"
+    return f"{message} on each of {device_count} accelerators" if device_count > 1 else message
 
 
 def device_memory_gib(instance: InstanceType) -> float:
@@ -165,20 +188,18 @@ def devices_per_replica(option: ComputeOption) -> int:
     )
 
 
-def _small_memory_objection(option: ComputeOption) -> str | None:
+def _data_too_large_objection(option: ComputeOption) -> str | None:
     """Return the objection to hosts whose memory is too small for the data that each of them loads; None if
-    it fits. Each host loads only its share of an input that is split."""
-    needed_bytes = option.demand.in_memory_bytes
-    if needed_bytes is None:
+    it fits. Each host loads only its share of an input that is split among the hosts. ``option``: instance
+    type and number of hosts."""
+    total_bytes = option.demand.in_memory_bytes
+    if total_bytes is None:
         return None
-    host_memory_bytes = option.instance.memory_gib * 2**30
-    split_count = option.host_count if option.demand.has_split_input else 1
-    if needed_bytes / split_count <= host_memory_bytes:
+    share_count = option.host_count if option.demand.has_split_input else 1
+    bytes_per_host = total_bytes / share_count
+    if bytes_per_host <= option.instance.memory_gib * 2**30:
         return None
-    return (
-        f"{option.instance.memory_gib:g} GiB of memory are less than "
-        f"{format_size(int(needed_bytes / split_count))}"
-    )
+    return f"{option.instance.memory_gib:g} GiB of memory are less than {format_size(int(bytes_per_host))}"
 
 
 def _few_vcpu_objection(option: ComputeOption) -> str | None:
@@ -202,19 +223,20 @@ def _too_many_hosts_objection(option: ComputeOption) -> str | None:
 
 
 def _too_slow_objection(option: ComputeOption) -> str | None:
-    """Return the objection to machines that take longer than the job wants; None if they are fast enough."""
-    wanted_seconds, estimated = option.demand.wanted_seconds, option.estimated_seconds
-    if wanted_seconds is None:
+    """Return the objection to machines that take longer than the job's ``workload.wanted_time``; None if they
+    are fast enough, or if nothing is wanted or measured. The estimate is a range of seconds. ``option``:
+    instance type and number of hosts."""
+    demand, estimated = option.demand, option.estimated_seconds
+    if demand.wanted_seconds is None or demand.measurement is None:
         return None
     if estimated is None:
-        if option.demand.measurement is None:
-            return None
+        # The catalog cannot compare this accelerator with the measured one.
         return f"how fast its {option.instance.accelerator or 'processors'} are is not known"
     # A type that the job names is rejected only if even the fast end is too slow; otherwise the plan warns.
-    decisive_seconds = estimated.low if option.demand.has_fixed_type else estimated.high
-    if decisive_seconds <= wanted_seconds:
+    decisive_seconds = estimated.low if demand.names_instance_type else estimated.high
+    if decisive_seconds <= demand.wanted_seconds:
         return None
-    return f"takes {estimated}, and {option.demand.job.workload.wanted_time} are wanted"
+    return f"takes {estimated}, and {demand.job.workload.wanted_time} are wanted"
 
 
 def _over_quota_objection(option: ComputeOption) -> str | None:
@@ -222,39 +244,45 @@ def _over_quota_objection(option: ComputeOption) -> str | None:
     demand = option.demand
     quota_name = instance_quota_pattern(demand.job).format(option.instance.name)
     quota = demand.facts.quotas.get(quota_name)
-    if quota is None or quota >= option.host_count or demand.strategy.operation == CREATE_PROCESSING_JOB:
+    if quota is None or quota >= option.host_count or demand.strategy.job_kind is PROCESSING:
         return None
     return f"the account may have {quota:g} of it"
 
 
+TOO_SLOW = "time.too-slow"
 QUOTA_TOO_SMALL = "quota.too-small"
 OVER_BUDGET = "cost.over-budget"
 
 
 def cost_above_cap(option: ComputeOption) -> float | None:
-    """Dollars until the time limit, if that exceeds the cap of a single job. A chain stops itself before
-    its cap."""
+    """Return the dollars until the time limit if they exceed the cap of a single job, otherwise None. A run
+    of several segments stops itself before its cap."""
     demand = option.demand
-    max_cost = option.listed_price_per_hour * demand.limit_seconds / 3600
-    if demand.max_cost is None or demand.is_chain or demand.facts.target == "local":
+    dollars_until_limit = option.listed_price_per_hour * demand.limit_seconds / 3600
+    if demand.max_cost is None or demand.is_multi_segment or demand.facts.target == "local":
         return None
-    return max_cost if max_cost > demand.max_cost else None
+    return dollars_until_limit if dollars_until_limit > demand.max_cost else None
 
 
 def _over_budget_objection(option: ComputeOption) -> str | None:
-    """Return the objection to machines that may cost more than the job's cap; None within the cap."""
-    demand, excess_cost = option.demand, cost_above_cap(option)
+    """Return the objection to machines that may cost more than the job's ``limits.max_cost``; None within the
+    cap, or without one. Two costs must be within it: the most that a single job can cost, until its time
+    limit, and what the work is estimated to cost. ``option``: instance type and number of hosts."""
+    demand = option.demand
+    # Nothing is billed for local hosts.
     if demand.max_cost is None or demand.facts.target == "local":
         return None
     cap_text = format_dollars(demand.max_cost)
-    if excess_cost is not None:
-        hours_text = f"{demand.limit_seconds / 3600:g} h"
+    # None if a single job cannot exceed the cap.
+    dollars_until_limit = cost_above_cap(option)
+    if dollars_until_limit is not None:
         return (
-            f"may cost {format_dollars(excess_cost)} until the time limit of {hours_text}, more than "
-            f"{cap_text}"
+            f"may cost {format_dollars(dollars_until_limit)} until the time limit of "
+            f"{demand.limit_seconds / 3600:g} h, more than {cap_text}"
         )
-    if option.estimated_dollars is not None and option.estimated_dollars.high > demand.max_cost:
-        return f"may cost {format_dollars(option.estimated_dollars.high)}, more than {cap_text}"
+    estimated = option.estimated_dollars
+    if estimated is not None and estimated.high > demand.max_cost:
+        return f"may cost {format_dollars(estimated.high)}, more than {cap_text}"
     return None
 
 
@@ -266,24 +294,28 @@ def _strategy_objection(option: ComputeOption) -> str | None:
     elsewhere."""
     demand = option.demand
     context = LaunchContext(
-        entry=demand.facts.source.entry,
-        hosts=option.host_count,
+        entry_point=demand.facts.source.entry,
+        host_count=option.host_count,
         processes_per_host=option.ranks_per_host,
         imports=demand.facts.script.imports,
         has_split_input=demand.has_split_input,
         options=demand.job.options,
         algorithm=demand.job.algorithm,
         instance_type=option.instance.name,
-        instance=option.instance,
+        instance_spec=option.instance,
         image=demand.job.image or "",
         framework_version=demand.job.framework_version,
         channels=demand.job.inputs,
         hyperparameters=demand.job.hyperparameters,
-        spot=demand.job.compute.spot,
+        is_spot=demand.job.compute.spot,
         target=demand.facts.target,
     )
     return next(
-        (problem.message for problem in demand.strategy.check(context) if problem.path in _MACHINE_FIELDS),
+        (
+            problem.message
+            for problem in demand.strategy.find_problems(context)
+            if problem.path in _MACHINE_FIELDS
+        ),
         None,
     )
 
@@ -320,11 +352,11 @@ COMPUTE_RULES: tuple[ComputeRule, ...] = (
         "memory.model-too-large",
         "workload.model_memory",
         "Adaltas, YARN and GPU distribution, 2018: a training often exceeds the GPU's memory",
-        _small_accelerators_objection,
-        applies_to_fixed=True,
+        _model_too_large_objection,
+        applies_to_named_type=True,
     ),
     ComputeRule(
-        "memory.data-too-large", "inputs", "McKinney 2017: 5 to 10 times the data", _small_memory_objection
+        "memory.data-too-large", "inputs", "McKinney 2017: 5 to 10 times the data", _data_too_large_objection
     ),
     ComputeRule(
         "cpu.too-few-per-accelerator",
@@ -338,20 +370,20 @@ COMPUTE_RULES: tuple[ComputeRule, ...] = (
         "the reference, 2.8: whole objects are distributed",
         _too_many_hosts_objection,
     ),
-    ComputeRule(
-        "time.too-slow", "workload.wanted_time", "the job", _too_slow_objection, applies_to_fixed=True
-    ),
+    ComputeRule(TOO_SLOW, "workload.wanted_time", "the job", _too_slow_objection, applies_to_named_type=True),
     ComputeRule(QUOTA_TOO_SMALL, "workload", "Service Quotas, where it could be read", _over_quota_objection),
     ComputeRule(OVER_BUDGET, "limits.max_cost", "the job", _over_budget_objection),
 )
 
 
-def first_objection(option: ComputeOption) -> tuple[str, str] | None:
-    """Name and objection of the first rule that rejects the option; None if it is suitable."""
+def find_rejection(option: ComputeOption) -> Rejection | None:
+    """Return the objection of the first rule that rejects these machines (instance type and number of hosts),
+    with the rule's name; None if they are suitable. A rule's ``objection`` is the function that checks
+    them."""
     for rule in COMPUTE_RULES:
-        if option.demand.has_fixed_type and not rule.applies_to_fixed:
-            continue
-        objection = rule.objection(option)
+        # Most rules are about the plan's own choice, and leave a type that the job names to the user.
+        is_rule_skipped = option.demand.names_instance_type and not rule.applies_to_named_type
+        objection = None if is_rule_skipped else rule.objection(option)
         if objection is not None:
-            return rule.name, objection
+            return Rejection(rule=rule.name, objection=objection)
     return None

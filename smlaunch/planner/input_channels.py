@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from smlaunch.api.request import InputChannel
+from smlaunch.api.request_builder import InputChannel
 from smlaunch.catalog.instances import InstanceChoice
 from smlaunch.contract.launch_spec import MPI, LaunchSpec
-from smlaunch.contract.paths import (
+from smlaunch.contract.sagemaker_paths import (
     LAUNCH_FILE,
     RUNTIME_ARCHIVE,
     RUNTIME_CHANNEL,
@@ -26,11 +26,12 @@ from smlaunch.contract.shard_lists import (
     shard_list_name,
     to_json_lines,
 )
+from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts
+from smlaunch.facts.shard_index import SHARD_FOLDER
 from smlaunch.job.model import Channel, Job
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts, InputFacts
+from smlaunch.planner.file_sharding import VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, Upload
-from smlaunch.planner.sharding import LISTS, SHARD_FOLDER, SHARDS
+from smlaunch.planner.plan_context import Diagnostics
 
 DEFAULT_VOLUME_GB = 30
 """The SageMaker SDK's default too."""
@@ -44,7 +45,7 @@ RESERVED_CHANNELS = {
 
 
 @dataclass(frozen=True)
-class RunLayout:
+class RunS3Layout:
     """S3 prefixes of one run, in one bucket unless the job says otherwise."""
 
     bucket: str
@@ -76,52 +77,86 @@ class RunLayout:
 
 def plan_inputs(
     job: Job,
-    facts: Facts,
-    layout: RunLayout,
+    facts: DiscoveredFacts,
+    layout: RunS3Layout,
     diagnostics: Diagnostics,
     sharding_by_channel: Mapping[str, InputSharding] = {},
     shard_index: int | None = None,
 ) -> tuple[list[InputChannel], list[Upload]]:
-    """Return the channels of the request in order, with that of the file lists, and the uploads that they
-    need.
+    """Return the input channels of the request, in order, and the uploads that they need: local data, and the
+    lists of the files that each host reads, which have a channel of their own.
 
-    ``sharding_by_channel``: of the channels with ``split: bytes``. ``shard_index``: from 0, if each shard is
-    a job of its own.
+    ``layout``: S3 prefixes of the run. ``sharding_by_channel``: how files are distributed over the hosts, for
+    the channels with ``split: bytes``. ``shard_index``: from 0, if each shard is a job of its own.
     """
     channels: list[InputChannel] = []
     uploads: list[Upload] = []
     for name, channel in job.inputs.items():
         if name in RESERVED_CHANNELS:
-            continue  # a rule reports it
+            continue  # a name of smlaunch's own channels: a rule of the planner rejects it
         input_facts = facts.inputs.get(name) or InputFacts(channel.uri, "local" if channel.is_local else "s3")
-        problem = input_problem(channel, input_facts)
+        problem = describe_input_problem(channel, input_facts)
         if problem is not None:
             diagnostics.add_problem(f"inputs.{name}", problem)
             continue
+        # An earlier step of a pipeline writes the data.
         if input_facts.is_pending:
             diagnostics.add_warning(_PENDING_WARNING.format(name))
-        uri = channel.uri
-        if channel.is_local:
-            upload = _data_upload(channel, input_facts, layout)
-            uploads.append(upload)
-            uri = layout.data_prefix(input_facts.sha256 or "")
+        # Reason for an input with split: key, whose objects the service distributes.
         _explain_split(name, channel, job.compute.hosts, diagnostics)
-        sharding = sharding_by_channel.get(name)
-        is_sharded, is_manifest = channel.split == "key", False
-        if sharding is not None and sharding.split_via == SHARDS:
-            is_sharded = True
-            if not uri.endswith("/" + SHARD_FOLDER):
-                uri += SHARD_FOLDER
-        elif sharding is not None and sharding.split_via == LISTS:
-            uploads += _file_list_uploads(sharding, layout)
-        elif sharding is not None and shard_index is not None:
-            upload = _manifest_upload(sharding, shard_index, uri, layout)
-            uploads.append(upload)
-            uri, is_manifest = upload.uri, True
-        channels.append(InputChannel(name, uri, channel.mode, is_sharded, channel.content_type, is_manifest))
-    if any(sharding.split_via == LISTS for sharding in sharding_by_channel.values()):
-        channels.append(InputChannel(SHARDS_CHANNEL, layout.file_lists_prefix))
+        data_uri = channel.uri
+        if channel.is_local:
+            uploads.append(_data_upload(channel, input_facts, layout))
+            data_uri = layout.data_prefix(input_facts.sha256 or "")
+        request_channel, sharding_uploads = _to_request_channel(
+            name=name,
+            channel=channel,
+            data_uri=data_uri,
+            sharding=sharding_by_channel.get(name),
+            shard_index=shard_index,
+            layout=layout,
+        )
+        channels.append(request_channel)
+        uploads += sharding_uploads
+    # The lists of files that hosts read are in a channel of their own.
+    if any(sharding.split_via == VIA_LISTS for sharding in sharding_by_channel.values()):
+        channels.append(InputChannel(name=SHARDS_CHANNEL, uri=layout.file_lists_prefix))
     return channels, uploads
+
+
+def _to_request_channel(
+    name: str,
+    channel: Channel,
+    data_uri: str,
+    sharding: InputSharding | None,
+    shard_index: int | None,
+    layout: RunS3Layout,
+) -> tuple[InputChannel, list[Upload]]:
+    """Return an input channel of the request, and the uploads that tell each host its files. ``data_uri``:
+    S3 prefix of the data. ``sharding``: how its files are distributed; None unless the job splits it by
+    bytes. ``shard_index``: from 0, if each shard is a job of its own."""
+    request_channel = InputChannel(
+        name=name,
+        uri=data_uri,
+        mode=channel.mode,
+        is_sharded=channel.split == "key",  # the service distributes the objects by their number
+        content_type=channel.content_type,
+    )
+    if sharding is None:
+        return request_channel, []
+    if sharding.split_via == VIA_SHARDS:
+        # The service distributes packed shards, which are all objects of this folder.
+        # SHARD_FOLDER: "shards/", in which `smlaunch data pack` writes.
+        is_shard_folder = data_uri.endswith("/" + SHARD_FOLDER)
+        shards_uri = data_uri if is_shard_folder else data_uri + SHARD_FOLDER
+        return replace(request_channel, uri=shards_uri, is_sharded=True), []
+    if sharding.split_via == VIA_LISTS:
+        return request_channel, list(_file_list_uploads(sharding, layout))
+    if shard_index is None:
+        return request_channel, []
+    # A manifest names the objects of this job's shard.
+    manifest = _manifest_upload(sharding, shard_index, data_uri, layout)
+    return replace(request_channel, uri=manifest.uri, is_manifest=True), [manifest]
 
 
 _PENDING_WARNING = (
@@ -130,7 +165,7 @@ _PENDING_WARNING = (
 )
 
 
-def _file_list_uploads(sharding: InputSharding, layout: RunLayout) -> Iterator[Upload]:
+def _file_list_uploads(sharding: InputSharding, layout: RunS3Layout) -> Iterator[Upload]:
     """Uploads of every host's file list, and their index."""
     folder = f"{layout.file_lists_prefix}{sharding.channel}/"
     index_rows = []
@@ -143,35 +178,36 @@ def _file_list_uploads(sharding: InputSharding, layout: RunLayout) -> Iterator[U
     )
 
 
-def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout: RunLayout) -> Upload:
+def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout: RunS3Layout) -> Upload:
     """Upload of a ManifestFile in SageMaker's format: the prefix, then the names of the objects below it."""
     text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0)
     return Upload("shards", f"{layout.file_lists_prefix}{sharding.channel}.manifest", content=text + "\n")
 
 
-def count_own_channels(job: Job) -> int:
+def count_smlaunch_channels(job: Job) -> int:
     """Number of channels that smlaunch adds: the runtime, the source, and possibly the file lists."""
     if job.entry is None:
         return 0
-    return 2 + any(channel.split_via == LISTS for channel in job.inputs.values())
+    return 2 + any(channel.split_via == VIA_LISTS for channel in job.inputs.values())
 
 
-def input_problem(channel: Channel, facts: InputFacts) -> str | None:
-    """Why the channel cannot be read; None if it can."""
-    if facts.problem is not None:
-        return facts.problem
-    if not facts.exists:
+def describe_input_problem(channel: Channel, input_facts: InputFacts) -> str | None:
+    """Return why the input channel cannot be read; None if it can. ``input_facts``: what discovery found
+    about its data."""
+    if input_facts.problem is not None:
+        return input_facts.problem
+    if not input_facts.exists:
         location = "on this machine" if channel.is_local else "in S3"
         return f"{channel.uri} does not exist {location}; check the path"
-    if facts.objects == 0:
-        lack = "holds no files" if channel.is_local else "has no objects under it"
-        return f"{channel.uri} {lack}; check the path, or remove the channel"
-    if channel.is_local and facts.sha256 is None:
+    if input_facts.objects == 0:
+        emptiness = "holds no files" if channel.is_local else "has no objects under it"
+        return f"{channel.uri} {emptiness}; check the path, or remove the channel"
+    if channel.is_local and input_facts.sha256 is None:
         return f"{channel.uri} could not be read"
     return None
 
 
-def _data_upload(channel: Channel, facts: InputFacts, layout: RunLayout) -> Upload:
+def _data_upload(channel: Channel, facts: InputFacts, layout: RunS3Layout) -> Upload:
     """Upload of a local channel's data."""
     uri = layout.data_prefix(facts.sha256 or "")
     if not facts.is_directory:
@@ -195,13 +231,16 @@ def _explain_split(name: str, channel: Channel, host_count: int, diagnostics: Di
 
 
 def plan_launch_channels(
-    number: int, spec: LaunchSpec, facts: Facts, layout: RunLayout
+    number: int, spec: LaunchSpec, facts: DiscoveredFacts, layout: RunS3Layout
 ) -> tuple[list[InputChannel], list[Upload]]:
     """smlaunch's own channels: the runtime with job.json, and the source. ``number``: of this job.json
     among those of the run. The secret is generated on upload and not part of the plan."""
     source = facts.source
     launch_uri, source_uri = layout.launch_prefix(number), layout.source_prefix(source.archive_sha256)
-    channels = [InputChannel(RUNTIME_CHANNEL, launch_uri), InputChannel(SOURCE_CHANNEL, source_uri)]
+    channels = [
+        InputChannel(name=RUNTIME_CHANNEL, uri=launch_uri),
+        InputChannel(name=SOURCE_CHANNEL, uri=source_uri),
+    ]
     uploads = [
         Upload("runtime", launch_uri + RUNTIME_ARCHIVE, mpi=spec.ranks.launcher == MPI),
         Upload("launch", launch_uri + LAUNCH_FILE, content=spec.to_json()),
@@ -217,38 +256,54 @@ def plan_launch_channels(
     return channels, uploads
 
 
-def plan_volume(job: Job, instance_choice: InstanceChoice, facts: Facts, diagnostics: Diagnostics) -> int:
-    """Disk size of each host in GB: the data of File channels, and the default size on top."""
+def choose_volume_gb(
+    job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts, diagnostics: Diagnostics
+) -> int:
+    """Return the size of the volume (disk) of each host in GB: as the job states, otherwise the data of File
+    channels, which are copied to every host, and the default size on top. Warns of disks that are too small.
+    """
     copied_bytes = sum(
         facts.inputs[name].bytes or 0
         for name, channel in job.inputs.items()
         if channel.mode == "File" and name in facts.inputs
     )
-    name, catalog_type = instance_choice
-    if catalog_type is not None and catalog_type.nvme_gb:
-        if job.compute.volume_gb is not None:
-            diagnostics.add_warning(
-                f"compute.volume_gb has no effect: {name} has {catalog_type.nvme_gb:g} GB of NVMe disk."
-            )
-        if copied_bytes > catalog_type.nvme_gb * 1e9:
-            diagnostics.add_warning(
-                f"File channels copy {copied_bytes / 1e9:.0f} GB to every host, and {name} has "
-                f"{catalog_type.nvme_gb:g} GB of disk; use mode FastFile."
-            )
-        return job.compute.volume_gb or DEFAULT_VOLUME_GB
-    if job.compute.volume_gb is not None:
-        if copied_bytes > job.compute.volume_gb * 1e9:
+    stated_gb = job.compute.volume_gb
+    # The type's name, and its entry in the catalog; None if it is unknown there.
+    instance_type, catalog_entry = instance_choice
+    if catalog_entry is not None and catalog_entry.nvme_gb:
+        # Types with NVMe disks have no volume: the request's size has no effect.
+        _warn_of_fixed_disk(stated_gb, copied_bytes, instance_type, catalog_entry.nvme_gb, diagnostics)
+        return stated_gb or DEFAULT_VOLUME_GB
+    if stated_gb is not None:
+        if copied_bytes > stated_gb * 1e9:
             diagnostics.add_warning(
                 f"File channels copy {copied_bytes / 1e9:.0f} GB to every host, and compute.volume_gb is "
-                f"{job.compute.volume_gb}; make it larger, or use mode FastFile."
+                f"{stated_gb}; make it larger, or use mode FastFile."
             )
-        return job.compute.volume_gb
-    needed_gb = DEFAULT_VOLUME_GB + -(-copied_bytes // 10**9) if copied_bytes else DEFAULT_VOLUME_GB
-    if copied_bytes >= 10**9:
-        diagnostics.add_reason(
-            "volume.inputs",
-            f"File channels copy {copied_bytes / 1e9:.0f} GB to every host: a disk of {needed_gb} GB leaves "
-            f"{DEFAULT_VOLUME_GB} GB free.",
+        return stated_gb
+    # Less than a GB fits in the default size of 30 GB.
+    if copied_bytes < 10**9:
+        return DEFAULT_VOLUME_GB
+    needed_gb = DEFAULT_VOLUME_GB + -(-copied_bytes // 10**9)  # rounded up
+    diagnostics.add_reason(
+        "volume.inputs",
+        f"File channels copy {copied_bytes / 1e9:.0f} GB to every host: a disk of {needed_gb} GB leaves "
+        f"{DEFAULT_VOLUME_GB} GB free.",
+    )
+    return needed_gb
+
+
+def _warn_of_fixed_disk(
+    stated_gb: int | None, copied_bytes: int, instance_type: str, nvme_gb: float, diagnostics: Diagnostics
+) -> None:
+    """Warn if the job states a volume for an instance type that has NVMe disks of a fixed size instead, or if
+    the data copied to each host does not fit on them."""
+    if stated_gb is not None:
+        diagnostics.add_warning(
+            f"compute.volume_gb has no effect: {instance_type} has {nvme_gb:g} GB of NVMe disk."
         )
-        return needed_gb
-    return DEFAULT_VOLUME_GB
+    if copied_bytes > nvme_gb * 1e9:
+        diagnostics.add_warning(
+            f"File channels copy {copied_bytes / 1e9:.0f} GB to every host, and {instance_type} has "
+            f"{nvme_gb:g} GB of disk; use mode FastFile."
+        )

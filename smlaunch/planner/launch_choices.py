@@ -1,72 +1,124 @@
-"""Choose what the job leaves open: strategy, instance type, ranks per host."""
+"""Choose what the job leaves open: strategy, instance type, ranks per host; advise on what several ranks do
+to batch size and learning rate.
+"""
 
 from __future__ import annotations
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.catalog import instances
-from smlaunch.catalog.instances import InstanceChoice, InstanceType
+from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, InstanceChoice, InstanceType
 from smlaunch.contract.launch_spec import AUTO
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.strategy_detection import detect_strategy
+from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy
+from smlaunch.strategies.detection import detect_strategy
 from smlaunch.text.did_you_mean import nearest_match
 
-DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
-"""The SageMaker SDK's default too."""
+
+def choose_strategy(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) -> str:
+    """Return the name of the strategy that starts the program on hosts and ranks, such as ``ddp`` or ``mpi``,
+    and add the reason."""
+    match = _strategy_stated_by_job(job, facts.source.entry) or _strategy_by_script(job, facts)
+    summary = load_strategy(match.strategy_name).summary
+    diagnostics.add_reason(f"strategy.{match.rule}", f"{match.evidence}: {match.strategy_name} {summary}.")
+    return match.strategy_name
 
 
-def choose_strategy(job: Job, facts: Facts, diagnostics: Diagnostics) -> str:
-    """Return the name of the strategy by which the program is distributed over hosts and ranks, and add the
-    reason: the first rule that matches decides, and earlier rules are stronger evidence."""
-    script = facts.script
-    entry = facts.source.entry
-    is_one_process = job.compute.processes_per_host in (None, 1)
+class _StrategyMatch(NamedTuple):
+    """A strategy, the rule by which it was chosen, and what speaks for it, as the beginning of a sentence."""
+
+    strategy_name: str
+    rule: str
+    evidence: str
+
+
+def _strategy_stated_by_job(job: Job, entry: str) -> _StrategyMatch | None:
+    """Return the strategy that follows from the job's own fields; None if it depends on its Python script.
+    ``entry``: path of the program that the job names. A match: name of the strategy, name of the rule that
+    chose it, and evidence, the beginning of a sentence."""
+    if job.strategy is not None:
+        return _StrategyMatch(strategy_name=job.strategy, rule="given", evidence="The job says so")
+    if job.algorithm is not None:
+        evidence = f"The job names the built-in algorithm {job.algorithm}"
+        return _StrategyMatch(strategy_name="builtin", rule="algorithm", evidence=evidence)
+    if job.entry is None:
+        return _StrategyMatch(
+            strategy_name="custom", rule="own-image", evidence="The image contains its own program"
+        )
+    if entry.endswith(".sh"):
+        evidence = f"{entry} is a shell script, which starts what it needs itself"
+        return _StrategyMatch(strategy_name="custom", rule="shell-script", evidence=evidence)
+    if not entry.endswith(".py"):
+        return _StrategyMatch(
+            strategy_name="custom", rule="program", evidence=f"{entry} is a program that cannot be analyzed"
+        )
+    return None
+
+
+def _strategy_by_script(job: Job, facts: DiscoveredFacts) -> _StrategyMatch:
+    """Return the strategy for a Python script: the first rule that matches decides, and earlier rules are
+    stronger evidence. A match: name of the strategy, name of the rule, and evidence, the beginning of a
+    sentence."""
+    script, entry = facts.script, facts.source.entry
+    # What the libraries that the script imports speak for; None if for nothing.
     detected = detect_strategy(script.imports)
     detected_strategy = None if detected is None else load_strategy(detected.strategy)
-    has_split_inputs = is_one_process and any(channel.split is not None for channel in job.inputs.values())
-
-    def choose(name: str, rule: str, evidence: str) -> str:
-        diagnostics.add_reason(f"strategy.{rule}", f"{evidence}: {name} {load_strategy(name).summary}.")
-        return name
-
-    if job.strategy is not None:
-        return choose(job.strategy, "given", "The job says so")
-    if job.algorithm is not None:
-        return choose("builtin", "algorithm", f"The job names the built-in algorithm {job.algorithm}")
-    if job.entry is None:
-        return choose("custom", "own-image", "The image contains its own program")
-    if entry.endswith(".sh"):
-        return choose(
-            "custom", "shell-script", f"{entry} is a shell script, which starts what it needs itself"
+    # Its scripts distribute records among hosts themselves, as batch inference needs.
+    detected_serves_inference = detected_strategy is not None and detected_strategy.distributes_records
+    detected_is_processing = detected_strategy is not None and detected_strategy.job_kind is PROCESSING
+    # The job states one process, or leaves it to the strategy.
+    takes_one_process_per_host = job.compute.processes_per_host in (None, 1)
+    is_data_split = any(channel.split is not None for channel in job.inputs.values())
+    hosts_read_own_shares = takes_one_process_per_host and is_data_split
+    if job.workload.kind == "inference" and not detected_serves_inference:
+        return _StrategyMatch(
+            strategy_name="share-nothing",
+            rule="inference",
+            evidence="In batch inference records are independent",
         )
-    if not entry.endswith(".py"):
-        return choose("custom", "program", f"{entry} is a program that cannot be analyzed")
-    if job.workload.kind == "inference" and (
-        detected_strategy is None or not detected_strategy.distributes_records
-    ):
-        return choose("share-nothing", "inference", "In batch inference records are independent")
-    if job.workload.kind == "preparation" and (
-        detected_strategy is None or detected_strategy.operation != CREATE_PROCESSING_JOB
-    ):
-        return choose("processing", "preparation", "The job prepares data and trains nothing")
-    if script.reads_resource_config and is_one_process:
-        return choose("custom", "reads-resourceconfig", f"{entry} reads resourceconfig.json")
-    if detected is not None and (detected.joins_hosts or not has_split_inputs):
-        return choose(detected.strategy, detected.rule, f"{entry} imports {detected.library}")
-    if has_split_inputs:
-        return choose(
-            "share-nothing", "shards", "Hosts read their own shares of the data, and nothing joins ranks"
+    if job.workload.kind == "preparation" and not detected_is_processing:
+        return _StrategyMatch(
+            strategy_name="processing",
+            rule="preparation",
+            evidence="The job prepares data and trains nothing",
         )
-    if job.compute.hosts == 1 and is_one_process:
-        return choose("custom", "single-process", "One process on one host needs no rendezvous")
-    return choose("ddp", "several-processes", "The job asks for several processes")
+    if script.reads_resource_config and takes_one_process_per_host:
+        # The file names the other hosts: the script connects to them itself.
+        return _StrategyMatch(
+            strategy_name="custom", rule="reads-resourceconfig", evidence=f"{entry} reads resourceconfig.json"
+        )
+    # joins_hosts: the ranks of all hosts work together. A library that trains on each host separately leaves
+    # the choice to how the data is split.
+    if detected is not None and (detected.joins_hosts or not hosts_read_own_shares):
+        return _StrategyMatch(
+            strategy_name=detected.strategy,
+            rule=detected.rule,
+            evidence=f"{entry} imports {detected.library}",
+        )
+    if hosts_read_own_shares:
+        evidence = "Hosts read their own shares of the data, and nothing joins ranks"
+        return _StrategyMatch(strategy_name="share-nothing", rule="shards", evidence=evidence)
+    if job.compute.hosts == 1 and takes_one_process_per_host:
+        return _StrategyMatch(
+            strategy_name="custom",
+            rule="single-process",
+            evidence="One process on one host needs no rendezvous",
+        )
+    return _StrategyMatch(
+        strategy_name="ddp", rule="several-processes", evidence="The job asks for several processes"
+    )
 
 
 def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
-    """Return the instance type, the first of several preferences, with its row in the catalog."""
+    """Return the instance type that the plan's figures are for, with its entry in the catalog: the one that
+    the job names, the first of its preferences, or the default. Warns of types that the catalog does not
+    know."""
     preferences = job.compute.instance_preferences
     if preferences:
         diagnostics.add_reason(
@@ -75,10 +127,10 @@ def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
             f"{preferences[0]} unless stated otherwise.",
         )
         for preference in preferences:
-            _warn_of_unknown(preference, diagnostics)
+            _warn_of_unknown_type(preference, diagnostics)
         return InstanceChoice(preferences[0], instances.find_instance_type(preferences[0]))
-    name = job.compute.instance_type
-    if name is None:
+    instance_type = job.compute.instance_type
+    if instance_type is None:
         default_type = instances.known_types()[DEFAULT_INSTANCE_TYPE]
         diagnostics.add_reason(
             "instance-type.default",
@@ -86,11 +138,11 @@ def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
             "the SageMaker SDK takes too. A workload section lets the plan compare types (docs/planner.md).",
         )
         return InstanceChoice(DEFAULT_INSTANCE_TYPE, default_type)
-    _warn_of_unknown(name, diagnostics)
-    return InstanceChoice(name, instances.find_instance_type(name))
+    _warn_of_unknown_type(instance_type, diagnostics)
+    return InstanceChoice(instance_type, instances.find_instance_type(instance_type))
 
 
-def _warn_of_unknown(name: str, diagnostics: Diagnostics) -> None:
+def _warn_of_unknown_type(name: str, diagnostics: Diagnostics) -> None:
     """Warn of an instance type that is missing in the catalog."""
     if instances.find_instance_type(name) is None:
         closest = nearest_match(name, instances.known_types())
@@ -101,69 +153,88 @@ def _warn_of_unknown(name: str, diagnostics: Diagnostics) -> None:
         )
 
 
-def choose_processes(
+def choose_processes_per_host(
     job: Job,
     strategy: Strategy,
     instance_choice: InstanceChoice,
-    facts: Facts,
+    facts: DiscoveredFacts,
     diagnostics: Diagnostics,
 ) -> int | str:
-    """Return the number of ranks per host, or ``auto`` if only the host can count its accelerators."""
+    """Return the number of ranks (processes) per host: as the job states, otherwise what the strategy needs
+    or one for each accelerator; ``auto`` if only the host can count its accelerators."""
+    # A number, "auto" (one for each accelerator), or None if the job states nothing.
     requested = job.compute.processes_per_host
-    name, catalog_type = instance_choice
+    # The type that the plan's figures are for; no entry if the catalog does not know it.
+    instance_type, catalog_entry = instance_choice
     if isinstance(requested, int):
-        if facts.target == "aws" and catalog_type is not None:
-            _check_process_count(requested, catalog_type, diagnostics)
+        if facts.target == "aws" and catalog_entry is not None:
+            _warn_of_unsuitable_process_count(requested, catalog_entry, diagnostics)
         return requested
+    # An image's own program starts its processes itself.
     if requested is None and job.entry is None:
         return 1
+    # The strategy starts one process on each host: always, or unless the job asks for more.
     if requested is None and (strategy.one_process_per_host or strategy.one_process_by_default):
         diagnostics.add_reason("processes.one-per-host", f"{strategy.name} starts one process per host.")
         return 1
     if facts.target == "local":
-        return _local_processes(name, catalog_type, facts, diagnostics)
-    accelerator_counts = {
-        row and row.accelerators
-        for row in map(instances.find_instance_type, job.compute.instance_preferences)
-    }
-    if len(accelerator_counts) > 1:
+        return _local_processes_per_host(instance_type, catalog_entry, facts, diagnostics)
+    if _preferences_differ_in_accelerators(job):
         message = "The preferences differ in their accelerators: each host counts its own."
         diagnostics.add_reason("processes.auto", message)
         return AUTO
-    if catalog_type is None:
+    if catalog_entry is None:
         diagnostics.add_reason(
-            "processes.auto", f"The catalog does not know {name}: each host counts its own accelerators."
+            "processes.auto",
+            f"The catalog does not know {instance_type}: each host counts its own accelerators.",
         )
         return AUTO
-    if catalog_type.accelerators:
-        ranks = strategy.ranks_per_host(catalog_type)
-        message = "one rank for each" if ranks == catalog_type.accelerators else f"{ranks} ranks"
+    if not catalog_entry.accelerators:
         diagnostics.add_reason(
-            "processes.accelerators", f"{name} has {catalog_type.accelerators_text()}: {message}."
+            "processes.no-accelerator", f"{instance_type} has no accelerator: one rank per host."
         )
-        return ranks
-    diagnostics.add_reason("processes.no-accelerator", f"{name} has no accelerator: one rank per host.")
-    return 1
+        return 1
+    # Usually one for each accelerator.
+    ranks_per_host = strategy.ranks_per_host(catalog_entry)
+    ranks_text = (
+        "one rank for each" if ranks_per_host == catalog_entry.accelerators else f"{ranks_per_host} ranks"
+    )
+    diagnostics.add_reason(
+        "processes.accelerators",
+        f"{instance_type} has {catalog_entry.accelerators_text()}: {ranks_text}.",
+    )
+    return ranks_per_host
 
 
-def _check_process_count(requested: int, catalog_type: InstanceType, diagnostics: Diagnostics) -> None:
-    """Warn of a number of ranks that does not match the accelerators or vCPU."""
-    ranks_text = f"{requested} rank{'' if requested == 1 else 's'} per host"
-    if 0 < catalog_type.accelerators < requested:
+def _preferences_differ_in_accelerators(job: Job) -> bool:
+    """Whether the instance types that the job prefers have different numbers of accelerators. A type that the
+    catalog does not know counts as different from those that it knows."""
+    preferred_entries = map(instances.find_instance_type, job.compute.instance_preferences)
+    accelerator_counts = {None if entry is None else entry.accelerators for entry in preferred_entries}
+    return len(accelerator_counts) > 1
+
+
+def _warn_of_unsuitable_process_count(
+    requested_processes: int, catalog_entry: InstanceType, diagnostics: Diagnostics
+) -> None:
+    """Warn if the number of ranks per host that the job states does not match the accelerators or vCPU of its
+    instance type."""
+    ranks_text = f"{requested_processes} rank{'' if requested_processes == 1 else 's'} per host"
+    if 0 < catalog_entry.accelerators < requested_processes:
         diagnostics.add_warning(
-            f"{ranks_text} share the {catalog_type.accelerators_text()} of {catalog_type.name}."
+            f"{ranks_text} share the {catalog_entry.accelerators_text()} of {catalog_entry.name}."
         )
-    elif requested < catalog_type.accelerators:
+    elif requested_processes < catalog_entry.accelerators:
         diagnostics.add_warning(
-            f"{ranks_text} may leave some of the {catalog_type.accelerators_text()} of {catalog_type.name} "
+            f"{ranks_text} may leave some of the {catalog_entry.accelerators_text()} of {catalog_entry.name} "
             "idle."
         )
-    elif requested > catalog_type.vcpu:
-        diagnostics.add_warning(f"{ranks_text} share the {catalog_type.vcpu} vCPU of {catalog_type.name}.")
+    elif requested_processes > catalog_entry.vcpu:
+        diagnostics.add_warning(f"{ranks_text} share the {catalog_entry.vcpu} vCPU of {catalog_entry.name}.")
 
 
-def _local_processes(
-    name: str, catalog_type: InstanceType | None, facts: Facts, diagnostics: Diagnostics
+def _local_processes_per_host(
+    instance_type: str, catalog_entry: InstanceType | None, facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> int:
     """Ranks per host on this machine."""
     local_accelerators = facts.endpoint.accelerators_per_host or 0
@@ -174,9 +245,102 @@ def _local_processes(
         )
         return local_accelerators
     diagnostics.add_reason("processes.local", "Hosts here have no accelerator: one rank per host.")
-    if catalog_type is not None and catalog_type.accelerators > 1:
+    if catalog_entry is not None and catalog_entry.accelerators > 1:
         diagnostics.add_warning(
-            f"A real {name} would run {catalog_type.accelerators} ranks per host; here it is 1. Use "
-            f"--processes-per-host {catalog_type.accelerators} to run as many."
+            f"A real {instance_type} would run {catalog_entry.accelerators} ranks per host; here it is 1. "
+            f"Use --processes-per-host {catalog_entry.accelerators} to run as many."
         )
     return 1
+
+
+GOYAL_2017 = "Goyal et al. 2017, https://arxiv.org/abs/1706.02677"
+MALLADI_2022 = "Malladi et al. 2022, https://arxiv.org/abs/2205.10287"
+
+MAX_LINEAR_BATCH = 8192
+"""Largest batch, in samples, for which the linear rule lost no accuracy (Goyal et al. 2017, ResNet-50)."""
+
+_LINEAR_OPTIMIZERS = ("sgd", "momentum", "nesterov", "lars")
+_SQUARE_ROOT_OPTIMIZERS = ("adam", "adamw", "adamax", "nadam", "rmsprop", "adagrad", "lamb")
+
+_RATE_HYPERPARAMETERS = ("lr", "learning_rate", "learning-rate")
+
+
+@dataclass(frozen=True)
+class ScaledRate:
+    """A learning rate for several ranks."""
+
+    rule: Literal["linear", "square root"]
+    factor: float
+    """Factor of the learning rate."""
+
+    rate: float | None
+    """The scaled rate; None if the job states none."""
+
+    explanation: str
+
+
+def scale_learning_rate(optimizer: str | None, learning_rate: float | None, rank_count: int) -> ScaledRate:
+    """Scale the learning rate for a batch that is ``rank_count`` times as large: linearly for SGD and its
+    variants, by the square root for Adam and its. An unknown optimizer is treated as SGD, and the explanation
+    says so. ``learning_rate``: None if the job states none. MALLADI_2022 and GOYAL_2017: citations of the
+    papers."""
+    optimizer_name = (optimizer or "").lower()
+    if optimizer_name in _SQUARE_ROOT_OPTIMIZERS:
+        factor = math.sqrt(rank_count)
+        scaled_rate = None if learning_rate is None else learning_rate * factor
+        explanation = f"by the square root ({MALLADI_2022}; valid while gradients are mostly noise)"
+        return ScaledRate(rule="square root", factor=factor, rate=scaled_rate, explanation=explanation)
+    scaled_rate = None if learning_rate is None else learning_rate * rank_count
+    explanation = f"linearly, with a warm-up over the first five epochs ({GOYAL_2017})"
+    if optimizer_name not in _LINEAR_OPTIMIZERS:
+        optimizer_text = optimizer or "the optimizer, which is not named,"
+        explanation += f"; {optimizer_text} is treated as SGD"
+    return ScaledRate(rule="linear", factor=float(rank_count), rate=scaled_rate, explanation=explanation)
+
+
+def advise_scaling(job: Job, ranks: int | None, diagnostics: Diagnostics) -> None:
+    """Add a reason with the scaled rate if several ranks share gradients and the job states batch, rate or
+    optimizer. ``ranks``: None if only the hosts know."""
+    workload = job.workload
+    rate_hyperparameter = next((name for name in _RATE_HYPERPARAMETERS if name in job.hyperparameters), None)
+    is_stated = (workload.batch_size, workload.learning_rate, workload.optimizer) != (None, None, None)
+    if ranks is None or ranks < 2 or not (is_stated or rate_hyperparameter):
+        return
+    scaled = scale_learning_rate(workload.optimizer, workload.learning_rate, ranks)
+    diagnostics.add_reason(
+        "scaling.learning-rate", _scaling_sentence(job, ranks, scaled, rate_hyperparameter)
+    )
+    if (
+        workload.batch_size is not None
+        and scaled.rule == "linear"
+        and workload.batch_size * ranks > MAX_LINEAR_BATCH
+    ):
+        diagnostics.add_warning(
+            f"Batches of {workload.batch_size * ranks:,} samples are larger than the {MAX_LINEAR_BATCH:,} "
+            f"up to which the linear rule was seen to lose no accuracy ({GOYAL_2017}): watch how it "
+            "converges, or make workload.batch_size smaller."
+        )
+
+
+def _scaling_sentence(job: Job, rank_count: int, scaled: ScaledRate, rate_hyperparameter: str | None) -> str:
+    """Return a sentence about how several ranks change batch size and learning rate. ``scaled``: the learning
+    rate for ``rank_count`` ranks, and its factor relative to one rank. ``rate_hyperparameter``: name of the
+    job's hyperparameter with the learning rate, which the plan does not change; None if there is none."""
+    workload = job.workload
+    batch_text = f"{rank_count} ranks make a batch {rank_count} times as large"
+    if workload.batch_size is not None:
+        batch_text = (
+            f"{rank_count} ranks with {workload.batch_size:,} samples each make batches of "
+            f"{workload.batch_size * rank_count:,}"
+        )
+    if scaled.rate is not None and workload.learning_rate is not None:
+        rate_text = f"the learning rate of {workload.learning_rate:g} becomes {scaled.rate:.3g}"
+    else:
+        rate_text = f"a learning rate tuned for one rank is multiplied with {scaled.factor:.3g}"
+    who_sets_text = "the plan does not set it, the script does"
+    if rate_hyperparameter is not None:
+        who_sets_text = (
+            f"hyperparameters.{rate_hyperparameter} is sent unchanged: "
+            f"{job.hyperparameters[rate_hyperparameter]}"
+        )
+    return f"{batch_text}: {rate_text}, {scaled.explanation}; {who_sets_text}."

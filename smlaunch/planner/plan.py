@@ -1,19 +1,22 @@
 """The plan: every decision about a run, its reason, and the exact requests.
 
-A plan is data, made without side effects; ``launch`` executes it. ``str(plan)`` renders it for people,
-``to_dict()`` for programs.
+A plan is data, made without side effects; ``launch`` executes it. ``smlaunch.render`` shows it. The job's
+hash identifies what is run, independent of place, time, user, name and price.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from smlaunch.chain.workflow import Workflow
+from smlaunch.contract import formats
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.workflow import Workflow
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """All decisions about a run. Hosts, processes and instance type are those of the first segment."""
 
     run: str
@@ -219,7 +222,7 @@ class Plan:
     job_hash: str
     """Identifies what is run (job, source, local data), independent of place, time and name."""
 
-    facts: Facts
+    facts: DiscoveredFacts
     strategy: str
     hosts: int
     processes_per_host: int | str
@@ -247,7 +250,7 @@ class Plan:
     input_shardings: tuple[InputSharding, ...] = ()
     """The channels with ``split: bytes``."""
 
-    shard_plans: tuple[Plan, ...] = ()
+    shard_plans: tuple[RunPlan, ...] = ()
     """One plan per shard if each shard is a run of its own; jobs and uploads are then those of all."""
 
     candidates: tuple[Candidate, ...] = ()
@@ -275,20 +278,41 @@ class Plan:
             "source": self.facts.source.excluded_files,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document of ``plan --json`` in plain types; docs/planner.md lists the keys. Secrets are
-        masked here, not in ``requests``."""
-        from smlaunch.planner.render_text import as_dict
 
-        return as_dict(self)
+_TOP_LEVEL_FIELDS_NOT_HASHED = ("name", "role", "source", "entry", "include_secrets")
+_FIELDS_NOT_HASHED_BY_SECTION = {
+    "compute": ("price_per_hour", "on_demand_fallback"),
+    "limits": ("max_cost", "attempts"),
+}
 
-    def _repr_html_(self) -> str:
-        """HTML for a notebook cell."""
-        from smlaunch.planner.render_html import as_html
 
-        return as_html(self)
+def job_hash(job: Job, facts: DiscoveredFacts) -> str:
+    """Return the SHA-256 (hex) of the job, its source archive and its local inputs.
 
-    def __str__(self) -> str:
-        from smlaunch.planner.render_text import as_text
-
-        return as_text(self)
+    Local paths are replaced by the hash of their content, so that another clone of the same source on
+    another machine attaches to its own run. What is hashed is part of a run's format (docs/formats.md).
+    """
+    job_mapping = job.to_mapping()
+    # Fields that say nothing about what is computed, such as the run's name or a price.
+    for field_name in _TOP_LEVEL_FIELDS_NOT_HASHED:
+        job_mapping.pop(field_name, None)
+    for section, fields in _FIELDS_NOT_HASHED_BY_SECTION.items():
+        section_mapping = job_mapping.get(section, {})
+        for field_name in fields:
+            section_mapping.pop(field_name, None)
+        # A section in which nothing is left counts as one that the job does not state.
+        if not section_mapping:
+            job_mapping.pop(section, None)
+    for name, channel in job.inputs.items():
+        input_facts = facts.inputs.get(name)
+        if channel.is_local and input_facts is not None:
+            job_mapping["inputs"][name]["uri"] = f"sha256:{input_facts.sha256}"
+    hashed_document = {
+        # A change of what is hashed gets another version, and so another hash.
+        "version": formats.JOB_HASH.version,
+        "job": job_mapping,
+        "entry": facts.source.entry,
+        "source": facts.source.archive_sha256,
+    }
+    canonical_json = json.dumps(hashed_document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical_json.encode()).hexdigest()

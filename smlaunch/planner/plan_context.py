@@ -1,20 +1,20 @@
-"""What rules and quotas look at: a job, the facts and the chosen strategy. Pure."""
+"""What rules and quotas look at (a job, the facts and the chosen strategy), and what they report. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB
+from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
 from smlaunch.catalog import instances
+from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
+from smlaunch.errors import Problem
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import Facts
+from smlaunch.planner.plan import Reason
 
 if TYPE_CHECKING:
     from smlaunch.strategies.base import Strategy
-
-DEFAULT_INSTANCE_TYPE = "ml.m5.xlarge"
-"""Used if the job names none; the SageMaker SDK's default too."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,17 @@ class PlanContext:
     """What rules look at."""
 
     job: Job
-    facts: Facts
+    facts: DiscoveredFacts
     strategy: Strategy | None = None
     """The chosen strategy; None if none could be chosen."""
 
     @property
+    def job_kind(self) -> JobKind:
+        return TRAINING if self.strategy is None else self.strategy.job_kind
+
+    @property
     def is_processing(self) -> bool:
-        return self.strategy is not None and self.strategy.operation == CREATE_PROCESSING_JOB
+        return self.job_kind is PROCESSING
 
     @property
     def has_runtime(self) -> bool:
@@ -58,14 +62,59 @@ def max_hosts_of(job: Job) -> int:
 
 def is_accelerated(instance_type: str) -> bool:
     """Whether a type has GPUs or NeuronCores: by the catalog, otherwise by the family's prefix."""
-    catalog_type = instances.find_instance_type(instance_type)
-    if catalog_type is not None:
-        return catalog_type.accelerators > 0
+    catalog_entry = instances.find_instance_type(instance_type)
+    if catalog_entry is not None:
+        return catalog_entry.accelerators > 0
     return instance_type.split(".")[1].startswith(("g", "p", "trn"))
 
 
 def is_neuron(instance_type: str) -> bool:
-    catalog_type = instances.find_instance_type(instance_type)
+    catalog_entry = instances.find_instance_type(instance_type)
     return (
-        catalog_type.is_neuron if catalog_type is not None else instance_type.split(".")[1].startswith("trn")
+        catalog_entry.is_neuron
+        if catalog_entry is not None
+        else instance_type.split(".")[1].startswith("trn")
     )
+
+
+class PlanWarning(NamedTuple):
+    """A sentence of the plan's warnings."""
+
+    sentence: str
+
+
+Finding = Problem | Reason | PlanWarning
+"""What a rule finds."""
+
+
+@dataclass
+class Diagnostics:
+    """Collects the diagnostics of one plan, without duplicates. A plan with any problem is rejected."""
+
+    reasons: list[Reason] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    fields_chosen_by_plan: set[str] = field(default_factory=set)
+    """Fields of the job that the plan has filled in and the user has not stated."""
+
+    def add(self, finding: Finding) -> None:
+        if isinstance(finding, Problem):
+            self.add_problem(finding.path, finding.message)
+        elif isinstance(finding, Reason):
+            self.add_reason(finding.rule, finding.explanation)
+        else:
+            self.add_warning(finding.sentence)
+
+    def add_reason(self, rule: str, sentence: str) -> None:
+        reason = Reason(rule, sentence)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def add_warning(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
+    def add_problem(self, path: str, message: str) -> None:
+        problem = Problem(path, message)
+        if problem not in self.problems:
+            self.problems.append(problem)

@@ -5,241 +5,335 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB, CREATE_TRAINING_JOB, name_member, operation_of
-from smlaunch.api.validation import check_request
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.api.job_kinds import PROCESSING, TRAINING, job_kind_of, job_name_of, member_value
+from smlaunch.api.validation.request_check import check_request
+from smlaunch.chain.workflow import RunPolicy, Workflow, build_job_request, variant_of_segment
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE
 from smlaunch.errors import JobError, Problem
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, Workload, format_duration
 from smlaunch.planner import segments
-from smlaunch.planner.built_in_hint import suggest_built_in
 from smlaunch.planner.checkpoint_upload import plan_checkpoints
-from smlaunch.planner.cost import plan_cost
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.input_advice import advise_reading
-from smlaunch.planner.input_channels import RunLayout, plan_inputs
-from smlaunch.planner.job_hash import job_hash
-from smlaunch.planner.launch_choices import choose_strategy
-from smlaunch.planner.plan import Candidate, InputSharding, Plan, PlannedJob, PlannedSegment
-from smlaunch.planner.processing_advice import advise_processing
-from smlaunch.planner.quotas import report_quotas
-from smlaunch.planner.refusals import PlanContext, find_problems, paths_overlap
+from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, apply_sharding, plan_sharding
+from smlaunch.planner.input_advice import advise_input_modes
+from smlaunch.planner.input_channels import RunS3Layout, plan_inputs
+from smlaunch.planner.job_field_names import dotted_path, job_field_of_member, walk_request_members
+from smlaunch.planner.launch_choices import advise_scaling, choose_strategy
+from smlaunch.planner.plan import (
+    Candidate,
+    Cost,
+    InputSharding,
+    PlannedJob,
+    PlannedSegment,
+    RunPlan,
+    Schedule,
+    job_hash,
+)
+from smlaunch.planner.plan_context import Diagnostics, PlanContext
 from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler
-from smlaunch.planner.request_fields import dotted_path, job_field, walk_members
-from smlaunch.planner.resume_advice import check_resumability
-from smlaunch.planner.scaling import advise_scaling
-from smlaunch.planner.script_advice import advise_script, warn_of_idle_accelerators
+from smlaunch.planner.rules import apply_rules
+from smlaunch.planner.rules.rule import paths_overlap
+from smlaunch.planner.run_cost import plan_cost
+from smlaunch.planner.script_advice import (
+    advise_script,
+    check_resumability,
+    suggest_built_in,
+    warn_of_idle_accelerators,
+)
 from smlaunch.planner.shard_plans import plan_shard_runs
-from smlaunch.planner.sharding import JOBS, LISTS, apply_sharding, plan_sharding
-from smlaunch.planner.workflow import RunPolicy, Workflow, request_for, variant_for
 from smlaunch.strategies import load_strategy
+from smlaunch.strategies.base import Strategy
 
-CHAIN_OPERATION = CREATE_TRAINING_JOB
+CHAIN_OPERATION = TRAINING.create_operation
 """API operation of every job of a chain."""
-
-TOOLKIT_PREFIX = "sagemaker_"
 
 DEFAULT_CHAIN_ATTEMPTS = 3
 """Attempts per segment of a chain; a single job has one."""
 
 _ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/")
 
-_SERVICE_DECIDES = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
+_RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
 """Violations that are only warnings: the service knows new instance types before any client's tables."""
 
 
-def make_plan(job: Job, facts: Facts, run_id: str) -> Plan:
-    """Plan a run. Pure: equal arguments give equal plans.
+def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> RunPlan:
+    """Plan a run: choose machines and decide how its data is distributed, then plan one run, or one for each
+    shard of the data. Pure: equal arguments give equal plans. Raises JobError with all problems of the job.
 
-    Raises JobError with all problems of the job.
+    ``facts``: what discovery found about script, data and account.
     """
     diagnostics = Diagnostics()
-    for note in facts.source.warnings:
-        diagnostics.add_warning(note)
+    for warning in facts.source.warnings:
+        diagnostics.add_warning(warning)
     for name, input_facts in facts.inputs.items():
-        for note in input_facts.warnings:
-            diagnostics.add_warning(f"inputs.{name}: {note}")
-    settled_job, candidates = _choose_machines(job, facts, diagnostics)
-    sharding_by_channel = plan_sharding(settled_job, facts, diagnostics)
-    job_digest = job_hash(job, facts)
-    if any(sharding.split_via == JOBS for sharding in sharding_by_channel.values()):
-        plan = plan_shard_runs(
-            settled_job, facts, run_id, sharding_by_channel, diagnostics, plan_single_run, job_digest
-        )
+        for warning in input_facts.warnings:
+            diagnostics.add_warning(f"inputs.{name}: {warning}")
+    strategy = load_strategy(choose_strategy(job, facts, diagnostics))
+    # The candidates are the machines that were compared; none if the job names its machines.
+    job_with_machines, candidates = _choose_machines(job, strategy, facts, diagnostics)
+    sharding_by_channel = plan_sharding(job_with_machines, facts, diagnostics)
+    plan_run = partial(
+        plan_single_run,
+        facts=facts,
+        strategy=strategy,
+        sharding_by_channel=sharding_by_channel,
+        job_digest=job_hash(job, facts),
+    )
+    # VIA_JOBS: each shard is processed by a run of its own, with one host.
+    has_run_for_each_shard = any(sharding.split_via == VIA_JOBS for sharding in sharding_by_channel.values())
+    if has_run_for_each_shard:
+        # plan_run is passed as a function: the called module cannot import this one.
+        plan = plan_shard_runs(job_with_machines, run_id, sharding_by_channel, diagnostics, plan_run)
     else:
-        plan = plan_single_run(settled_job, facts, run_id, sharding_by_channel, diagnostics, job_digest)
-    return replace(plan, job=job, candidates=candidates) if candidates else plan
+        plan = plan_run(job=job_with_machines, run_id=run_id, diagnostics=diagnostics)
+    if not candidates:
+        return plan
+    # The plan shows the job as the user stated it, without the machines filled in.
+    return replace(plan, job=job, candidates=candidates)
 
 
-def _choose_machines(job: Job, facts: Facts, diagnostics: Diagnostics) -> tuple[Job, tuple[Candidate, ...]]:
+def _choose_machines(
+    job: Job, strategy: Strategy, facts: DiscoveredFacts, diagnostics: Diagnostics
+) -> tuple[Job, tuple[Candidate, ...]]:
     """The job with machines for its workload and the compared candidates; unchanged without a workload."""
-    strategy = load_strategy(choose_strategy(job, facts, Diagnostics()))
     if job.workload == Workload() and not strategy.sized_by_data:
         return job, ()
     # Imported late: most jobs name their machines, and the import would slow down every command that plans.
     from smlaunch.planner.compute_choice import choose_compute
 
-    settled_job, candidates = choose_compute(job, strategy, facts, diagnostics)
-    diagnostics.filled_fields |= _stated_fields(settled_job.to_mapping()) - _stated_fields(job.to_mapping())
-    return settled_job, candidates
+    job_with_machines, candidates = choose_compute(job, strategy, facts, diagnostics)
+    diagnostics.fields_chosen_by_plan |= _field_paths_of(job_with_machines.to_mapping()) - _field_paths_of(
+        job.to_mapping()
+    )
+    return job_with_machines, candidates
 
 
-def check_partial_job(job: Job, facts: Facts, unknown_fields: Sequence[str]) -> list[Problem]:
-    """Other problems of a job whose ``unknown_fields`` could not be read. Reports only what holds for any
-    value of them; nothing that follows from a default in their place."""
+def check_partial_job(job: Job, facts: DiscoveredFacts, unknown_fields: Sequence[str]) -> list[Problem]:
+    """Return the problems of a job of which some fields could not be read from its file, besides those
+    fields: only problems that exist whatever the fields' values are, and none that follow from their
+    defaults.
+
+    ``unknown_fields``: dotted paths of the fields, such as ``compute.hosts``.
+    """
     diagnostics = Diagnostics()
-    _check_facts(job, facts, job.name or "unnamed", diagnostics)
+    _check_stated_resources(job, facts, job.name or "unnamed", diagnostics)
     if "entry" in unknown_fields:
-        unknown_fields = [*unknown_fields, "source", "requirements"]  # which are about the script's folder
-    strategy = None
-    if job.strategy is not None or not any(
-        paths_overlap(field, decisive_field)
-        for field in unknown_fields
-        for decisive_field in _STRATEGY_INPUTS
-    ):
+        # Both are about the script's folder.
+        unknown_fields = [*unknown_fields, "source", "requirements"]
+    # The strategy, how the program is started, is known if no unknown field could change its choice. Paths
+    # overlap if they are equal, or one is inside the other (compute, compute.hosts).
+    may_strategy_differ = any(
+        paths_overlap(unknown_field, decisive_field)
+        for unknown_field in unknown_fields
+        for decisive_field in _FIELDS_THAT_DECIDE_STRATEGY
+    )
+    strategy, undecided_fields = None, [*unknown_fields, "strategy"]
+    if job.strategy is not None or not may_strategy_differ:
         strategy = load_strategy(choose_strategy(job, facts, Diagnostics()))
-    unread_fields = [*unknown_fields, *(() if strategy is not None else ("strategy",))]
-    for problem in find_problems(PlanContext(job, facts, strategy), unread_fields):
-        diagnostics.add_problem(problem.path, problem.message)
+        undecided_fields = list(unknown_fields)
+    # Rules that depend on an undecided field are not applied.
+    apply_rules("validate", PlanContext(job, facts, strategy), diagnostics, undecided_fields)
     return [
         problem
         for problem in diagnostics.problems
-        if not any(paths_overlap(problem.path, field) for field in unknown_fields)
+        if not any(paths_overlap(problem.path, unknown_field) for unknown_field in unknown_fields)
     ]
 
 
-_STRATEGY_INPUTS = ("strategy", "entry", "algorithm", "image", "workload", "compute", "inputs")
+_FIELDS_THAT_DECIDE_STRATEGY = ("strategy", "entry", "algorithm", "image", "workload", "compute", "inputs")
 """If one of these is unknown, the strategy cannot be chosen."""
 
 
 def plan_single_run(
     job: Job,
-    facts: Facts,
+    facts: DiscoveredFacts,
+    strategy: Strategy,
     run_id: str,
     sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
     job_digest: str,
     shard_index: int | None = None,
-) -> Plan:
-    """Return the plan of a run of one job or of a chain of segments. Raises JobError with all problems.
+) -> RunPlan:
+    """Return the plan of a run of one job, or of several segments (jobs in a row). Raises JobError with all
+    problems.
 
-    ``sharding_by_channel``: how the files of inputs with ``split: bytes`` are distributed. ``job_digest``:
-    hash of job and source, by which a run is recognized. ``shard_index``: from 0, if the run processes one
-    shard of several.
+    ``facts``: what discovery found about script, data and account. ``sharding_by_channel``: how the files of
+    inputs with ``split: bytes`` are distributed. ``job_digest``: hash of job and source, by which a run is
+    recognized. ``shard_index``: from 0, if the run processes one shard of several.
     """
     stated_job, stated_facts = job, facts
+    # From here on as one host sees them: with its share of the data.
     job, facts = apply_sharding(job, facts, sharding_by_channel)
-    _check_facts(job, facts, run_id, diagnostics)
-    strategy = load_strategy(choose_strategy(job, facts, diagnostics))
-    if strategy.operation == CREATE_PROCESSING_JOB:
-        advise_processing(stated_job, facts.script, strategy.joins_hosts, diagnostics)
+    _check_stated_resources(job, facts, run_id, diagnostics)
     total_seconds = segments.total_training_seconds(job, diagnostics)
-    job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
-    can_be_chain = strategy.operation == CREATE_TRAINING_JOB and job.entry is not None
-    is_chain = can_be_chain and segments.needs_chain(job, total_seconds, job_limit_seconds)
-    if is_chain:
-        segment_shapes = segments.chain_shapes(job, facts, total_seconds, job_limit_seconds, diagnostics)
-        if len(segment_shapes) > 1 or total_seconds > segment_shapes[0].max_seconds:
-            field, reason = _cause_of_chain(job, job_limit_seconds)
-            check_resumability(job, facts, strategy, field, reason, diagnostics)
-    else:
-        segment_shapes = segments.single_shape(job, total_seconds)
+    # A template for each kind of segment: the job with the changes that it states from some segment on.
+    templates, is_multi_segment = _divide_into_segments(job, facts, strategy, total_seconds, diagnostics)
     context = PlanContext(stated_job, stated_facts, strategy)
-    for problem in find_problems(context):
-        diagnostics.add_problem(problem.path, problem.message)
-    report_quotas(context, diagnostics)
-    _check_hyperparameter_names(job, diagnostics)
+    apply_rules("validate", context, diagnostics)
+    apply_rules("advise", context, diagnostics)
 
-    layout = RunLayout(facts.bucket, run_id)
-    checkpoint_spec = plan_checkpoints(job, facts, layout, is_chain, segment_shapes[0], diagnostics)
+    layout = RunS3Layout(facts.bucket, run_id)
+    checkpoint_spec = plan_checkpoints(job, facts, layout, is_multi_segment, templates[0], diagnostics)
     channels, uploads = plan_inputs(job, facts, layout, diagnostics, sharding_by_channel, shard_index)
-    _check_hosts(segment_shapes, sharding_by_channel, diagnostics)
+    _check_file_lists_fit_hosts(templates, sharding_by_channel, diagnostics)
+    # It builds the requests, and collects the uploads that they need.
     compiler = RequestCompiler(
         run_id, job_digest, strategy, facts, layout, checkpoint_spec, tuple(channels), diagnostics
     )
-    compiled_segments = [compiler.compile(shape) for shape in segment_shapes]
-    for previous, following in pairwise(compiled_segments):
-        _warn_of_difference(previous, following, diagnostics)
+    compiled_segments = [compiler.compile_segment(template) for template in templates]
+    _warn_of_differing_segments(compiled_segments, diagnostics)
     first_segment = compiled_segments[0]
-    advise_reading(
-        job, facts, first_segment.instance_type, diagnostics, strategy.operation == CREATE_PROCESSING_JOB
-    )
-    ranks = (
-        first_segment.processes_per_host * job.compute.hosts
-        if isinstance(first_segment.processes_per_host, int)
-        else None
-    )
-    advise_script(facts, strategy, ranks, diagnostics)
-    warn_of_idle_accelerators(job, facts, strategy, first_segment.instance_type, diagnostics)
-    suggest_built_in(job, facts.script, diagnostics)
-    if strategy.joins_hosts and strategy.operation == CREATE_TRAINING_JOB:
-        advise_scaling(job, ranks, diagnostics)
+    _advise_on_script_and_data(job, facts, strategy, first_segment, diagnostics)
     workflow = Workflow(
         run=run_id,
         job_hash=job_digest,
         variants=tuple(compiled.variant for compiled in compiled_segments),
-        policy=RunPolicy(
-            chain=is_chain,
-            attempts=job.limits.attempts or (DEFAULT_CHAIN_ATTEMPTS if is_chain else 1),
-            total_seconds=total_seconds if is_chain else None,
-            max_cost=job.limits.max_cost if is_chain else None,
-            on_demand_fallback=job.compute.on_demand_fallback,
-            keep=segments.checkpoints_to_keep(job),
-        ),
+        policy=_run_policy(job, is_multi_segment, total_seconds),
         checkpoints=None if checkpoint_spec is None else checkpoint_spec.uri,
     )
-    planned_segments, planned_jobs, wall_seconds = _first_attempts(
-        workflow, compiled_segments, total_seconds, diagnostics
-    )
-    min_seconds = max(
-        first_segment.variant.min_seconds, segments.SegmentCosts.for_job(job, facts).start_seconds
-    )
-    cost = plan_cost(
-        job,
-        [compiled.rate for compiled in compiled_segments],
-        total_seconds,
-        is_chain,
-        min_seconds,
-        diagnostics,
-    )
-    expected_schedule = (
-        segments.expected_schedule(job, facts, wall_seconds, segment_shapes[0], total_seconds, diagnostics)
-        if is_chain
-        else None
-    )
+    forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, diagnostics)
     for compiled in compiled_segments:
         _check_request(compiled.variant.request, diagnostics)
         _report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
     if diagnostics.problems:
         raise JobError(diagnostics.problems)
-    return Plan(
+    return RunPlan(
         run=run_id,
         job=stated_job,
         job_hash=job_digest,
         facts=stated_facts,
         strategy=strategy.name,
-        hosts=first_segment.shape.job.compute.hosts,
+        hosts=first_segment.template.job.compute.hosts,
         processes_per_host=first_segment.processes_per_host,
         instance_type=first_segment.instance_type,
         image=first_segment.image,
         reasons=tuple(diagnostics.reasons),
         warnings=tuple(diagnostics.warnings),
-        planned_jobs=tuple(planned_jobs),
+        planned_jobs=tuple(forecast.planned_jobs),
         uploads=(*compiler.uploads, *uploads),
-        segments=tuple(planned_segments),
-        cost=cost,
+        segments=tuple(forecast.planned_segments),
+        cost=forecast.cost,
         workflow=workflow,
         checkpoints=checkpoint_spec,
-        schedule=expected_schedule,
+        schedule=forecast.schedule,
         input_shardings=tuple(sharding_by_channel.values()),
     )
 
 
-def _cause_of_chain(job: Job, limit_seconds: int) -> tuple[str, str]:
+def _warn_of_differing_segments(
+    compiled_segments: Sequence[CompiledSegment], diagnostics: Diagnostics
+) -> None:
+    """Warn of each kind of segment that computes something else than the one before."""
+    for previous, following in pairwise(compiled_segments):
+        _warn_of_difference(previous, following, diagnostics)
+
+
+class _RunForecast(NamedTuple):
+    """What a run is expected to take: its jobs, segments and cost; its timing, None for a single job."""
+
+    planned_segments: list[PlannedSegment]
+    planned_jobs: list[PlannedJob]
+    cost: Cost
+    schedule: Schedule | None
+
+
+def _forecast_run(
+    job: Job,
+    facts: DiscoveredFacts,
+    workflow: Workflow,
+    compiled_segments: Sequence[CompiledSegment],
+    total_seconds: int,
+    diagnostics: Diagnostics,
+) -> _RunForecast:
+    """Return the jobs that the run takes if none fails, with their timing and cost.
+
+    ``compiled_segments``: one per kind of segment. ``total_seconds``: training time of the whole run.
+    """
+    planned_segments, planned_jobs, segment_durations = _plan_first_attempts(
+        workflow, compiled_segments, total_seconds, diagnostics
+    )
+    first_segment = compiled_segments[0]
+    start_seconds = segments.SegmentOverheads.for_job(job, facts).start_seconds
+    cost = plan_cost(
+        job,
+        [compiled.price_rate for compiled in compiled_segments],
+        total_seconds,
+        workflow.is_multi_segment,
+        min_segment_seconds=max(first_segment.variant.min_useful_seconds, start_seconds),
+        diagnostics=diagnostics,
+    )
+    schedule = None
+    if workflow.is_multi_segment:
+        schedule = segments.expected_schedule(
+            job, facts, segment_durations, first_segment.template, total_seconds, diagnostics
+        )
+    return _RunForecast(planned_segments, planned_jobs, cost, schedule)
+
+
+def _divide_into_segments(
+    job: Job, facts: DiscoveredFacts, strategy: Strategy, total_seconds: int, diagnostics: Diagnostics
+) -> tuple[tuple[segments.SegmentTemplate, ...], bool]:
+    """Return a template for each kind of segment of the run, and whether it may take several training jobs.
+    Adds a problem if it takes several and the script cannot resume. ``total_seconds``: training time of the
+    whole run."""
+    job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
+    # Processing jobs, and images with their own program, cannot be continued by another job.
+    can_be_continued = strategy.job_kind is TRAINING and job.entry is not None
+    is_multi_segment = can_be_continued and segments.needs_several_segments(
+        job, total_seconds, job_limit_seconds
+    )
+    if not is_multi_segment:
+        return segments.single_job_template(job, total_seconds), False
+    templates = segments.plan_segment_templates(job, facts, total_seconds, job_limit_seconds, diagnostics)
+    if len(templates) > 1 or total_seconds > templates[0].max_seconds:
+        field, reason = _cause_of_several_jobs(job, job_limit_seconds)
+        check_resumability(job, facts, strategy, field, reason, diagnostics)
+    return templates, True
+
+
+def _advise_on_script_and_data(
+    job: Job,
+    facts: DiscoveredFacts,
+    strategy: Strategy,
+    first_segment: CompiledSegment,
+    diagnostics: Diagnostics,
+) -> None:
+    """Add what the user may do better: input modes, the script, its accelerators, a built-in algorithm, the
+    learning rate for several ranks."""
+    is_processing = strategy.job_kind is PROCESSING
+    advise_input_modes(job, facts, first_segment.instance_type, diagnostics, is_processing)
+    total_ranks = None
+    if isinstance(first_segment.processes_per_host, int):
+        total_ranks = first_segment.processes_per_host * job.compute.hosts
+    advise_script(facts, strategy, total_ranks, diagnostics)
+    warn_of_idle_accelerators(job, facts, strategy, first_segment.instance_type, diagnostics)
+    suggest_built_in(job, facts.script, diagnostics)
+    if strategy.joins_hosts and strategy.job_kind is TRAINING:
+        advise_scaling(job, total_ranks, diagnostics)
+
+
+def _run_policy(job: Job, is_multi_segment: bool, total_seconds: int) -> RunPolicy:
+    """Return the bounds of the run: attempts, training time and cost of all its jobs, and how many
+    checkpoints are kept. A single job is bounded by its own request: its time and cost are None here. A chain
+    is a run of several segments (sequential jobs)."""
+    # So many jobs in a row without progress end the run: 3 for a chain.
+    default_attempts = DEFAULT_CHAIN_ATTEMPTS if is_multi_segment else 1
+    return RunPolicy(
+        chain=is_multi_segment,
+        attempts=job.limits.attempts or default_attempts,
+        total_seconds=total_seconds if is_multi_segment else None,
+        max_cost=job.limits.max_cost if is_multi_segment else None,
+        on_demand_fallback=job.compute.on_demand_fallback,
+        keep=segments.checkpoints_to_keep(job),
+    )
+
+
+def _cause_of_several_jobs(job: Job, limit_seconds: int) -> tuple[str, str]:
     """The field that makes the run take several jobs, and the beginning of a sentence about it."""
     if job.limits.segment is not None:
         return "limits.segment", f"the run takes several jobs of {job.limits.segment}"
@@ -252,98 +346,122 @@ def _cause_of_chain(job: Job, limit_seconds: int) -> tuple[str, str]:
     )
 
 
-def _first_attempts(
+def _plan_first_attempts(
     workflow: Workflow,
     compiled_segments: Sequence[CompiledSegment],
     total_seconds: int,
     diagnostics: Diagnostics,
 ) -> tuple[list[PlannedSegment], list[PlannedJob], list[int]]:
-    """Return the planned segments, the first job of each, and their durations in seconds.
+    """Return the segments (sequential jobs) that the run takes if no job fails and every segment uses its
+    whole time, the first job of each, and their durations in seconds.
 
-    The requests are those that the driver sends if no job fails and every segment uses its whole time.
+    ``compiled_segments``: one per kind of segment. ``total_seconds``: training time of the whole run.
     """
     planned_segments: list[PlannedSegment] = []
     planned_jobs: list[PlannedJob] = []
-    wall_seconds: list[int] = []
+    segment_durations: list[int] = []
     remaining_seconds = total_seconds
-    while len(planned_segments) < segments.MAX_SEGMENTS:
-        number = len(planned_segments) + 1
-        variant = variant_for(workflow, number)
-        if planned_segments and remaining_seconds < min(variant.min_seconds, variant.max_runtime):
+    # MAX_SEGMENTS: 999, by the format of job names.
+    max_segments = segments.MAX_SEGMENTS if workflow.is_multi_segment else 1
+    for number in range(1, max_segments + 1):
+        # The planned request that this segment uses; several segments may share one.
+        variant = variant_of_segment(workflow, number)
+        # A last segment shorter than this would train next to nothing: the run ends without it.
+        min_seconds = min(variant.min_useful_seconds, variant.max_runtime_seconds)
+        if number > 1 and remaining_seconds < min_seconds:
             break
-        segment = next(segment for segment in compiled_segments if segment.variant is variant)
-        request = request_for(workflow, number, 1, seconds_left=remaining_seconds)
-        seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
-        stop_after = request.get("Environment", {}).get(STOP_AFTER_VARIABLE)
-        compute = segment.shape.job.compute
-        planned_segments.append(
-            PlannedSegment(
-                number,
-                seconds,
-                None if stop_after is None else int(stop_after),
-                compute.hosts,
-                segment.instance_type,
-                segment.shape.until_step,
+        compiled = next(compiled for compiled in compiled_segments if compiled.variant is variant)
+        request = build_job_request(workflow, number, attempt=1, seconds_left=remaining_seconds)
+        planned_segments.append(_to_planned_segment(number, request, compiled))
+        planned_jobs.append(
+            PlannedJob(
+                name=job_name_of(request),
+                segment=number,
+                attempt=1,
+                operation=job_kind_of(request).create_operation,
+                request=request,
+                launch_spec=compiled.launch_spec,
             )
         )
-        planned_jobs.append(
-            PlannedJob(request[name_member(request)], number, 1, operation_of(request), request, segment.spec)
-        )
-        wall_seconds.append(min(segment.shape.wall_seconds, remaining_seconds))
-        remaining_seconds -= wall_seconds[-1]
-        if not workflow.is_chain:
-            break
+        # wall_seconds: from a full segment's start to its planned end.
+        segment_durations.append(min(compiled.template.wall_seconds, remaining_seconds))
+        remaining_seconds -= segment_durations[-1]
     else:
-        message = f"{format_duration(total_seconds)} would take more than {segments.MAX_SEGMENTS} segments"
-        if compiled_segments[0].shape.job.limits.max_runtime is not None:
-            diagnostics.add_problem("limits.segment", f"{message}; make them longer")
-        else:
-            diagnostics.add_warning(f"{message}, which is as many as are planned; state limits.max_runtime.")
-    for segment in compiled_segments[len(planned_segments) :]:
+        # The time is not used up after the last segment that a run may have.
+        if workflow.is_multi_segment:
+            _report_too_many_segments(compiled_segments[0].template.job, total_seconds, diagnostics)
+    for unused in compiled_segments[len(planned_segments) :]:
         diagnostics.add_warning(
-            f"segments[{segment.shape.first_segment - 1}] never starts unless an earlier one ends early: "
+            f"segments[{unused.template.first_segment - 1}] never starts unless an earlier one ends early: "
             f"{format_duration(total_seconds)} in all are used before."
         )
-    return planned_segments, planned_jobs, wall_seconds
+    return planned_segments, planned_jobs, segment_durations
+
+
+def _report_too_many_segments(job: Job, total_seconds: int, diagnostics: Diagnostics) -> None:
+    """Report that the run's training time takes more segments than a run may have: a problem if the job
+    states that time, otherwise a warning."""
+    message = f"{format_duration(total_seconds)} would take more than {segments.MAX_SEGMENTS} segments"
+    if job.limits.max_runtime is not None:
+        diagnostics.add_problem("limits.segment", f"{message}; make them longer")
+    else:
+        diagnostics.add_warning(f"{message}, which is as many as are planned; state limits.max_runtime.")
+
+
+def _to_planned_segment(number: int, request: Mapping[str, Any], compiled: CompiledSegment) -> PlannedSegment:
+    """The segment as a row of the plan. ``request``: of its first attempt."""
+    stop_after_text = request.get("Environment", {}).get(STOP_AFTER_VARIABLE)
+    return PlannedSegment(
+        index=number,
+        max_runtime=request["StoppingCondition"]["MaxRuntimeInSeconds"],
+        stop_after=None if stop_after_text is None else int(stop_after_text),
+        hosts=compiled.template.job.compute.hosts,
+        instance_type=compiled.instance_type,
+        until_step=compiled.template.until_step,
+    )
 
 
 def _warn_of_difference(
     previous: CompiledSegment, following: CompiledSegment, diagnostics: Diagnostics
 ) -> None:
-    """Add a warning if two successive segments differ: the run is then not equivalent to one long job."""
-    differences = []
-    for name, old_value, new_value in (
-        ("hosts", previous.shape.job.compute.hosts, following.shape.job.compute.hosts),
+    """Add a warning if two successive kinds of segments differ in hosts, ranks, instance type or
+    hyperparameters: the run is then not equivalent to one long job."""
+    previous_job, following_job = previous.template.job, following.template.job
+    compared_values: list[tuple[str, Any, Any]] = [
+        ("hosts", previous_job.compute.hosts, following_job.compute.hosts),
         ("ranks per host", previous.processes_per_host, following.processes_per_host),
         ("instance type", previous.instance_type, following.instance_type),
-    ):
-        if old_value != new_value:
-            differences.append(f"{name} {old_value} -> {new_value}")
-    old_values, new_values = previous.shape.job.hyperparameters, following.shape.job.hyperparameters
-    hyperparameter_names = [
-        *old_values,
-        *(hyperparameter for hyperparameter in new_values if hyperparameter not in old_values),
     ]
-    differences += [
-        f"{hyperparameter} {old_values.get(hyperparameter)} -> {new_values.get(hyperparameter)}"
-        for hyperparameter in hyperparameter_names
-        if old_values.get(hyperparameter) != new_values.get(hyperparameter)
+    # A dictionary keeps the order of the names and drops duplicates.
+    hyperparameter_names = {**previous_job.hyperparameters, **following_job.hyperparameters}
+    compared_values += [
+        (name, previous_job.hyperparameters.get(name), following_job.hyperparameters.get(name))
+        for name in hyperparameter_names
     ]
-    if differences:
-        until_step = previous.shape.until_step
-        subject = (
-            f"Segment {following.shape.first_segment}"
-            if until_step is None
-            else f"What follows on step {until_step}"
-        )
-        diagnostics.add_warning(
-            f"{subject} differs ({', '.join(differences)}): from there on the run is not bit-identical with "
-            "an unchanged one."
-        )
+    differences = [
+        f"{name} {old_value} -> {new_value}"
+        for name, old_value, new_value in compared_values
+        if old_value != new_value
+    ]
+    if not differences:
+        return
+    # The kinds change at a training step, if the job states one, or else at a segment's number.
+    until_step = previous.template.until_step
+    subject = (
+        f"Segment {following.template.first_segment}"
+        if until_step is None
+        else f"What follows on step {until_step}"
+    )
+    diagnostics.add_warning(
+        f"{subject} differs ({', '.join(differences)}): from there on the run is not bit-identical with an "
+        "unchanged one."
+    )
 
 
-def _check_facts(job: Job, facts: Facts, run_id: str, diagnostics: Diagnostics) -> None:
-    """Add a problem for each wrong name, script, source or role."""
+def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagnostics: Diagnostics) -> None:
+    """Add a problem for each thing that the job states and that does not exist or cannot be used: the run's
+    name, the script, the source folder, the requirements file and the execution role. ``facts``: what
+    discovery found about them."""
     script, source = facts.script, facts.source
     if not is_run_id(run_id):
         diagnostics.add_problem(
@@ -352,7 +470,7 @@ def _check_facts(job: Job, facts: Facts, run_id: str, diagnostics: Diagnostics) 
             f"{MAX_RUN_ID_LENGTH} characters at most",
         )
     if job.entry is None:
-        _check_without_script(job, diagnostics)
+        _check_fields_for_scripts_only(job, diagnostics)
     elif script.problem is not None:
         diagnostics.add_problem("entry", script.problem)
     elif not script.exists:
@@ -360,13 +478,11 @@ def _check_facts(job: Job, facts: Facts, run_id: str, diagnostics: Diagnostics) 
     if source.problem is not None:
         diagnostics.add_problem("source", source.problem)
     if job.entry is not None and job.requirements is not None and not source.has_requirements:
-        exclusion = source.excluded_files.get(job.requirements)
-        message = (
-            f"{job.requirements} {exclusion}"
-            if exclusion
-            else f"{job.requirements!r} is not in {source.root}; it is "
-        )
-        diagnostics.add_problem("requirements", message if exclusion else f"{message}relative to the source")
+        exclusion_reason = source.excluded_files.get(job.requirements)
+        message = f"{job.requirements!r} is not in {source.root}; it is relative to the source"
+        if exclusion_reason:
+            message = f"{job.requirements} {exclusion_reason}"
+        diagnostics.add_problem("requirements", message)
     if facts.role is None:
         diagnostics.add_problem("role", facts.role_problem or "no execution role was found; give its ARN")
     elif not _ROLE_ARN.match(facts.role):
@@ -376,8 +492,9 @@ def _check_facts(job: Job, facts: Facts, run_id: str, diagnostics: Diagnostics) 
         )
 
 
-def _check_without_script(job: Job, diagnostics: Diagnostics) -> None:
-    """Report fields that need smlaunch's runtime, which is not added to an image with its own program."""
+def _check_fields_for_scripts_only(job: Job, diagnostics: Diagnostics) -> None:
+    """Add a problem for each field that the job states without a script, and that needs smlaunch's runtime:
+    it is not added to an image with its own program, such as a built-in algorithm's."""
     stated_by_field = {
         "source": job.source is not None,
         "requirements": job.requirements is not None,
@@ -395,98 +512,92 @@ def _check_without_script(job: Job, diagnostics: Diagnostics) -> None:
         diagnostics.add_problem("args", "a built-in algorithm takes hyperparameters; use those")
 
 
-def _check_hosts(
-    segment_shapes: Sequence[segments.SegmentShape],
+def _check_file_lists_fit_hosts(
+    templates: Sequence[segments.SegmentTemplate],
     sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
 ) -> None:
-    """Report file lists with a varying number of hosts."""
-    host_numbers = {shape.job.compute.hosts for shape in segment_shapes}
-    if len(host_numbers) > 1 and any(
-        sharding.split_via == LISTS for sharding in sharding_by_channel.values()
-    ):
-        numbers_text = ", ".join(map(str, sorted(host_numbers)))
+    """Add a problem if hosts read their own lists of files, and segments differ in their number of hosts."""
+    host_counts = {template.job.compute.hosts for template in templates}
+    uses_file_lists = any(sharding.split_via == VIA_LISTS for sharding in sharding_by_channel.values())
+    if len(host_counts) > 1 and uses_file_lists:
+        numbers_text = ", ".join(map(str, sorted(host_counts)))
         diagnostics.add_problem(
             "segments", f"file lists are made for one number of hosts, not for {numbers_text}"
         )
 
 
-def _check_hyperparameter_names(job: Job, diagnostics: Diagnostics) -> None:
-    """Warn of hyperparameters with the toolkit's prefix."""
-    for key in job.hyperparameters:
-        if key.startswith(TOOLKIT_PREFIX):
-            diagnostics.add_warning(
-                f"hyperparameters.{key}: names that begin with {TOOLKIT_PREFIX} are for AWS's toolkit; the "
-                "script gets them in SM_FRAMEWORK_PARAMS, not as arguments."
-            )
-
-
-def _image_in_request(request: Mapping[str, Any]) -> Any:
-    if operation_of(request) == CREATE_PROCESSING_JOB:
-        return request["AppSpecification"]["ImageUri"]
-    return request["AlgorithmSpecification"]["TrainingImage"]
-
-
 def _check_request(request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
-    """Report what the service would reject: once per field, and not if the field already has a problem."""
+    """Add a problem for each field of the job because of which the service would reject the request, unless
+    the field already has one. The request is checked by the service's own model of its API."""
     reported_fields = {problem.path for problem in diagnostics.problems}
-    if not _image_in_request(request):
+    kind = job_kind_of(request)
+    if not member_value(request, kind.members["image"]):
         # No image could be chosen; the field at fault (framework_version, or the type) is already reported.
         reported_fields.add("image")
-    for violation in check_request(operation_of(request), request):
-        field = job_field(violation.path, request)
-        if field in reported_fields or (field, violation.rule) in _SERVICE_DECIDES:
+    # A violation: a member of the request, and the limit of the model that it breaks.
+    for violation in check_request(kind.create_operation, request):
+        field = job_field_of_member(violation.path, request)
+        # The model may be older than the service, which knows newer instance types.
+        is_left_to_service = (field, violation.rule) in _RULES_LEFT_TO_SERVICE
+        if field in reported_fields or is_left_to_service:
             continue
         if field == "compute.spot" and "compute.instance_preferences" in reported_fields:
             continue  # the two exclude each other; that is reported for the other field
-        diagnostics.add_problem(field, violation.problem().message)
+        diagnostics.add_problem(field, violation.to_problem().message)
         reported_fields.add(field)
 
 
 def _report_endpoint_limits(
-    job: Job, request: Mapping[str, Any], facts: Facts, diagnostics: Diagnostics
+    job: Job, request: Mapping[str, Any], facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> None:
-    """Report request members that the endpoint records without effect or rejects: a warning if the job
-    states the field, otherwise a reason."""
+    """Report members of the request that the endpoint rejects (a problem) or records without effect: a
+    warning if the job states the field that the member comes from, otherwise a reason."""
     endpoint = facts.endpoint
     for warning in endpoint.warnings:
         diagnostics.add_warning(warning)
-    stated_fields = _stated_fields(job.to_mapping()) - diagnostics.filled_fields
+    # The fields that the user states, without those that the plan has filled in.
+    stated_fields = _field_paths_of(job.to_mapping()) - diagnostics.fields_chosen_by_plan
     fields_by_member = _fields_by_member(request)
-    for member, sentence in endpoint.rejected_members.items():
-        for field in fields_by_member.get(member, ()):
+    # Both mappings of the endpoint: a sentence by the member's dotted path (ResourceConfig.VolumeSizeInGB).
+    for member_path, sentence in endpoint.rejected_members.items():
+        for field in fields_by_member.get(member_path, ()):
             diagnostics.add_problem(field, sentence)
-    for member, sentence in endpoint.recorded_members.items():
-        requested_fields = [field for field in fields_by_member.get(member, ()) if field in stated_fields]
-        for field in requested_fields:
+    for member_path, sentence in endpoint.recorded_members.items():
+        fields_of_member = fields_by_member.get(member_path)
+        if fields_of_member is None:
+            continue  # the request does not have this member
+        fields_without_effect = [field for field in fields_of_member if field in stated_fields]
+        for field in fields_without_effect:
             diagnostics.add_warning(f"{field}: {sentence}")
-        if member in fields_by_member and not requested_fields:
-            diagnostics.add_reason(
-                f"endpoint.{member}", sentence[:1].upper() + sentence[1:].rstrip(".") + "."
-            )
+        if not fields_without_effect:
+            capitalized_sentence = sentence[:1].upper() + sentence[1:].rstrip(".") + "."
+            diagnostics.add_reason(f"endpoint.{member_path}", capitalized_sentence)
 
 
 def _fields_by_member(request: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The job's fields behind each request member, and behind each member with its value."""
-    fields: dict[str, list[str]] = {}
-    for path, value in walk_members(request):
-        member_path = dotted_path(tuple(name for name in path if isinstance(name, str)))
-        member_keys = (
-            [member_path] if isinstance(value, (dict, list)) else [member_path, f"{member_path}={value}"]
-        )
-        for key in member_keys:
-            member_fields = fields.setdefault(key, [])
-            job_field_name = job_field(path, request)
-            if job_field_name not in member_fields:
-                member_fields.append(job_field_name)
-    return fields
+    """Return the fields of the job that each member of the request comes from, by the member's dotted path
+    without list indices, and also by that path with its value: ``InputDataConfig.InputMode=Pipe``."""
+    fields_by_key: dict[str, list[str]] = {}
+    for path, value in walk_request_members(request):
+        member_names = tuple(name for name in path if isinstance(name, str))  # without list indices
+        member_path = dotted_path(member_names)
+        has_plain_value = not isinstance(value, (dict, list))
+        # An endpoint may have no support for one value of a member only.
+        keys = [member_path, f"{member_path}={value}"] if has_plain_value else [member_path]
+        job_field = job_field_of_member(path, request)
+        for key in keys:
+            fields_of_key = fields_by_key.setdefault(key, [])
+            if job_field not in fields_of_key:
+                fields_of_key.append(job_field)
+    return fields_by_key
 
 
-def _stated_fields(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:
+def _field_paths_of(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:
     """Dotted paths of all fields of the job that are stated."""
     field_names: set[str] = set()
     for key, value in mapping.items():
         field_names.add(prefix + key)
         if isinstance(value, Mapping):
-            field_names |= _stated_fields(value, f"{prefix}{key}.")
+            field_names |= _field_paths_of(value, f"{prefix}{key}.")
     return field_names

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smlaunch.api.request import ENTRYPOINT, REQUEST_BUILDERS, InputChannel, JobParameters
+from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.catalog.instances import InstanceChoice, find_instance_type
+from smlaunch.chain.workflow import SegmentVariant
 from smlaunch.contract import formats
 from smlaunch.contract.launch_spec import RUNTIME, CheckpointSpec, LaunchSpec
-from smlaunch.contract.names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT, JobName
+from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT, JobName
 from smlaunch.contract.segment import (
     BUCKET_OWNERS_VARIABLE,
     STOP_AFTER_VARIABLE,
@@ -18,44 +19,42 @@ from smlaunch.contract.segment import (
     UNTIL_STEP_VARIABLE,
     format_bucket_owners,
 )
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
-from smlaunch.planner.bucket_owners import recorded_owners
-from smlaunch.planner.cost import ComputeRate, compute_rate
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.image_choice import choose_image, jumpstart_inputs
-from smlaunch.planner.input_channels import RunLayout, plan_launch_channels, plan_volume
-from smlaunch.planner.launch_choices import choose_instance_type, choose_processes
-from smlaunch.planner.patch_warnings import warn_of_patch_end
+from smlaunch.planner.bucket_owners import bucket_owners_for_request
+from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_of_patch_end
+from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_launch_channels
+from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
+from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.rank_variables import add_rank_variables
-from smlaunch.planner.segments import SegmentShape
-from smlaunch.planner.workflow import Variant
+from smlaunch.planner.run_cost import PriceRate, compute_price_rate
+from smlaunch.planner.segments import SegmentTemplate
 from smlaunch.strategies.base import LaunchContext, Strategy
 
 
 @dataclass(frozen=True)
 class CompiledSegment:
-    """A segment shape with all decisions; ``variant`` holds its first segment's request."""
+    """A kind of segment with all decisions; ``variant`` holds the request of the first of them."""
 
-    shape: SegmentShape
+    template: SegmentTemplate
     instance_type: str
     processes_per_host: int | str
     image: str
-    spec: LaunchSpec | None
-    rate: ComputeRate
-    variant: Variant
+    launch_spec: LaunchSpec | None
+    price_rate: PriceRate
+    variant: SegmentVariant
 
 
 @dataclass
 class RequestCompiler:
-    """Compiles the segment shapes of one run."""
+    """Compiles the segments of one run."""
 
     run_id: str
     job_hash: str
     strategy: Strategy
-    facts: Facts
-    layout: RunLayout
+    facts: DiscoveredFacts
+    layout: RunS3Layout
     checkpoint_spec: CheckpointSpec | None
     channels: Sequence[InputChannel]
     diagnostics: Diagnostics
@@ -64,141 +63,193 @@ class RequestCompiler:
 
     _numbers: dict[LaunchSpec, int] = field(default_factory=dict)
 
-    def compile(self, shape: SegmentShape) -> CompiledSegment:
-        """Decide everything about a segment and build the request of its first attempt."""
-        job, facts, diagnostics = shape.job, self.facts, self.diagnostics
+    def compile_segment(self, template: SegmentTemplate) -> CompiledSegment:
+        """Decide everything about a kind of segment, and build the request of the first attempt: instance
+        type, ranks per host, image, launch specification (job.json) and price. ``template``: the job with the
+        segment's changes, its time limit and its planned end."""
+        job, facts, diagnostics = template.job, self.facts, self.diagnostics
         instance_choice = choose_instance_type(job, diagnostics)
-        processes_per_host = choose_processes(job, self.strategy, instance_choice, facts, diagnostics)
+        processes_per_host = choose_processes_per_host(
+            job, self.strategy, instance_choice, facts, diagnostics
+        )
         image = choose_image(job, self.strategy, instance_choice, facts, diagnostics)
         _warn_of_shared_pipes(job, processes_per_host, diagnostics)
         warn_of_patch_end(image, facts, diagnostics)
-        jumpstart_values, jumpstart_channels = jumpstart_inputs(image, facts)
+        jumpstart_hyperparameters, jumpstart_channels = jumpstart_inputs(image, facts)
         context = self._launch_context(
-            shape, processes_per_host, instance_choice, image, {**jumpstart_values, **job.hyperparameters}
+            template,
+            processes_per_host,
+            instance_choice,
+            image,
+            {**jumpstart_hyperparameters, **job.hyperparameters},
         )
         self._check_strategy(context, job.compute.instance_preferences)
-        spec = self._launch_spec(context, job.image is not None)
-        launch_channels = [] if spec is None else self._launch_channels(spec)
-        task_name = JobName(self.run_id, shape.first_segment, attempt=1)
-        is_synced = self.checkpoint_spec is not None and self.checkpoint_spec.upload == SYNC
-        rate = compute_rate(job, instance_choice, facts)
-        parameters = JobParameters(
-            name=str(task_name),
-            role=facts.role or "",
-            image=image,
-            entrypoint=() if spec is None else ENTRYPOINT,
-            arguments=job.args if spec is None else (),
+        launch_spec = self._compile_launch_spec(context, job.image is not None)
+        launch_channels = [] if launch_spec is None else self._launch_channels(launch_spec)
+        price_rate = compute_price_rate(job, instance_choice, facts)
+        parameters = self._job_parameters(
+            template, context, launch_spec, [*self.channels, *jumpstart_channels, *launch_channels]
+        )
+        request = build_job_request(self.strategy.job_kind, parameters)
+        variant = SegmentVariant(
+            first_segment=template.first_segment,
+            request=request,
+            price_per_hour=price_rate.dollars_per_hour,
+            until_step=template.until_step,
+        )
+        return CompiledSegment(
+            template, instance_choice.name, processes_per_host, image, launch_spec, price_rate, variant
+        )
+
+    def _job_parameters(
+        self,
+        template: SegmentTemplate,
+        context: LaunchContext,
+        launch_spec: LaunchSpec | None,
+        channels: Sequence[InputChannel],
+    ) -> JobParameters:
+        """Return the parameters from which the request of a segment's first attempt is built; a segment is
+        one of the run's sequential jobs. ``template``: the job with the segment's changes, and its time
+        limit. ``context``: what was chosen for it (instance type, image). ``launch_spec``: what the runtime
+        starts on each host; None if the image contains its own program. ``channels``: all inputs, smlaunch's
+        own included."""
+        job, diagnostics = template.job, self.diagnostics
+        job_name = JobName(self.run_id, template.first_segment, attempt=1)
+        instance_choice = InstanceChoice(context.instance_type, context.instance_spec)
+        # S3 prefix and directory that the service keeps in sync; None if ranks upload checkpoints themselves.
+        synced_checkpoints = None
+        if self.checkpoint_spec is not None and self.checkpoint_spec.upload == SYNC:
+            synced_checkpoints = (self.checkpoint_spec.uri or "", self.checkpoint_spec.path)
+        return JobParameters(
+            name=str(job_name),
+            role=self.facts.role or "",
+            image=context.image,
+            # The runtime is the entry point, and gets the arguments from job.json.
+            has_runtime=launch_spec is not None,
+            arguments=job.args if launch_spec is None else (),
+            # The job's, and those by which the strategy configures AWS's image.
             hyperparameters={**context.hyperparameters, **self.strategy.hyperparameters(context)},
-            channels=(*self.channels, *jumpstart_channels, *launch_channels),
-            output=job.output or self.layout.output_prefix,
-            instance_type=instance_choice.name,
-            hosts=job.compute.hosts,
+            channels=tuple(channels),
+            output_uri=job.output or self.layout.output_prefix,
+            instance_type=context.instance_type,
+            host_count=job.compute.hosts,
             instance_preferences=job.compute.instance_preferences,
-            keep_alive_seconds=_seconds(job.compute.keep_alive),
-            max_pending_seconds=_seconds(job.limits.max_pending),
-            volume_gb=plan_volume(job, instance_choice, facts, diagnostics),
-            max_runtime_seconds=shape.max_seconds,
-            spot=job.compute.spot,
-            max_wait_seconds=_max_wait(
-                job, shape.max_seconds, self.strategy.max_wait_seconds(context), diagnostics
+            keep_alive_seconds=_seconds_or_none(job.compute.keep_alive),
+            max_pending_seconds=_seconds_or_none(job.limits.max_pending),
+            volume_gb=choose_volume_gb(job, instance_choice, self.facts, diagnostics),
+            max_runtime_seconds=template.max_seconds,
+            is_spot=job.compute.spot,
+            max_wait_seconds=_choose_max_wait_seconds(
+                job, template.max_seconds, self.strategy.max_wait_seconds(context), diagnostics
             ),
-            checkpoints=(self.checkpoint_spec.uri or "", self.checkpoint_spec.path)
-            if self.checkpoint_spec is not None and is_synced
-            else None,
-            environment={**job.environment, **_segment_variables(shape), **self._owner_variables(job)},
+            checkpoints=synced_checkpoints,
+            # The job's own, the segment's planned end, and the owners of the buckets.
+            environment={**job.environment, **_segment_variables(template), **self._owner_variables(job)},
             network_isolation=job.network_isolation,
             encrypt_traffic=job.encrypt_traffic,
             subnets=job.subnets,
             security_groups=job.security_groups,
+            # By these smlaunch recognizes the jobs of a run.
             tags={
                 **job.tags,
                 TAG_FORMAT: formats.RUN.version,
-                TAG_RUN: task_name.run,
-                TAG_SEGMENT: str(task_name.segment),
-                TAG_ATTEMPT: str(task_name.attempt),
+                TAG_RUN: job_name.run,
+                TAG_SEGMENT: str(job_name.segment),
+                TAG_ATTEMPT: str(job_name.attempt),
                 TAG_JOB: self.job_hash,
             },
         )
-        request = REQUEST_BUILDERS[self.strategy.operation](parameters)
-        variant = Variant(shape.first_segment, request, rate.per_hour, shape.until_step)
-        return CompiledSegment(shape, instance_choice.name, processes_per_host, image, spec, rate, variant)
 
     def _owner_variables(self, job: Job) -> dict[str, str]:
-        owners = recorded_owners(job, self.checkpoint_spec, self.facts.account)
+        owners = bucket_owners_for_request(job, self.checkpoint_spec, self.facts.account)
         return {BUCKET_OWNERS_VARIABLE: format_bucket_owners(owners)} if owners else {}
 
     def _launch_context(
         self,
-        shape: SegmentShape,
+        template: SegmentTemplate,
         processes_per_host: int | str,
         instance_choice: InstanceChoice,
         image: str,
         hyperparameters: Mapping[str, Any],
     ) -> LaunchContext:
-        job, facts = shape.job, self.facts
+        job, facts = template.job, self.facts
         return LaunchContext(
-            entry=facts.source.entry,
+            entry_point=facts.source.entry,
             args=job.args,
-            hosts=job.compute.hosts,
+            host_count=job.compute.hosts,
             processes_per_host=processes_per_host,
             environment_names=frozenset(job.environment),
             requirements=job.requirements,
-            max_runtime_seconds=shape.max_seconds,
-            hang_seconds=_seconds(job.limits.hang),
+            max_runtime_seconds=template.max_seconds,
+            hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,
             imports=facts.script.imports,
             reads_resource_config=facts.script.reads_resource_config,
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,
-            margin_seconds=shape.margin,
+            margin_seconds=template.margin_seconds,
             deterministic=job.deterministic,
             has_split_input=any(channel.split is not None for channel in job.inputs.values()),
             options=job.options,
             json_files=facts.source.json_files,
             algorithm=job.algorithm,
             instance_type=instance_choice.name,
-            instance=instance_choice.catalog_type,
+            instance_spec=instance_choice.catalog_entry,
             image=image,
             framework_version=job.framework_version,
             channels=job.inputs,
             hyperparameters=hyperparameters,
-            spot=job.compute.spot,
+            is_spot=job.compute.spot,
             target=facts.target,
         )
 
     def _check_strategy(self, context: LaunchContext, preferences: Sequence[str]) -> None:
-        """Check the strategy for every type that the job prefers: it may run on any."""
-        alternatives = [
-            replace(context, instance_type=name, instance=find_instance_type(name))
+        """Add the strategy's problems with each instance type that the job may run on. A strategy is how the
+        program is started, such as ``ddp``.
+
+        ``context``: all decisions, for the first type. ``preferences``: names of all types if the job states
+        several, of which the service chooses one; otherwise empty."""
+        contexts_of_other_types = [
+            replace(context, instance_type=name, instance_spec=find_instance_type(name))
             for name in preferences[1:]
         ]
-        for alternative in (context, *alternatives):
-            for problem in self.strategy.check_all(alternative):
-                is_type_problem = preferences and problem.path == "compute.instance_type"
+        for context_of_type in (context, *contexts_of_other_types):
+            for problem in self.strategy.find_all_problems(context_of_type):
+                # A problem is reported at the job's field; the type's is another one if there are several.
+                is_about_preference = preferences and problem.path == "compute.instance_type"
                 self.diagnostics.add_problem(
-                    "compute.instance_preferences" if is_type_problem else problem.path, problem.message
+                    "compute.instance_preferences" if is_about_preference else problem.path, problem.message
                 )
 
-    def _launch_spec(self, context: LaunchContext, has_own_image: bool) -> LaunchSpec | None:
-        """The launch specification; None if the image contains its own program."""
-        spec = self.strategy.launch_spec(context) if context.entry else None
-        if spec is not None and spec.source is not None:
-            spec = spec._replace(source_sha256=self.facts.source.archive_sha256)
-        if spec is not None and context.hang_seconds is None and spec.hang_seconds is not None:
+    def _compile_launch_spec(self, context: LaunchContext, names_image: bool) -> LaunchSpec | None:
+        """Return the launch specification (job.json), which says what the runtime starts on each host, and
+        add the strategy's advice; None if the image contains its own program. ``context``: all decisions
+        about the segment. ``names_image``: the job names the image, which may not be AWS's."""
+        launch_spec = self.strategy.launch_spec(context) if context.entry_point else None
+        is_hang_limit_stated = context.hang_seconds is not None
+        if launch_spec is not None and launch_spec.hang_seconds is not None and not is_hang_limit_stated:
             self.diagnostics.add_reason(
                 "limit.hang",
                 "The job states no limits.hang; a host whose ranks print nothing and use no CPU for "
-                f"{format_duration(int(spec.hang_seconds))} counts as hung, and fails with the stacks of "
-                "its ranks.",
+                f"{format_duration(int(launch_spec.hang_seconds))} counts as hung, and fails with the stacks "
+                "of its ranks.",
             )
-        for sentence in self.strategy.advice_all(context):
+        # Advice of the strategy about this job.
+        for sentence in self.strategy.find_all_warnings(context):
             self.diagnostics.add_warning(sentence + ".")
-        if spec is None:
+        if launch_spec is None:
             return None
-        if spec.services and spec.ranks.launcher != RUNTIME:
-            message = f"{self.strategy.name} starts more than ranks, which {spec.ranks.launcher} does not"
+        if launch_spec.source is not None:
+            # Hosts check the source that they unpack.
+            launch_spec = launch_spec._replace(source_sha256=self.facts.source.archive_sha256)
+        # Services are programs beside the ranks; only smlaunch's own launcher starts them.
+        if launch_spec.services and launch_spec.ranks.launcher != RUNTIME:
+            message = (
+                f"{self.strategy.name} starts more than ranks, which {launch_spec.ranks.launcher} does not"
+            )
             self.diagnostics.add_problem("launcher", f"{message}; leave it out")
-        return add_rank_variables(spec, context, has_own_image, self.diagnostics)
+        # Variables for all ranks: EFA's, and one for matplotlib without a display.
+        return add_rank_variables(launch_spec, context, names_image, self.diagnostics)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)
@@ -208,8 +259,8 @@ class RequestCompiler:
 
 
 def _warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: Diagnostics) -> None:
-    """Warn of pipes with several ranks: one process reads each pipe (developer guide,
-    your-algorithms-training-algo-running-container)."""
+    """Warn of channels with input mode Pipe if a host has several ranks: only one process can read each pipe
+    (developer guide, your-algorithms-training-algo-running-container)."""
     for name, channel in job.inputs.items():
         if channel.mode == "Pipe" and processes_per_host != 1:
             ranks_text = (
@@ -223,39 +274,43 @@ def _warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: 
             )
 
 
-def _seconds(duration: str | None) -> int | None:
+def _seconds_or_none(duration: str | None) -> int | None:
     return None if duration is None else parse_duration(duration)
 
 
-def _segment_variables(shape: SegmentShape) -> dict[str, str]:
-    values = {STOP_AFTER_VARIABLE: shape.stop_after, UNTIL_STEP_VARIABLE: shape.until_step}
+def _segment_variables(template: SegmentTemplate) -> dict[str, str]:
+    values = {STOP_AFTER_VARIABLE: template.stop_after_seconds, UNTIL_STEP_VARIABLE: template.until_step}
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _max_wait(job: Job, max_runtime: int, max_allowed: int | None, diagnostics: Diagnostics) -> int | None:
-    """MaxWaitTime in seconds; None without spot. ``max_allowed``: the strategy's limit."""
+def _choose_max_wait_seconds(
+    job: Job, max_runtime_seconds: int, strategy_limit_seconds: int | None, diagnostics: Diagnostics
+) -> int | None:
+    """Return the MaxWaitTimeInSeconds of a spot job, in which it must wait for capacity and train; None
+    without spot. By default twice the training time. ``strategy_limit_seconds``: longest such time that the
+    strategy allows, as for an algorithm without checkpoints; None without a limit."""
     if not job.compute.spot:
         return None
-    if job.limits.max_wait is None:
-        double_runtime = 2 * max_runtime
-        if max_allowed is not None and max_runtime <= max_allowed < double_runtime:
-            diagnostics.add_reason(
-                "spot.wait",
-                f"The job states no limits.max_wait: {format_duration(max_allowed)}, the limit without "
-                "checkpoints, for training and waiting for capacity together.",
+    if job.limits.max_wait is not None:
+        stated_seconds = parse_duration(job.limits.max_wait)
+        if stated_seconds < max_runtime_seconds:
+            diagnostics.add_problem(
+                "limits.max_wait",
+                f"{job.limits.max_wait} is shorter than the training time of "
+                f"{format_duration(max_runtime_seconds)} that it includes; make it longer",
             )
-            return max_allowed
+        return stated_seconds
+    default_seconds = 2 * max_runtime_seconds
+    if strategy_limit_seconds is not None and max_runtime_seconds <= strategy_limit_seconds < default_seconds:
         diagnostics.add_reason(
             "spot.wait",
-            f"The job states no limits.max_wait: {format_duration(double_runtime)}, twice the training "
-            "time, for training and waiting for capacity together.",
+            f"The job states no limits.max_wait: {format_duration(strategy_limit_seconds)}, the limit "
+            "without checkpoints, for training and waiting for capacity together.",
         )
-        return double_runtime
-    max_wait = parse_duration(job.limits.max_wait)
-    if max_wait < max_runtime:
-        diagnostics.add_problem(
-            "limits.max_wait",
-            f"{job.limits.max_wait} is shorter than the training time of {format_duration(max_runtime)} that "
-            "it includes; make it longer",
-        )
-    return max_wait
+        return strategy_limit_seconds
+    diagnostics.add_reason(
+        "spot.wait",
+        f"The job states no limits.max_wait: {format_duration(default_seconds)}, twice the training time, "
+        "for training and waiting for capacity together.",
+    )
+    return default_seconds

@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smlaunch.contract.daly import daly_interval, segment_progress
+from smlaunch.contract.checkpoint_interval import daly_interval, segment_progress
 from smlaunch.contract.segment import DIRECT
+from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
 from smlaunch.planner.plan import Schedule
+from smlaunch.planner.plan_context import Diagnostics
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -29,23 +29,28 @@ DEFAULT_RUNTIME_QUOTA = 5 * 86400
 MAX_SEGMENTS = 999
 """Limit of the job name's format."""
 
-STOP_SECONDS = 120
+STOP_GRACE_SECONDS = 120
 ASSUMED_SAVE_SECONDS = 180.0
+"""Time for the last checkpoint and its upload, if its size is unknown."""
+
+SAVE_START_SECONDS = 30.0
+"""Time of the last checkpoint without its upload: an assumption."""
+
 MAX_MARGIN_SHARE = 0.25
 """Largest share of a segment after its planned end."""
 
-HOST_MTBF = 54 * 86400 * 2048 / 466
+HOST_MTBF_SECONDS = 54 * 86400 * 2048 / 466
 """Seconds, 237 days: Llama 3's training had 466 interruptions of 2,048 hosts in 54 days (Meta, 2024)."""
 
-SPOT_MTBF = 5 * 86400
+SPOT_MTBF_SECONDS = 5 * 86400
 """Seconds, of one host: a conservative assumption; AWS's Spot Advisor only states "more than 20 % a month"
 for the worst types."""
 
 ASSUMED_STALL_SECONDS = 1.0
-COPY_RATE = 2e9
+MEMORY_COPY_BYTES_PER_SECOND = 2e9
 """Bytes per second of a copy in a host's memory: determines the stall of a checkpoint of known size."""
 
-S3_RATE = 2e8
+S3_BYTES_PER_SECOND = 2e8
 """Bytes per second that one host transfers to or from S3: conservative."""
 
 START_SECONDS = 60.0
@@ -59,8 +64,9 @@ MIN_GOODPUT = 0.8
 
 
 @dataclass(frozen=True)
-class SegmentShape:
-    """Segments from number ``first_segment`` on. Seconds."""
+class SegmentTemplate:
+    """Job, time limit and planned end of the segments from number ``first_segment`` on, until the next
+    template's."""
 
     first_segment: int
     job: Job
@@ -69,10 +75,10 @@ class SegmentShape:
     max_seconds: int
     """Time until the service stops the segment."""
 
-    stop_after: int | None = None
+    stop_after_seconds: int | None = None
     """Time until it stops itself; None without a planned end."""
 
-    margin: int | None = None
+    margin_seconds: int | None = None
     """Time between its planned end and its limit."""
 
     until_step: int | None = None
@@ -80,7 +86,11 @@ class SegmentShape:
     @property
     def wall_seconds(self) -> int:
         """Duration of a full segment that stops itself."""
-        return self.max_seconds if self.stop_after is None else self.max_seconds - (self.margin or 0)
+        return (
+            self.max_seconds
+            if self.stop_after_seconds is None
+            else self.max_seconds - (self.margin_seconds or 0)
+        )
 
 
 def total_training_seconds(job: Job, diagnostics: Diagnostics) -> int:
@@ -98,35 +108,37 @@ def total_training_seconds(job: Job, diagnostics: Diagnostics) -> int:
     return DEFAULT_MAX_RUNTIME
 
 
-def max_job_seconds(job: Job, facts: Facts, total_seconds: int, diagnostics: Diagnostics) -> int:
-    """Longest training time of one job: by the service's limit, the account's quota and the job."""
-    limit_seconds = MAX_JOB_SECONDS
-    stated_segment = None if job.limits.segment is None else parse_duration(job.limits.segment)
-    if stated_segment is not None and stated_segment > MAX_JOB_SECONDS:
+def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagnostics: Diagnostics) -> int:
+    """Return the longest training time of one job in seconds: by the service's limit of 28 days, the
+    account's quota and the length of a segment that the job states; a segment is one of the sequential jobs
+    of a long run. ``total_seconds``: training time of the whole run.
+    """
+    stated_segment_seconds = None if job.limits.segment is None else parse_duration(job.limits.segment)
+    if stated_segment_seconds is not None and stated_segment_seconds > MAX_JOB_SECONDS:
         diagnostics.add_problem(
             "limits.segment", f"{job.limits.segment} is longer than the 28d a training job may run"
         )
-    if facts.max_runtime_quota is not None and facts.max_runtime_quota < MAX_JOB_SECONDS:
-        limit_seconds = facts.max_runtime_quota
-        if min(total_seconds, stated_segment or total_seconds) > limit_seconds:
+    # Without the quota, that is what one job would take.
+    wanted_seconds = min(total_seconds, stated_segment_seconds or total_seconds)
+    quota, quota_problem = facts.max_runtime_quota, facts.max_runtime_quota_problem
+    limit_seconds = MAX_JOB_SECONDS
+    if quota is not None and quota < MAX_JOB_SECONDS:
+        limit_seconds = quota
+        if wanted_seconds > quota:
             diagnostics.add_reason(
                 "segment.quota",
-                f"The account's quota lets a training job run for {format_duration(limit_seconds)} at most.",
+                f"The account's quota lets a training job run for {format_duration(quota)} at most.",
             )
-    elif (
-        min(total_seconds, stated_segment or total_seconds) > DEFAULT_RUNTIME_QUOTA and facts.target == "aws"
-    ):
-        quota_problem = facts.max_runtime_quota_problem
-        if quota_problem is not None:
-            diagnostics.add_warning(
-                "The account's quota for the longest run of a training job could not be read "
-                f"({quota_problem}); AWS's default is 5d, and longer jobs are refused then: state "
-                "limits.segment if yours is lower."
-            )
-    return min(limit_seconds, stated_segment or limit_seconds)
+    elif wanted_seconds > DEFAULT_RUNTIME_QUOTA and facts.target == "aws" and quota_problem is not None:
+        diagnostics.add_warning(
+            "The account's quota for the longest run of a training job could not be read "
+            f"({quota_problem}); AWS's default is 5d, and longer jobs are refused then: state "
+            "limits.segment if yours is lower."
+        )
+    return min(limit_seconds, stated_segment_seconds or limit_seconds)
 
 
-def needs_chain(job: Job, total_seconds: int, limit_seconds: int) -> bool:
+def needs_several_segments(job: Job, total_seconds: int, limit_seconds: int) -> bool:
     """Whether the run may take several jobs: the job asks for it, or no single job may last as long."""
     return job.limits.segment is not None or bool(job.segments) or total_seconds > limit_seconds
 
@@ -134,109 +146,134 @@ def needs_chain(job: Job, total_seconds: int, limit_seconds: int) -> bool:
 # ---- cutting ---------------------------------------------------------------------------------------------
 
 
-def single_shape(job: Job, total_seconds: int) -> tuple[SegmentShape, ...]:
-    return (SegmentShape(1, job, total_seconds),)
+def single_job_template(job: Job, total_seconds: int) -> tuple[SegmentTemplate, ...]:
+    return (SegmentTemplate(1, job, total_seconds),)
 
 
-def chain_shapes(
-    job: Job, facts: Facts, total_seconds: int, limit_seconds: int, diagnostics: Diagnostics
-) -> tuple[SegmentShape, ...]:
-    """Return the lengths and planned ends of a chain's segments, in order, one per kind of segment.
-    ``total_seconds``: training time of all. ``limit_seconds``: longest time that one job may run."""
-    costs = SegmentCosts.for_job(job, facts)
+def plan_segment_templates(
+    job: Job, facts: DiscoveredFacts, total_seconds: int, limit_seconds: int, diagnostics: Diagnostics
+) -> tuple[SegmentTemplate, ...]:
+    """Return one template for each kind of segment, in order, with its time limit and planned end. A segment
+    is one of the sequential training jobs of a long run; entries of ``job.segments`` change hosts, types or
+    hyperparameters from a certain segment on.
+
+    ``total_seconds``: training time of the whole run. ``limit_seconds``: longest time that one job may run.
+    """
+    # Time of a segment that is not training: its start, its last checkpoint.
+    overheads = SegmentOverheads.for_job(job, facts)
+    # Without entries all segments are of one kind.
     segment_changes = job.segments or (SegmentChange(),)
-    shapes = []
+    templates: list[SegmentTemplate] = []
     for index, change in enumerate(segment_changes):
         max_seconds = min(limit_seconds, total_seconds)
         if change.length is not None:
-            stated_length = parse_duration(change.length)
-            if stated_length > limit_seconds:
+            stated_seconds = parse_duration(change.length)
+            if stated_seconds > limit_seconds:
                 diagnostics.add_problem(
                     f"segments[{index}].length",
                     f"{change.length} is longer than the {format_duration(limit_seconds)} that one job may "
                     "take",
                 )
-            max_seconds = min(max_seconds, stated_length)
-        margin = _margin_seconds(max_seconds, costs)
-        stop_after = max(1, int(max_seconds - margin - costs.download_seconds))
-        shape = SegmentShape(
-            index + 1, apply_change(job, change), max_seconds, stop_after, margin, change.until_step
+            max_seconds = min(max_seconds, stated_seconds)
+        # Reserved before the time limit, for the last checkpoint.
+        margin_seconds = _margin_seconds(max_seconds, overheads)
+        template = SegmentTemplate(
+            first_segment=index + 1,
+            job=apply_change(job, change),
+            max_seconds=max_seconds,
+            # The service may count the download of data as training.
+            stop_after_seconds=max(1, int(max_seconds - margin_seconds - overheads.download_seconds)),
+            margin_seconds=margin_seconds,
+            # Training step after which the next kind of segment begins.
+            until_step=change.until_step,
         )
-        if shape.wall_seconds <= costs.start_seconds:
-            field = f"segments[{index}].length" if change.length is not None else "limits.segment"
+        # wall_seconds: from a segment's start to its planned end.
+        if template.wall_seconds <= overheads.start_seconds:
+            length_field = f"segments[{index}].length" if change.length is not None else "limits.segment"
             diagnostics.add_problem(
-                field,
+                length_field,
                 f"{format_duration(max_seconds)} leaves no time to train: starting takes "
-                f"{format_span(costs.start_seconds)}, and {format_span(margin)} are reserved for the last "
-                "checkpoint; make it longer",
+                f"{format_seconds(overheads.start_seconds)}, and {format_seconds(margin_seconds)} are "
+                "reserved for the last checkpoint; make it longer",
             )
-        shapes.append(shape)
-    _explain_segments(job, shapes, costs, total_seconds, diagnostics)
-    return tuple(shapes)
+        templates.append(template)
+    _explain_segments(job, templates, overheads, total_seconds, diagnostics)
+    return tuple(templates)
 
 
 def apply_change(job: Job, change: SegmentChange) -> Job:
     """The job with a segment's change applied."""
-    compute_changes = {key: value for key, value in dict(change.compute).items() if value is not None}
-    return job.model_copy(
-        update={
-            "hyperparameters": {**job.hyperparameters, **change.hyperparameters},
-            "compute": job.compute.model_copy(update=compute_changes),
-        }
+    compute_changes = change.compute.to_mapping()
+    return job.with_changes(
+        hyperparameters={**job.hyperparameters, **change.hyperparameters},
+        compute=job.compute.with_changes(**compute_changes),
     )
 
 
-def _margin_seconds(max_seconds: int, costs: SegmentCosts) -> int:
+def _margin_seconds(max_seconds: int, overheads: SegmentOverheads) -> int:
     """Time between the planned end and the limit of a segment."""
-    return math.ceil(min(STOP_SECONDS + costs.save_seconds, MAX_MARGIN_SHARE * max_seconds))
+    return math.ceil(min(STOP_GRACE_SECONDS + overheads.last_save_seconds, MAX_MARGIN_SHARE * max_seconds))
 
 
 def _explain_segments(
     job: Job,
-    shapes: Sequence[SegmentShape],
-    costs: SegmentCosts,
+    templates: Sequence[SegmentTemplate],
+    overheads: SegmentOverheads,
     total_seconds: int,
     diagnostics: Diagnostics,
 ) -> None:
-    """Add the reasons why the segments end when they do."""
-    first_shape = shapes[0]
-    if job.limits.max_runtime is None and len(shapes) == 1 and total_seconds <= first_shape.max_seconds:
+    """Add the reasons why each segment (one of the run's sequential jobs) stops itself before its time limit,
+    and how long its start takes.
+
+    ``templates``: one for each kind of segment. ``total_seconds``: training time of the whole run.
+    """
+    first_template = templates[0]
+    fits_one_segment = len(templates) == 1 and total_seconds <= first_template.max_seconds
+    if job.limits.max_runtime is None and fits_one_segment:
         diagnostics.add_warning(
             f"The job states no limits.max_runtime: {format_duration(total_seconds)} in all, which one "
-            f"segment of {format_duration(first_shape.max_seconds)} holds."
+            f"segment of {format_duration(first_template.max_seconds)} holds."
         )
+    diagnostics.add_reason(
+        "segment.planned-end", f"Every segment stops itself {_planned_end_text(first_template, overheads)}."
+    )
+    if not overheads.download_seconds:
+        return
+    downloads = [
+        f"{size_bytes / 1e9:.1f} GB of {content}"
+        for size_bytes, content in (
+            (overheads.downloaded_data_bytes, "data"),
+            (overheads.downloaded_checkpoint_bytes, "checkpoints"),
+        )
+        if size_bytes
+    ]
+    diagnostics.add_reason(
+        "segment.start",
+        f"Every start downloads {' and '.join(downloads)} to each of {overheads.host_count} hosts, in "
+        f"{format_seconds(overheads.download_seconds)} at {S3_BYTES_PER_SECOND / 1e6:.0f} MB/s assumed; "
+        "the planned end is earlier by that, in case the service counts it.",
+    )
+
+
+def _planned_end_text(template: SegmentTemplate, overheads: SegmentOverheads) -> str:
+    """Return how long before its time limit a segment stops itself, and what for."""
     reserve_text = "the last checkpoint and its upload"
-    if costs.state_bytes is None:
-        reserve_text = f"the last checkpoint of unknown size ({format_span(ASSUMED_SAVE_SECONDS)} assumed)"
-    if first_shape.margin is not None and first_shape.margin < STOP_SECONDS + costs.save_seconds:
-        end_text = f"a quarter of its time before its limit, for {reserve_text}"
-    else:
-        end_text = f"{format_span(first_shape.margin or 0)} before its limit, for a stop and {reserve_text}"
-    diagnostics.add_reason("segment.planned-end", f"Every segment stops itself {end_text}.")
-    if costs.download_seconds:
-        downloads = [
-            f"{size_bytes / 1e9:.1f} GB of {content}"
-            for size_bytes, content in (
-                (costs.data_bytes, "data"),
-                (costs.checkpoint_bytes, "checkpoints"),
-            )
-            if size_bytes
-        ]
-        diagnostics.add_reason(
-            "segment.start",
-            f"Every start downloads {' and '.join(downloads)} to each of {costs.host_count} hosts, in "
-            f"{format_span(costs.download_seconds)} at {S3_RATE / 1e6:.0f} MB/s assumed; the planned end "
-            "is earlier "
-            "by that, in case the service counts it.",
-        )
+    if overheads.one_checkpoint_bytes is None:
+        reserve_text = f"the last checkpoint of unknown size ({format_seconds(ASSUMED_SAVE_SECONDS)} assumed)"
+    margin_seconds = template.margin_seconds
+    needed_seconds = STOP_GRACE_SECONDS + overheads.last_save_seconds
+    # A short segment reserves less than is needed: at most a quarter of its time.
+    if margin_seconds is not None and margin_seconds < needed_seconds:
+        return f"a quarter of its time before its limit, for {reserve_text}"
+    return f"{format_seconds(margin_seconds or 0)} before its limit, for a stop and {reserve_text}"
 
 
-# ---- what it costs and comes to --------------------------------------------------------------------------
+# ---- overheads and expected timing -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class SegmentCosts:
-    """Times of a segment. Seconds."""
+class SegmentOverheads:
+    """Time of a segment that is not training."""
 
     download_seconds: float
     """Download of data and checkpoints to a host before it trains."""
@@ -244,68 +281,82 @@ class SegmentCosts:
     start_seconds: float
     """Time until it trains, including the download."""
 
-    save_seconds: float
+    last_save_seconds: float
     """Last checkpoint and its upload."""
 
-    stall_seconds: float
+    checkpoint_stall_seconds: float
     """Interruption of training by one checkpoint."""
 
     gap_seconds: float
     """Time between two jobs."""
 
-    failure_interval_seconds: float
+    mtbf_seconds: float
     """Mean time between failures of all hosts together."""
 
     host_count: int
-    state_bytes: int | None = None
+    one_checkpoint_bytes: int | None = None
     """Size of one checkpoint; None if unknown."""
 
-    data_bytes: int = 0
+    downloaded_data_bytes: int = 0
     """Data that each host downloads."""
 
-    checkpoint_bytes: int = 0
+    downloaded_checkpoint_bytes: int = 0
     """Checkpoints that each host downloads."""
 
     @classmethod
-    def for_job(cls, job: Job, facts: Facts) -> SegmentCosts:
-        """Times of a segment of the largest number of hosts."""
-        found_checkpoints = facts.checkpoints
-        state_bytes = None if found_checkpoints is None else found_checkpoints.step_bytes
+    def for_job(cls, job: Job, facts: DiscoveredFacts) -> SegmentOverheads:
+        """Return the overheads of a segment (one of the run's sequential jobs), by the number of hosts of the
+        largest one. In a region they include the download of data and checkpoints from S3; hosts of the local
+        endpoint have them already.
+        """
+        # Size of one checkpoint, by those that the run has saved before; None without any.
+        one_checkpoint_bytes = None if facts.checkpoints is None else facts.checkpoints.step_bytes
         host_count = max([job.compute.hosts, *(change.compute.hosts or 1 for change in job.segments)])
-        failure_interval_seconds = (SPOT_MTBF if job.compute.spot else HOST_MTBF) / host_count
-        stall_seconds = ASSUMED_STALL_SECONDS if state_bytes is None else state_bytes / host_count / COPY_RATE
+        # Mean time between failures: any host's failure interrupts all. One host: 237 days, or 5 on spot.
+        mtbf_seconds = (SPOT_MTBF_SECONDS if job.compute.spot else HOST_MTBF_SECONDS) / host_count
+        # If the size is unknown: a checkpoint interrupts for 1 s, and the last one takes 180 s.
+        stall_seconds, last_save_seconds = ASSUMED_STALL_SECONDS, ASSUMED_SAVE_SECONDS
+        if one_checkpoint_bytes is not None:
+            # Each host copies its part in memory, and training goes on during the upload.
+            stall_seconds = one_checkpoint_bytes / host_count / MEMORY_COPY_BYTES_PER_SECOND
         if facts.target == "local":
-            save_seconds = ASSUMED_SAVE_SECONDS if state_bytes is None else state_bytes / S3_RATE
+            if one_checkpoint_bytes is not None:
+                # All hosts are this machine.
+                last_save_seconds = one_checkpoint_bytes / S3_BYTES_PER_SECOND
             return cls(
-                0.0, 0.0, save_seconds, stall_seconds, 0.0, failure_interval_seconds, host_count, state_bytes
+                download_seconds=0.0,
+                start_seconds=0.0,
+                last_save_seconds=last_save_seconds,
+                checkpoint_stall_seconds=stall_seconds,
+                gap_seconds=0.0,
+                mtbf_seconds=mtbf_seconds,
+                host_count=host_count,
+                one_checkpoint_bytes=one_checkpoint_bytes,
             )
+        if one_checkpoint_bytes is not None:
+            # Each host uploads its part.
+            upload_seconds = one_checkpoint_bytes / host_count / S3_BYTES_PER_SECOND
+            last_save_seconds = SAVE_START_SECONDS + upload_seconds
         data_bytes = sum(
             facts.inputs[name].bytes or 0
             for name, channel in job.inputs.items()
             if channel.mode == "File" and name in facts.inputs
         )
-        is_synced = job.checkpoints is None or job.checkpoints.upload != DIRECT
-        checkpoint_bytes = (
-            max(found_checkpoints.total_bytes, (state_bytes or 0) * checkpoints_to_keep(job))
-            if found_checkpoints is not None and is_synced
-            else 0
-        )
-        download_seconds = (data_bytes + checkpoint_bytes) / S3_RATE
-        save_seconds = (
-            ASSUMED_SAVE_SECONDS if state_bytes is None else 30 + state_bytes / host_count / S3_RATE
-        )
-        start_seconds = download_seconds + START_SECONDS
+        # The service copies checkpoints to every host too, unless ranks fetch their own parts.
+        checkpoint_bytes = _checkpoint_bytes_at_start(job, facts)
+        download_seconds = (data_bytes + checkpoint_bytes) / S3_BYTES_PER_SECOND
         return cls(
-            download_seconds,
-            start_seconds,
-            save_seconds,
-            stall_seconds,
-            PROVISIONING_SECONDS,
-            failure_interval_seconds,
-            host_count,
-            state_bytes,
-            data_bytes,
-            checkpoint_bytes,
+            download_seconds=download_seconds,
+            start_seconds=download_seconds + START_SECONDS,
+            last_save_seconds=last_save_seconds,
+            checkpoint_stall_seconds=stall_seconds,
+            # Until the region provides the next job's hosts.
+            gap_seconds=PROVISIONING_SECONDS,
+            mtbf_seconds=mtbf_seconds,
+            host_count=host_count,
+            one_checkpoint_bytes=one_checkpoint_bytes,
+            downloaded_data_bytes=data_bytes,
+            downloaded_checkpoint_bytes=checkpoint_bytes,
         )
 
 
@@ -315,83 +366,111 @@ def checkpoints_to_keep(job: Job) -> int:
 
 def expected_schedule(
     job: Job,
-    facts: Facts,
-    wall_seconds: Sequence[int],
-    first_shape: SegmentShape,
+    facts: DiscoveredFacts,
+    segment_durations: Sequence[int],
+    first_template: SegmentTemplate,
     total_seconds: int,
     diagnostics: Diagnostics,
 ) -> Schedule:
-    """Expected timing of a chain. ``wall_seconds``: duration of each planned segment."""
-    costs = SegmentCosts.for_job(job, facts)
-    interval_seconds = _checkpoint_interval(job, costs)
-    restart_seconds = costs.start_seconds + costs.gap_seconds
+    """Return the expected timing of a run of several segments (sequential jobs), and explain the checkpoint
+    interval; warn if much time is expected to be lost. All times are seconds.
+
+    ``segment_durations``: of each planned segment. ``first_template``: the first kind of segment.
+    ``total_seconds``: training time of the whole run.
+    """
+    # What is not training: starts, checkpoints, gaps between two jobs, failures.
+    overheads = SegmentOverheads.for_job(job, facts)
+    checkpoint_interval = _checkpoint_interval(job, overheads)
+    # A failed job is followed by a new one.
+    restart_seconds = overheads.gap_seconds + overheads.start_seconds
     useful_seconds = sum(
         segment_progress(
-            seconds,
-            min(costs.start_seconds, seconds),
-            interval_seconds,
-            costs.stall_seconds,
-            restart_seconds,
-            costs.failure_interval_seconds,
+            segment=duration,
+            start=min(overheads.start_seconds, duration),
+            interval=checkpoint_interval,
+            stall=overheads.checkpoint_stall_seconds,
+            restart=restart_seconds,
+            mtbf=overheads.mtbf_seconds,
         )
-        for seconds in wall_seconds
+        for duration in segment_durations
     )
-    goodput = useful_seconds / sum(wall_seconds)
+    goodput = useful_seconds / sum(segment_durations)  # the share that is useful training
     if goodput < MIN_GOODPUT and facts.target == "aws":
         diagnostics.add_warning(
             f"Only {goodput:.0%} of the time is expected to be useful training: of a segment of "
-            f"{format_span(first_shape.max_seconds)}, the start takes {format_span(costs.start_seconds)} "
-            "and a "
-            f"checkpoint {format_span(costs.stall_seconds)}; make segments longer."
+            f"{format_seconds(first_template.max_seconds)}, the start takes "
+            f"{format_seconds(overheads.start_seconds)} and a checkpoint "
+            f"{format_seconds(overheads.checkpoint_stall_seconds)}; make segments longer."
         )
-    size_note = "of unknown size" if costs.state_bytes is None else "by the size of existing ones"
+    if job.checkpoints is None or job.checkpoints.interval is None:
+        _explain_checkpoint_interval(job, overheads, checkpoint_interval, diagnostics)
+    return Schedule(
+        total=total_seconds,
+        segment=float(first_template.wall_seconds),
+        start=overheads.start_seconds,
+        gap=overheads.gap_seconds,
+        stall=overheads.checkpoint_stall_seconds,
+        interval=checkpoint_interval,
+        restart=restart_seconds,
+        mtbf=overheads.mtbf_seconds,
+        goodput=goodput,
+        makespan=sum(segment_durations) + overheads.gap_seconds * len(segment_durations),
+        state_bytes=overheads.one_checkpoint_bytes,
+    )
+
+
+def _explain_checkpoint_interval(
+    job: Job, overheads: SegmentOverheads, interval_seconds: float, diagnostics: Diagnostics
+) -> None:
+    """Add the reason for a computed checkpoint interval: the longer a checkpoint stops the training (stall),
+    the longer; the more often hosts fail, the shorter."""
+    size_source = (
+        "of unknown size" if overheads.one_checkpoint_bytes is None else "by the size of existing ones"
+    )
     mtbf_source = (
         "spot capacity, assumed" if job.compute.spot else "237 days between failures of one host, Llama 3's"
     )
-    if job.checkpoints is None or job.checkpoints.interval is None:
-        diagnostics.add_reason(
-            "checkpoints.interval",
-            f"Daly's formula for a stall of {costs.stall_seconds:.2g} s per checkpoint ({size_note}) and "
-            "a failure "
-            f"every {format_span(costs.failure_interval_seconds)} ({mtbf_source}) gives "
-            f"{format_span(interval_seconds)} between "
-            "checkpoints; smlaunch.train uses what it measures.",
-        )
-    return Schedule(
-        total=total_seconds,
-        segment=float(first_shape.wall_seconds),
-        start=costs.start_seconds,
-        gap=costs.gap_seconds,
-        stall=costs.stall_seconds,
-        interval=interval_seconds,
-        restart=restart_seconds,
-        mtbf=costs.failure_interval_seconds,
-        goodput=goodput,
-        makespan=sum(wall_seconds) + costs.gap_seconds * len(wall_seconds),
-        state_bytes=costs.state_bytes,
+    diagnostics.add_reason(
+        "checkpoints.interval",
+        f"Daly's formula for a stall of {overheads.checkpoint_stall_seconds:.2g} s per checkpoint "
+        f"({size_source}) and a failure every {format_seconds(overheads.mtbf_seconds)} ({mtbf_source}) "
+        f"gives {format_seconds(interval_seconds)} between checkpoints; smlaunch.train uses what it "
+        "measures.",
     )
 
 
-def _checkpoint_interval(job: Job, costs: SegmentCosts) -> float:
+def _checkpoint_bytes_at_start(job: Job, facts: DiscoveredFacts) -> int:
+    """Return how many bytes of checkpoints the service downloads to each host when a segment starts: what is
+    there now, or the number of checkpoints that the run keeps, if that is more. 0 before the first one."""
+    existing_checkpoints = facts.checkpoints
+    # The service's sync downloads the whole prefix; direct uploads are not downloaded by it.
+    uses_service_sync = job.checkpoints is None or job.checkpoints.upload != DIRECT
+    if existing_checkpoints is None or not uses_service_sync:
+        return 0
+    expected_bytes = (existing_checkpoints.step_bytes or 0) * checkpoints_to_keep(job)
+    return max(existing_checkpoints.total_bytes, expected_bytes)
+
+
+def _checkpoint_interval(job: Job, overheads: SegmentOverheads) -> float:
     """Seconds between two checkpoints: stated, or by Daly's formula."""
     stated_interval = None if job.checkpoints is None else job.checkpoints.interval
     return (
-        daly_interval(costs.stall_seconds, costs.failure_interval_seconds)
+        daly_interval(overheads.checkpoint_stall_seconds, overheads.mtbf_seconds)
         if stated_interval is None
         else float(parse_duration(stated_interval))
     )
 
 
-def format_span(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration by its two largest units: ``23h55m``, ``1d12h``, ``0.4s``."""
     if seconds < 1:
         return f"{seconds:.2g}s"
     whole_seconds = round(seconds)
+    unit_names = {86400: "d", 3600: "h", 60: "m", 1: "s"}
     for large_unit, small_unit in ((86400, 3600), (3600, 60), (60, 1)):
         if whole_seconds >= large_unit:
-            unit_names = {86400: "d", 3600: "h", 60: "m", 1: "s"}
-            small_units = whole_seconds % large_unit // small_unit
-            return f"{whole_seconds // large_unit}{unit_names[large_unit]}" + (
-                f"{small_units}{unit_names[small_unit]}" if small_units else ""
-            )
+            large_count, remaining_seconds = divmod(whole_seconds, large_unit)
+            small_count = remaining_seconds // small_unit
+            small_text = f"{small_count}{unit_names[small_unit]}" if small_count else ""
+            return f"{large_count}{unit_names[large_unit]}{small_text}"
     return f"{whole_seconds}s"

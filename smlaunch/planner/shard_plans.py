@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, shard_run_id
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, shard_run_id
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import Facts
-from smlaunch.planner.plan import Cost, InputSharding, Plan, Upload
+from smlaunch.planner.plan import Cost, InputSharding, RunPlan, Upload
+from smlaunch.planner.plan_context import Diagnostics
 
 DEFAULT_SHARD_ATTEMPTS = 3
 """Attempts of each shard: single-host jobs can be retried one by one."""
@@ -22,71 +21,86 @@ DEFAULT_SHARD_ATTEMPTS = 3
 
 def plan_shard_runs(
     job: Job,
-    facts: Facts,
     run_id: str,
     sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
-    plan_single_run: Callable[..., Plan],
-    job_digest: str,
-) -> Plan:
-    """One plan per shard that has files, combined. ``job_digest``: of the job as stated. Raises JobError."""
-    filled_shards = [
+    plan_run: Callable[..., RunPlan],
+) -> RunPlan:
+    """Plan one run for each shard of the data that has files, and return them combined into one plan. Raises
+    JobError with all problems.
+
+    ``sharding_by_channel``: how the files of inputs with ``split: bytes`` are distributed.
+    ``plan_run``: plans the run of one shard, by its job, run id, diagnostics and index; a parameter, as its
+    module imports this one.
+    """
+    # Indices from 0 of the shards; a run gets the number from 1 in its name.
+    nonempty_shards = [
         shard_index
         for shard_index in range(job.compute.hosts)
         if any(sharding.files_by_host[shard_index] for sharding in sharding_by_channel.values())
     ]
-    if filled_shards and len(shard_run_id(run_id, filled_shards[-1] + 1)) > MAX_RUN_ID_LENGTH:
-        max_length = MAX_RUN_ID_LENGTH - len(shard_run_id("", filled_shards[-1] + 1))
-        diagnostics.add_problem(
-            "name", f"{run_id!r} is too long for the shards' names: {max_length} characters at most"
-        )
-    for sharding in sharding_by_channel.values():
-        if any(not sharding.files_by_host[shard_index] for shard_index in filled_shards):
-            diagnostics.add_problem(
-                f"inputs.{sharding.channel}",
-                "some shards get files of another channel and none of this one: a job cannot have an empty "
-                "channel; use fewer hosts",
-            )
-    if diagnostics.problems or not filled_shards:
+    _check_shards(run_id, nonempty_shards, sharding_by_channel, diagnostics)
+    if diagnostics.problems or not nonempty_shards:
         raise JobError(diagnostics.problems)
     if job.limits.attempts is None:
         diagnostics.add_reason(
             "shards.attempts",
             f"Only the shards that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most.",
         )
-    shard_plans: list[Plan] = []
-    for shard_index in filled_shards:
+    shard_plans: list[RunPlan] = []
+    for shard_index in nonempty_shards:
+        # What was found so far applies to every shard; what follows only to this one.
         shard_diagnostics = Diagnostics(list(diagnostics.reasons), list(diagnostics.warnings))
-        shard_job = _job_of_shard(job, shard_index + 1, len(filled_shards))
+        shard_job = _job_of_shard(job, shard_index + 1, len(nonempty_shards))
         shard_plans.append(
-            plan_single_run(
-                shard_job,
-                facts,
-                shard_run_id(run_id, shard_index + 1),
-                sharding_by_channel,
-                shard_diagnostics,
-                job_digest,
-                shard_index,
+            plan_run(
+                job=shard_job,
+                run_id=shard_run_id(run_id, shard_index + 1),
+                diagnostics=shard_diagnostics,
+                shard_index=shard_index,
             )
         )
-    return _combine(job, run_id, shard_plans)
+    return _combine_shard_plans(job, run_id, shard_plans)
+
+
+def _check_shards(
+    run_id: str,
+    nonempty_shards: Sequence[int],
+    sharding_by_channel: Mapping[str, InputSharding],
+    diagnostics: Diagnostics,
+) -> None:
+    """Add a problem if the names of the shards' runs are too long, or if a shard lacks files of some input.
+    ``nonempty_shards``: indices from 0 of the shards that have files."""
+    if nonempty_shards and len(shard_run_id(run_id, nonempty_shards[-1] + 1)) > MAX_RUN_ID_LENGTH:
+        # The number of the shard is appended to the name.
+        max_length = MAX_RUN_ID_LENGTH - len(shard_run_id("", nonempty_shards[-1] + 1))
+        diagnostics.add_problem(
+            "name", f"{run_id!r} is too long for the shards' names: {max_length} characters at most"
+        )
+    for sharding in sharding_by_channel.values():
+        if any(not sharding.files_by_host[shard_index] for shard_index in nonempty_shards):
+            diagnostics.add_problem(
+                f"inputs.{sharding.channel}",
+                "some shards get files of another channel and none of this one: a job cannot have an empty "
+                "channel; use fewer hosts",
+            )
 
 
 def _job_of_shard(job: Job, shard_number: int, shard_count: int) -> Job:
     """The job of one shard. The cost cap and the checkpoint prefix of the run are divided."""
-    changes: dict[str, object] = {"compute": job.compute.model_copy(update={"hosts": 1})}
+    changes: dict[str, object] = {"compute": job.compute.with_changes(hosts=1)}
     limits = {"attempts": job.limits.attempts or DEFAULT_SHARD_ATTEMPTS}
     max_cost = None if job.limits.max_cost is None else job.limits.max_cost / shard_count
-    changes["limits"] = job.limits.model_copy(update={**limits, "max_cost": max_cost})
+    changes["limits"] = job.limits.with_changes(**limits, max_cost=max_cost)
     checkpoints = job.checkpoints
     if checkpoints is not None and checkpoints.uri is not None:
-        changes["checkpoints"] = checkpoints.model_copy(
-            update={"uri": f"{checkpoints.uri.rstrip('/')}/p{shard_number}/"}
+        changes["checkpoints"] = checkpoints.with_changes(
+            uri=f"{checkpoints.uri.rstrip('/')}/p{shard_number}/"
         )
-    return job.model_copy(update=changes)
+    return job.with_changes(**changes)
 
 
-def _combine(job: Job, run_id: str, plans: Sequence[Plan]) -> Plan:
+def _combine_shard_plans(job: Job, run_id: str, plans: Sequence[RunPlan]) -> RunPlan:
     """One plan of all shards."""
     first_plan = plans[0]
     return replace(
@@ -102,7 +116,7 @@ def _combine(job: Job, run_id: str, plans: Sequence[Plan]) -> Plan:
     )
 
 
-def _all_uploads(plans: Sequence[Plan]) -> tuple[Upload, ...]:
+def _all_uploads(plans: Sequence[RunPlan]) -> tuple[Upload, ...]:
     """Uploads of all plans without duplicates: source and data are common to all."""
     return tuple(dict.fromkeys(upload for plan in plans for upload in plan.uploads))
 

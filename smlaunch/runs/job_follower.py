@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from smlaunch.aws.retry import call_with_retries
-from smlaunch.contract.progress import LINE_PREFIX, parse_line
+from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.contract.progress_line import LINE_PREFIX, parse_line
 from smlaunch.contract.segment import FINISHED_LINE_PREFIX, REQUIRED_LINE_PREFIX
 from smlaunch.runs.job_poller import (
     Event,
     JobPoller,
     LogLine,
     host_number,
-    host_of_stream,
-    log_group,
+    host_of_log_stream,
+    log_group_of,
     poll_until_finished,
 )
+from smlaunch.runs.launch_target import Target
 from smlaunch.runs.log_tail import LogTail, split_rank_prefix
-from smlaunch.runs.outcome import JobOutcome, job_outcome
-from smlaunch.runs.progress import ProgressTracker
-from smlaunch.runs.target import Target
+from smlaunch.runs.progress_estimate import ProgressTracker
+from smlaunch.runs.run_outcome import JobOutcome, outcome_from_description
 
 _PIPELINE_CONDITION_LINES = (LINE_PREFIX + FINISHED_LINE_PREFIX, LINE_PREFIX + REQUIRED_LINE_PREFIX)
 """Lines for a pipeline's conditions, which say nothing about the training."""
@@ -35,7 +35,7 @@ class JobFollower:
         self.log_tail = LogTail()
         self.progress = ProgressTracker() if progress is None else progress
         self._target = target
-        self._poller = JobPoller(target.control, target.logs, job, target.polling)
+        self._poller = JobPoller(target.control_plane, target.logs, job, target.polling)
 
     @property
     def is_described(self) -> bool:
@@ -47,47 +47,57 @@ class JobFollower:
         return self._poller.is_finished
 
     def event_batches(self, sleep: Callable[[float], object] = time.sleep) -> Iterator[Sequence[Event]]:
-        """Yield batches of events, as ``poll_until_finished`` does. May be called again after an early
-        end."""
+        """Follow the job to its end, and yield its events in batches: state changes, log lines and warnings.
+        A batch is empty when nothing is new. Progress and metrics in the log lines are added to this
+        follower's. Ends early when ``sleep`` returns True; a further call then goes on from there."""
         for events in poll_until_finished(self._poller, sleep):
             for event in events:
                 if isinstance(event, LogLine):
-                    self._read_line(event)
+                    self._collect_progress_and_errors(event)  # also keeps lines for a failure's traceback
             yield events
 
     def refresh(self) -> None:
-        """Read the job's state and the end of the logs that have metrics and the failure.
+        """Describe this job, and read the end of the logs that have its metrics and its failure: those of the
+        first host and of the failed one.
 
-        Makes a few requests, however long the log is and however many hosts there are.
+        Makes a few requests, however long the log is and however many hosts there are: each host has a log
+        stream, of which one page is read.
         """
         target, job = self._target, self._poller.job
-        self._poller.description = call_with_retries(lambda: target.control.describe(job))
-        failure = self.outcome().failure
-        group = log_group(self._poller.description)
-        streams = {name: host_of_stream(job, name) for name in target.logs.streams(group, job + "/")}
-        leader = min(streams.values(), key=host_number, default=None)
-        for stream, host in streams.items():
-            if host == leader or (failure is not None and host == failure.host):
-                for event in target.logs.tail(group, stream):
-                    self._read_line(LogLine(job, host, event.timestamp_ms, event.text))
+        self._poller.description = call_with_retries(lambda: target.control_plane.describe_job(job))
+        failure = self.outcome().failure  # names the host that failed first; None without a failure
+        log_group = log_group_of(self._poller.description)
+        host_by_stream = {
+            stream: host_of_log_stream(job, stream)
+            for stream in target.logs.list_streams(log_group, job + "/")
+        }
+        first_host = min(host_by_stream.values(), key=host_number, default=None)
+        failed_host = None if failure is None else failure.host
+        for stream, host in host_by_stream.items():
+            if host in (first_host, failed_host):  # the first host prints the metrics
+                for event in target.logs.read_last_page(log_group, stream):
+                    self._collect_progress_and_errors(LogLine(job, host, event.timestamp_ms, event.text))
 
     def outcome(self) -> JobOutcome:
         """Return the job's outcome with the first failure's traceback, as complete as possible, and the last
         metrics."""
         estimate = self.progress.estimate()
-        metrics = estimate.metrics if estimate else None
-        job_outcome_ = job_outcome(self._poller.description, metrics, on_instances=self._target.kind == "aws")
-        if job_outcome_.failure is None:
-            return job_outcome_
-        failure = job_outcome_.failure._replace(traceback=self.log_tail.find_traceback(job_outcome_.failure))
-        return replace(job_outcome_, failure=failure)
+        outcome = outcome_from_description(
+            self._poller.description,
+            estimate.metrics if estimate else None,
+            on_instances=self._target.kind == "aws",
+        )
+        if outcome.failure is None:
+            return outcome
+        failure = outcome.failure._replace(traceback=self.log_tail.find_traceback(outcome.failure))
+        return replace(outcome, failure=failure)
 
-    def _read_line(self, line: LogLine) -> None:
+    def _collect_progress_and_errors(self, line: LogLine) -> None:
+        """Keep a line for a failure's traceback, and add the progress that it reports to the job's."""
         self.log_tail.add_line(line.host, line.text)
-        if LINE_PREFIX not in line.text or any(mark in line.text for mark in _PIPELINE_CONDITION_LINES):
+        if LINE_PREFIX not in line.text or any(prefix in line.text for prefix in _PIPELINE_CONDITION_LINES):
             return
-        progress = parse_line(line.text)
-        if progress is not None:
-            self.progress.add_line(
-                (host_number(line.host), split_rank_prefix(line.text)[0] or 0), line.at / 1000, progress
-            )
+        progress_line = parse_line(line.text)
+        if progress_line is not None:
+            rank, _ = split_rank_prefix(line.text)
+            self.progress.add_line((host_number(line.host), rank or 0), line.at / 1000, progress_line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from smlaunch.contract.failure import Failure
+from smlaunch.contract.failure_reason import Failure
 
 _LINES_PER_RANK = 400
 """Longer than any traceback that a person reads."""
@@ -28,44 +28,55 @@ def split_rank_prefix(text: str) -> tuple[int | None, str]:
 
 
 class LogTail:
+    """The last log lines of each rank of a job."""
+
     def __init__(self) -> None:
         self._lines_by_process: dict[tuple[str, int | None], deque[str]] = {}
+        """By host and rank; None for lines without a rank's prefix."""
 
     def add_line(self, host: str, text: str) -> None:
         rank, line = split_rank_prefix(text)
         self._lines_by_process.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
 
     def find_traceback(self, failure: Failure) -> str:
-        """Return the failed rank's complete traceback from its log, else the one that the failure itself
-        has."""
+        """Return the failed rank's complete Python traceback from these log lines; if they have none, that of
+        ``failure``, which comes from the job's FailureReason and may be cut."""
         if failure.host is None:
             return failure.traceback
-        for rank in (failure.rank, None):
-            traceback = _last_traceback(
-                list(self._lines_by_process.get((failure.host, rank), ())), failure.cause
-            )
+        # The rank's own lines first, then those without a rank's prefix: a launcher prints some for a rank.
+        for rank in (failure.rank, None):  # None: lines without a prefix
+            lines = list(self._lines_by_process.get((failure.host, rank), ()))
+            # The cause is the last line of the traceback: the exception with its message.
+            traceback = _last_traceback_ending_in(failure.cause, lines)
             if traceback:
                 return traceback
         return failure.traceback
 
 
-def _last_traceback(lines: list[str], cause: str) -> str:
+def _last_traceback_ending_in(cause: str, lines: list[str]) -> str:
     """Return the last traceback that ends in ``cause``, with those that it is chained to."""
     cause_indexes = [index for index, line in enumerate(lines) if cause and line.startswith(cause[:200])]
-    for end in reversed(cause_indexes):
-        start = _find_traceback_start(lines, end)
+    for last_index in reversed(cause_indexes):
+        start = _find_traceback_start(lines, last_index)
         if start is not None:
-            return "\n".join(lines[start : end + 1])
+            return "\n".join(lines[start : last_index + 1])
     return ""
 
 
-def _find_traceback_start(lines: list[str], end: int) -> int | None:
-    start = next((index for index in range(end, -1, -1) if lines[index] == _TRACEBACK_HEADER), None)
+def _find_traceback_start(lines: list[str], last_index: int) -> int | None:
+    """Return the index of the header of the traceback that ends at ``last_index``, or of the first one that
+    it is chained to; None without a header."""
+    start = _last_header_index(lines, last_index)
     while start is not None and start >= 3 and lines[start - 2] in _CHAINED_TRACEBACK_TEXTS:
-        earlier = next(
-            (index for index in range(start - 2, -1, -1) if lines[index] == _TRACEBACK_HEADER), None
-        )
-        if earlier is None:
+        earlier_start = _last_header_index(lines, start - 2)
+        if earlier_start is None:
             break
-        start = earlier
+        start = earlier_start
     return start
+
+
+def _last_header_index(lines: list[str], last_index: int) -> int | None:
+    for index in range(last_index, -1, -1):
+        if lines[index] == _TRACEBACK_HEADER:
+            return index
+    return None

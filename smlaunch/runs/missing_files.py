@@ -9,73 +9,86 @@ from pathlib import PurePosixPath
 from typing import TypeVar
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.names import parse_job_name
-from smlaunch.runs.outcome import RunOutcome
-from smlaunch.runs.run_state import RunFolder
-from smlaunch.runs.target import Target
+from smlaunch.contract.run_names import parse_job_name
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.run_outcome import RunOutcome
 
 AnyOutcome = TypeVar("AnyOutcome", bound=RunOutcome)
 
-_MISSING_FILE_MESSAGE = re.compile(
+_MESSAGE_ABOUT_MISSING_FILE = re.compile(
     r"(?i)no such file|not found|cannot find|can't (?:open|find)|does not exist|no module named"
     r"|cannot import name|filenotfound"
 )
-_QUOTED = re.compile(r"""["']([^"'\n]{1,400})["']""")
-_UNQUOTED = re.compile(r"""[^\s"'():,;<>`]+""")
-_MISSING_MODULE = re.compile(r"No module named '([\w.]+)'|cannot import name '(\w+)' from '([\w.]+)'")
+_QUOTED_WORDS = re.compile(r"""["']([^"'\n]{1,400})["']""")
+_UNQUOTED_WORD = re.compile(r"""[^\s"'():,;<>`]+""")
+_MODULE_IMPORT_ERROR = re.compile(r"No module named '([\w.]+)'|cannot import name '(\w+)' from '([\w.]+)'")
 
 
 def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
-    """Return the outcome with a hint when its failure names a file that was excluded from the upload."""
+    """Return the outcome of a failed run with a hint, if its failure reports a file as missing that was
+    excluded from the upload (as a likely secret, for example); else the same outcome."""
     failure = outcome.last_job.failure
-    text = "" if failure is None else f"{failure.cause}\n{failure.traceback}"
-    task = parse_job_name(outcome.last_job.name)
-    if task is None or not _MISSING_FILE_MESSAGE.search(text):
+    failure_text = "" if failure is None else f"{failure.cause}\n{failure.traceback}"
+    job_name = parse_job_name(outcome.last_job.name)
+    # None: the job's name is not one that smlaunch gives. The pattern: "No such file", for example.
+    if job_name is None or not _MESSAGE_ABOUT_MISSING_FILE.search(failure_text):
         return outcome
     try:
-        folder = RunFolder.from_description(task.run, target.control.describe(outcome.last_job.name))
-        excluded_files = {} if folder is None else folder.load_excluded_files(target.storage)
+        # The run's folder in S3 lists the files that were excluded when it was launched.
+        run_folder = RunFolder.from_description(
+            job_name.run, target.control_plane.describe_job(outcome.last_job.name)
+        )
+        excluded_files = {} if run_folder is None else run_folder.load_excluded_files(target.storage)
     except (CallError, ValueError, KeyError, AttributeError):
-        return outcome  # only a hint depends on it
-    return replace(outcome, hint=missing_file_hint(text, excluded_files))
+        return outcome  # the list cannot be read: without it there is only no hint
+    return replace(outcome, hint=missing_file_hint(failure_text, excluded_files))
 
 
-def missing_file_hint(text: str, excluded_files: Mapping[str, str]) -> str:
-    """Return a sentence about the excluded file that ``text`` reports as missing; empty when there is none.
+def missing_file_hint(failure_text: str, reason_by_excluded_file: Mapping[str, str]) -> str:
+    """Return a sentence about the excluded file that a failure's text reports as missing; empty when there is
+    none.
 
-    ``excluded_files`` maps relative paths to the reason, a clause.
+    ``reason_by_excluded_file``: why each file or folder was not uploaded, a clause, by its path relative to
+    the source.
     """
-    if _MISSING_FILE_MESSAGE.search(text):
-        for path in _paths_in_text(text):
-            for name, reason in excluded_files.items():
-                if _is_same_path(path, PurePosixPath(name)):
-                    return f"{name} was not sent: it {reason}"
+    if not _MESSAGE_ABOUT_MISSING_FILE.search(failure_text):
+        return ""
+    for path in _iter_possible_paths_in_text(failure_text):
+        for excluded_file, reason in reason_by_excluded_file.items():
+            # One of them may be longer: a path on the host begins with the folder of the source.
+            if _may_be_same_path(path, PurePosixPath(excluded_file)):
+                return f"{excluded_file} was not sent: it {reason}"
     return ""
 
 
-def _paths_in_text(text: str) -> Iterator[PurePosixPath]:
-    """Yield possible paths in a failure's text. Modules are yielded as the files that define them."""
-    for module, attribute, package in _MISSING_MODULE.findall(text):
-        for dotted in (module,) if module else (f"{package}.{attribute}", package):
-            path = dotted.replace(".", "/")
-            yield PurePosixPath(f"{path}.py")
-            yield PurePosixPath(path)
-    for path_text in (*_QUOTED.findall(text), *_UNQUOTED.findall(text)):
-        yield PurePosixPath(path_text.strip())
+def _iter_possible_paths_in_text(failure_text: str) -> Iterator[PurePosixPath]:
+    """Yield what may be paths in the text of a failure: every word. Modules that could not be imported are
+    yielded first, as the files that would define them."""
+    # Either "No module named 'missing_module'" or "cannot import name 'attribute' from 'package'".
+    for missing_module, attribute, package in _MODULE_IMPORT_ERROR.findall(failure_text):
+        dotted_names = (missing_module,) if missing_module else (f"{package}.{attribute}", package)
+        for dotted_name in dotted_names:
+            module_path = dotted_name.replace(".", "/")
+            yield PurePosixPath(f"{module_path}.py")
+            yield PurePosixPath(module_path)
+    for word in (*_QUOTED_WORDS.findall(failure_text), *_UNQUOTED_WORD.findall(failure_text)):
+        yield PurePosixPath(word.strip())
 
 
-def _is_same_path(path: PurePosixPath, name: PurePosixPath) -> bool:
-    """Return whether one path ends in the other, or ``path`` lies in the folder ``name``.
+def _may_be_same_path(reported_path: PurePosixPath, excluded_path: PurePosixPath) -> bool:
+    """Return whether one path ends in the other, or ``reported_path`` lies in the folder ``excluded_path``.
 
-    A script may run in any folder, so that the text may show an absolute path or a shorter one.
+    A script may run in any folder, so that a failure may show an absolute path or a shorter one.
     """
-    parts = tuple(part for part in path.parts if part not in ("/", ".", ".."))
-    name_parts = name.parts
-    if not parts or not name_parts:
+    reported_parts = tuple(part for part in reported_path.parts if part not in ("/", ".", ".."))
+    excluded_parts = excluded_path.parts
+    if not reported_parts or not excluded_parts:
         return False
-    shorter, longer = sorted((parts, name_parts), key=len)
+    shorter, longer = sorted((reported_parts, excluded_parts), key=len)
     if longer[-len(shorter) :] == shorter:
         return True
+    last_start = len(reported_parts) - len(excluded_parts)
     return any(
-        parts[start : start + len(name_parts)] == name_parts for start in range(len(parts) - len(name_parts))
+        reported_parts[start : start + len(excluded_parts)] == excluded_parts for start in range(last_start)
     )

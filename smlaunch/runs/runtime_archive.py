@@ -17,7 +17,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
-_PACKAGES = ("contract", "runtime", "train")
+_PACKAGES_FOR_HOSTS = ("contract", "runtime", "train")
 _MPI_PACKAGE = Path("runtime", "mpi")
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can store."""
@@ -41,18 +41,19 @@ def build_runtime_archive(uses_mpi: bool = False) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, source in (("__main__.py", _MAIN_SOURCE), ("smlaunch/__init__.py", b"")):
             _add_module(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
-        for path in _module_paths(package, uses_mpi):
+        for path in _iter_module_paths(package, uses_mpi):
             name = f"smlaunch/{path.relative_to(package).as_posix()}"
             _add_module(archive, name, path.read_bytes(), _cached_code(path, name))
     return buffer.getvalue()
 
 
-def _module_paths(package: Path, uses_mpi: bool) -> Iterator[Path]:
-    """Yield the files of the runtime that a job needs. ``uses_mpi``: including those for jobs under
-    mpirun."""
-    for package_name in _PACKAGES:
-        for path in sorted((package / package_name).rglob("*.py")):
-            if uses_mpi or path.parent != package / _MPI_PACKAGE:
+def _iter_module_paths(package: Path, uses_mpi: bool) -> Iterator[Path]:
+    """Yield the Python files that hosts need, which the runtime's archive contains. ``package``: the folder
+    of smlaunch itself. ``uses_mpi``: include the modules for ranks that mpirun starts."""
+    mpi_folder = package / _MPI_PACKAGE
+    for package_name in _PACKAGES_FOR_HOSTS:
+        for path in sorted((package / package_name).rglob("*.py")):  # sorted: the archive is always the same
+            if uses_mpi or path.parent != mpi_folder:
                 yield path
 
 

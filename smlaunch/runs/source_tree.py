@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,8 @@ from smlaunch.discovery.gitignore import (
     IgnoreRules,
     is_explicitly_included,
     is_ignored,
+    load_ignore_rules,
     load_pattern_file,
-    load_rules,
 )
 from smlaunch.discovery.protected_folders import folder_id, is_state_folder, state_folder_id
 from smlaunch.errors import JobError, Problem
@@ -43,7 +43,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_
 _MAX_READ_TRIES = 3
 """Tries to read a file that is being written."""
 
-_REPLACED_ERRNOS = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)
+_ERRNOS_OF_REPLACED_ITEM = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)
 """Errors of opening an item that was replaced by a link, or removed, after it was listed."""
 
 
@@ -71,17 +71,28 @@ class ExcludedFiles:
     """What the file is."""
 
 
+class _PendingFolder(NamedTuple):
+    """A folder of the source that is still to be listed."""
+
+    prefix: str
+    """Its path relative to the root, with a slash at the end; empty for the root."""
+    rules: list[IgnoreRules]
+    """Of the ignore files above it, nearest first."""
+    skip_secret_check: bool
+    """Send its files with any name and content."""
+
+
 class SourceTree:
     """A source folder, to be used as a context manager. ``include_secrets`` sends files with any content."""
 
     def __init__(self, root: Path, include_secrets: bool = False) -> None:
         self.root = root
-        self.excluded = ExcludedFiles()
+        self.excluded_files = ExcludedFiles()
         self._real_root = os.path.realpath(root)
         self._include_secrets = include_secrets
         self._state_folder = state_folder_id()
         self._open_folders: list[tuple[str, int]] = []
-        self._pattern_by_link_target: dict[str, SecretPattern] = {}
+        self._secret_pattern_by_link_target: dict[str, SecretPattern] = {}
 
     def __enter__(self) -> SourceTree:
         with _translate_os_errors(str(self.root)):
@@ -94,26 +105,26 @@ class SourceTree:
 
     # ---- finding -----------------------------------------------------------------------------------------
 
-    def entries(self) -> Iterator[SourceEntry]:
-        """Yield files and inside links. Folders are not yielded, so that an empty one is not sent."""
-        parent_rules = _rules_of_parent_folders(self._real_root)
-        pending: list[tuple[str, list[IgnoreRules], bool]] = [("", parent_rules, self._include_secrets)]
-        while pending:
-            prefix, rules, skip_secret_check = pending.pop()
-            with _translate_os_errors(self._full_path(prefix)):
-                folder = self._open_folder(prefix)
-                with os.scandir(folder) as listing:
+    def iter_entries(self) -> Iterator[SourceEntry]:
+        """Yield the files of the source folder that are sent, and links within it, except those that ignore
+        files or the names of secrets exclude; the latter are recorded. Folders are not yielded, so that an
+        empty one is not sent."""
+        parent_rules = _load_rules_of_parent_folders(self._real_root)
+        pending_folders = [_PendingFolder("", parent_rules, skip_secret_check=self._include_secrets)]
+        while pending_folders:
+            folder = pending_folders.pop()
+            with _translate_os_errors(self._display_path(folder.prefix)):  # into JobError with this path
+                folder_descriptor = self._open_folder(folder.prefix)
+                with os.scandir(folder_descriptor) as listing:
                     items = sorted(listing, key=lambda item: item.name)
-            names = {item.name for item in items}
-            if prefix and is_state_folder(names):
+            item_names = {item.name for item in items}
+            if folder.prefix and is_state_folder(item_names):  # where a local endpoint keeps its data
                 continue
-            ignore_files = [name for name in IGNORE_FILES if name in names]
-            if ignore_files:
-                with _translate_ignore_errors():
-                    rules = [*load_rules(Path(self.root, prefix), prefix, ignore_files), *rules]
+            rules = self._add_rules_of_folder(folder.rules, folder.prefix, item_names)
             for item in items:
-                relative_path = prefix + item.name
+                relative_path = folder.prefix + item.name
                 is_folder = item.is_dir(follow_symlinks=False)
+                # Names that tools give, such as .git and __pycache__.
                 if item.name in ALWAYS_EXCLUDED or item.name.endswith(".pyc"):
                     continue
                 if rules and is_ignored(rules, relative_path, is_folder):
@@ -121,162 +132,204 @@ class SourceTree:
                 try:
                     status = item.stat(follow_symlinks=False)
                 except OSError as error:
-                    raise _unreadable_error(self._full_path(relative_path), error) from error
-                if is_folder:
-                    if self._is_always_excluded_folder(relative_path, status):
-                        continue
-                    is_cleared = skip_secret_check or self._check_secret_name(
-                        relative_path, rules, is_folder=True
-                    )
-                    if is_cleared is not None:
-                        pending.append((relative_path + "/", rules, is_cleared))
-                    continue
-                yield from self._entries_of_file(relative_path, status, rules, skip_secret_check)
+                    raise _unreadable_error(self._display_path(relative_path), error) from error
+                if not is_folder:
+                    yield from self._iter_file_entry(relative_path, status, rules, folder.skip_secret_check)
+                elif not self._is_always_excluded_folder(relative_path, status):  # a virtual environment, say
+                    subfolder = self._subfolder_unless_secret(relative_path, rules, folder.skip_secret_check)
+                    if subfolder is not None:
+                        pending_folders.append(subfolder)
+
+    def _add_rules_of_folder(
+        self, parent_rules: list[IgnoreRules], prefix: str, item_names: Collection[str]
+    ) -> list[IgnoreRules]:
+        """Return the rules for a folder's items: those of its own ignore files, before those from above."""
+        ignore_files = [name for name in IGNORE_FILES if name in item_names]
+        if not ignore_files:
+            return parent_rules
+        with _translate_ignore_errors():
+            return [*load_ignore_rules(Path(self.root, prefix), prefix, ignore_files), *parent_rules]
+
+    def _subfolder_unless_secret(
+        self, relative_path: str, rules: list[IgnoreRules], skip_secret_check: bool
+    ) -> _PendingFolder | None:
+        """Return a folder to be listed later; None, and a record of the exclusion, if its name is one for
+        secrets. Of a folder that the user has included by name, all files are sent without a check."""
+        if not skip_secret_check:
+            pattern = match_secret_name(relative_path, is_folder=True)
+            if pattern is not None and not is_explicitly_included(rules, relative_path):
+                self.excluded_files.secrets[relative_path + "/"] = pattern.kind
+                return None
+            skip_secret_check = pattern is not None
+        return _PendingFolder(relative_path + "/", rules, skip_secret_check)
 
     def _is_always_excluded_folder(self, relative_path: str, status: os.stat_result) -> bool:
         """Return whether the folder is a virtual environment or smlaunch's own state, where each archive
         would contain the earlier ones."""
         return folder_id(status) == self._state_folder or os.path.lexists(
-            f"{self._full_path(relative_path)}/pyvenv.cfg"
+            f"{self._display_path(relative_path)}/pyvenv.cfg"
         )
 
-    def _check_secret_name(
-        self, relative_path: str, rules: list[IgnoreRules], is_folder: bool = False
-    ) -> bool | None:
-        """Return True where a secret's name is explicitly included, None where the file is excluded, else
-        False."""
-        pattern = match_secret_name(relative_path, is_folder)
-        if pattern is None:
-            return False
-        if is_explicitly_included(rules, relative_path):
-            return True
-        self.excluded.secrets[relative_path + "/" * is_folder] = pattern.kind
-        return None
-
-    def _entries_of_file(
+    def _iter_file_entry(
         self, relative_path: str, status: os.stat_result, rules: list[IgnoreRules], skip_secret_check: bool
     ) -> Iterator[SourceEntry]:
-        """Yield the file as an entry of the archive, unless it is excluded; exclusions are recorded with
-        their reasons."""
+        """Yield a file or link of the source folder as an entry of the archive, unless it is excluded;
+        exclusions are recorded with their reasons. A file whose name only may be a secret's is yielded with
+        the pattern of the name, so that its content decides.
+
+        ``status``: of the item itself, not of a link's target. ``rules``: of the ignore files above it,
+        nearest first. ``skip_secret_check``: send it with any name and content.
+        """
         is_link = stat.S_ISLNK(status.st_mode)
         if not is_link and not stat.S_ISREG(status.st_mode):
-            self.excluded.special_files[relative_path] = "neither file nor folder"
+            self.excluded_files.special_files[relative_path] = "neither file nor folder"
             return
-        target = self._resolve_link(relative_path) if is_link else None
-        if is_link and target is None:
+        link_target = self._resolve_link_or_exclude(relative_path) if is_link else None
+        if is_link and link_target is None:
             return
         skip_secret_check = skip_secret_check or is_explicitly_included(rules, relative_path)
-        pattern = None
+        secret_pattern = None
         if not skip_secret_check:
-            pattern = match_secret_name(relative_path) or (
-                match_secret_name(relative_path, is_folder=True) if is_link else None
-            )
-        if pattern is not None and target is not None:
-            self._pattern_by_link_target[os.path.normpath(Path(relative_path).parent / target)] = pattern
-        if pattern is not None and pattern.content_check is None:
-            self.excluded.secrets[relative_path] = pattern.kind
+            secret_pattern = match_secret_name(relative_path)
+            if secret_pattern is None and is_link:  # it may lead to a folder
+                secret_pattern = match_secret_name(relative_path, is_folder=True)
+        if secret_pattern is not None and link_target is not None:
+            # A file that a link calls .env, for example, is treated as if that was its own name.
+            target_path = os.path.normpath(Path(relative_path).parent / link_target)
+            self._secret_pattern_by_link_target[target_path] = secret_pattern
+        if secret_pattern is not None and secret_pattern.content_check is None:  # the name is enough
+            self.excluded_files.secrets[relative_path] = secret_pattern.kind
             return
-        yield SourceEntry(relative_path, status, target, pattern, skip_secret_check)
+        yield SourceEntry(relative_path, status, link_target, secret_pattern, skip_secret_check)
 
-    def _resolve_link(self, relative_path: str) -> str | None:
-        """Return where an inside link leads, relative to its folder, by the shortest path. That path holds
-        wherever the source is unpacked."""
+    def _resolve_link_or_exclude(self, relative_path: str) -> str | None:
+        """Return where a link within the source folder leads, relative to the link's own folder, by the
+        shortest path; that path holds wherever the source is unpacked. Returns None, and records the
+        exclusion, for a link that leads out of the source or cannot be followed."""
         path = Path(self._real_root, relative_path)
         with _translate_os_errors(str(path)):
             stated_target = path.readlink()
         real_target = Path(os.path.realpath(path))
         if not real_target.is_relative_to(self._real_root):
-            self.excluded.outside_links[relative_path] = str(stated_target)
+            self.excluded_files.outside_links[relative_path] = str(stated_target)
             return None
         try:
             path.stat()
         except FileNotFoundError:
             pass  # the target may exist on the host later
         except OSError as error:
-            self.excluded.special_files[relative_path] = f"a link to {stated_target}: {error.strerror}"
+            self.excluded_files.special_files[relative_path] = f"a link to {stated_target}: {error.strerror}"
             return None
         return os.path.relpath(real_target, path.parent)
 
-    def apply_link_names(self, entries: Iterable[SourceEntry]) -> Iterator[SourceEntry]:
-        """Yield the entries, once all are found, except those to which a link gives a secret's name."""
-        pattern_by_target = self._pattern_by_link_target
+    def exclude_targets_of_secret_links(self, entries: Iterable[SourceEntry]) -> Iterator[SourceEntry]:
+        """Yield the entries of the source folder, once all are found, without those that a link in it gives a
+        secret's name (a link ``.env`` to ``settings.txt``, for example). An entry whose content has to decide
+        is yielded with the secret's pattern."""
         for entry in entries:
-            pattern = pattern_by_target.get(entry.relative_path) if pattern_by_target else None
-            for parent in Path(entry.relative_path).parents if pattern_by_target else ():
-                pattern = pattern or pattern_by_target.get(str(parent))
-            if pattern is None or entry.skip_secret_check or entry.link_target is not None:
+            secret_pattern = self._find_secret_pattern_of_links_to(entry.relative_path)
+            if secret_pattern is None or entry.skip_secret_check or entry.link_target is not None:
                 yield entry
-            elif pattern.content_check is not None:
-                yield entry._replace(secret_pattern=pattern)
+            elif secret_pattern.content_check is not None:
+                yield entry._replace(secret_pattern=secret_pattern)
             else:
-                self.excluded.secrets[entry.relative_path] = pattern.kind
+                self.excluded_files.secrets[entry.relative_path] = secret_pattern.kind
+
+    def _find_secret_pattern_of_links_to(self, relative_path: str) -> SecretPattern | None:
+        """Return the pattern of a secret's name that a link to this file, or to a folder that contains it,
+        matches; None without such a link."""
+        if not self._secret_pattern_by_link_target:  # the usual case
+            return None
+        for path in (relative_path, *map(str, Path(relative_path).parents)):
+            if path in self._secret_pattern_by_link_target:
+                return self._secret_pattern_by_link_target[path]
+        return None
 
     # ---- reading -----------------------------------------------------------------------------------------
 
     def read_content(self, entry: SourceEntry) -> bytes | None:
-        """Return the file's content, or None where it holds a secret.
+        """Return the content of a file of the source folder, or None, and a record of the exclusion, where it
+        holds a secret.
 
-        Raises JobError for a file that cannot be read, was replaced, or changes during every read.
+        A file with a name such as ``.env`` has a check of its own (``secret_pattern``); any file is searched
+        for known forms of keys. Raises JobError for a file that cannot be read, was replaced, or changes
+        during every read.
         """
         content = self._read_unchanged(entry.relative_path)
         if entry.skip_secret_check:
             return content
         pattern = entry.secret_pattern
-        has_named_secret = (
-            pattern is not None and pattern.content_check is not None and pattern.content_check(content)
-        )
-        secret_kind = pattern.kind if pattern is not None and has_named_secret else find_secret(content)
+        secret_kind: str | None  # in words, for the warning
+        if pattern is not None and pattern.content_check is not None and pattern.content_check(content):
+            secret_kind = pattern.kind
+        else:
+            secret_kind = find_secret(content)
         if secret_kind is None:
             return content
-        self.excluded.secrets[entry.relative_path] = secret_kind
+        self.excluded_files.secrets[entry.relative_path] = secret_kind
         return None
 
     def _read_unchanged(self, relative_path: str) -> bytes:
-        """Return the content of a file. Raises JobError for a file that cannot be read, or changes during
-        every try."""
-        prefix, _, name = relative_path.rpartition("/")
+        """Return the content of a file of the source folder, as it was at one time: read again if it changes
+        meanwhile.
+
+        Raises JobError for a file that cannot be read, was replaced by a link or another kind of file, or
+        changes during every try.
+        """
+        folder_prefix, _, name = relative_path.rpartition("/")
         try:
-            descriptor = os.open(name, _OPEN_FLAGS, dir_fd=self._open_folder(prefix))
+            file_descriptor = os.open(name, _OPEN_FLAGS, dir_fd=self._open_folder(folder_prefix))
             try:
                 for _ in range(_MAX_READ_TRIES):
-                    before = os.fstat(descriptor)
-                    if not stat.S_ISREG(before.st_mode):
+                    status_before = os.fstat(file_descriptor)
+                    if not stat.S_ISREG(status_before.st_mode):  # replaced since it was listed
                         break
-                    content = _read_at_most(descriptor, before.st_size + 1)
-                    after = os.fstat(descriptor)
-                    if len(content) == after.st_size and before.st_mtime_ns == after.st_mtime_ns:
+                    # One byte more shows that the file has grown.
+                    content = _read_at_most(file_descriptor, status_before.st_size + 1)
+                    status_after = os.fstat(file_descriptor)
+                    has_same_time = status_before.st_mtime_ns == status_after.st_mtime_ns
+                    if has_same_time and len(content) == status_after.st_size:
                         return content
-                    os.lseek(descriptor, 0, os.SEEK_SET)
+                    os.lseek(file_descriptor, 0, os.SEEK_SET)
             finally:
-                os.close(descriptor)
+                os.close(file_descriptor)
         except OSError as error:
-            if error.errno not in _REPLACED_ERRNOS:
-                raise _unreadable_error(self._full_path(relative_path), error) from error
+            if error.errno not in _ERRNOS_OF_REPLACED_ITEM:
+                raise _unreadable_error(self._display_path(relative_path), error) from error
         raise JobError(
-            [Problem("source", f"{self._full_path(relative_path)} changes while it is being read; try again")]
+            [
+                Problem(
+                    "source", f"{self._display_path(relative_path)} changes while it is being read; try again"
+                )
+            ]
         )
 
     def _open_folder(self, prefix: str) -> int:
-        """Return the folder's descriptor, valid until the next call. Parent folders stay open, because most
-        files lie side by side."""
-        parts = [part for part in prefix.split("/") if part]
-        open_folders = self._open_folders
-        depth = 0
-        while (
-            depth < len(parts)
-            and depth + 1 < len(open_folders)
-            and open_folders[depth + 1][0] == parts[depth]
-        ):
-            depth += 1
-        while len(open_folders) > depth + 1:
-            os.close(open_folders.pop()[1])
-        for part in parts[depth:]:
-            open_folders.append(
-                (part, os.open(part, _OPEN_FLAGS | os.O_DIRECTORY, dir_fd=open_folders[-1][1]))
-            )
-        return open_folders[-1][1]
+        """Return a descriptor of a folder of the source, valid until the next call. ``prefix``: its path
+        relative to the root, with or without a slash at its end.
 
-    def _full_path(self, relative_path: str) -> str:
+        The path is opened component by component, and no component may be a link. Folders above the last one
+        opened stay open, because most files lie side by side.
+        """
+        components = [component for component in prefix.split("/") if component]
+        # Name and descriptor of each folder on the last path. The first one is the root, with an empty name.
+        open_folders = self._open_folders
+        common_depth = 0  # number of components that both paths begin with
+        for component, (open_name, _) in zip(components, open_folders[1:], strict=False):
+            if component != open_name:
+                break
+            common_depth += 1
+        while len(open_folders) > common_depth + 1:  # leave the last path's other folders
+            _, descriptor = open_folders.pop()
+            os.close(descriptor)
+        for component in components[common_depth:]:
+            _, parent_descriptor = open_folders[-1]
+            descriptor = os.open(component, _OPEN_FLAGS | os.O_DIRECTORY, dir_fd=parent_descriptor)
+            open_folders.append((component, descriptor))
+        _, last_descriptor = open_folders[-1]
+        return last_descriptor
+
+    def _display_path(self, relative_path: str) -> str:
         return os.path.join(self.root, relative_path)  # noqa: PTH118
 
 
@@ -289,18 +342,24 @@ def _read_at_most(descriptor: int, max_bytes: int) -> bytes:
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
-def _rules_of_parent_folders(real_root: str) -> list[IgnoreRules]:
-    """Return the rules of the parent folders, nearest first, when the source lies inside a git repository."""
+def _load_rules_of_parent_folders(real_root: str) -> list[IgnoreRules]:
+    """Return the rules of the .gitignore files above the source folder, up to the root of its git repository,
+    nearest first; none when it is in no repository. ``real_root``: the source folder's path without links."""
     rules: list[IgnoreRules] = []
-    current, path_below = Path(real_root), ""
-    while not os.path.lexists(current / ".git"):
-        if current.parent == current:
+    folder, source_path_in_folder = Path(real_root), ""
+    while not os.path.lexists(folder / ".git"):
+        if folder.parent == folder:  # the root of the file system: there is no repository
             return []
-        current, path_below = current.parent, f"{current.name}/{path_below}"
-        ignore_file = current / ".gitignore"
+        folder, source_path_in_folder = folder.parent, f"{folder.name}/{source_path_in_folder}"
+        ignore_file = folder / ".gitignore"
         if os.path.isfile(ignore_file):  # noqa: PTH113  Path.is_file raises for a closed folder
             with _translate_ignore_errors():
-                folder_rules = IgnoreRules(load_pattern_file(ignore_file), 0, path_below)
+                # The prefix turns a path in the source into one relative to this folder.
+                folder_rules = IgnoreRules(
+                    spec=load_pattern_file(ignore_file),
+                    removed_prefix_length=0,
+                    added_prefix=source_path_in_folder,
+                )
             # An ignored folder was named on purpose; its parent's rules would exclude all its files.
             if not is_ignored([folder_rules], "", is_folder=False):
                 rules.append(folder_rules)

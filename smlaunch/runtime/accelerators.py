@@ -8,7 +8,7 @@ from typing import List, Mapping
 
 from smlaunch.runtime import external_tools
 
-_TRN2_LOGICAL_CORES = 64
+_TOOLKIT_CORES_OF_TRN2_48XLARGE = 64
 """The training toolkit's own number for trn2.48xlarge (environment.num_neurons): its neuron-ls counts
 otherwise.
 """
@@ -16,29 +16,33 @@ otherwise.
 
 def count_gpus() -> int:
     """NVIDIA GPUs: by their device files, otherwise as ``nvidia-smi --list-gpus`` counts them."""
-    devices = _device_names("nvidia")
+    devices = _list_device_files("nvidia")
     if devices:
         return len(devices)
     nvidia_smi = external_tools.find_on_path("nvidia-smi")  # no device files, for example in WSL
     if nvidia_smi is None:
         return 0
     return sum(
-        line.startswith("GPU ") for line in external_tools.tool_output(nvidia_smi, "--list-gpus").splitlines()
+        line.startswith("GPU ")
+        for line in external_tools.capture_stdout(nvidia_smi, "--list-gpus").splitlines()
     )
 
 
 def count_neuron_cores(instance_type: str) -> int:
-    """Neuron cores, as neuron-ls counts them; 0 without the device files or the tool."""
-    if not _device_names("neuron"):
+    """Return the number of NeuronCores of this host, as ``neuron-ls`` counts them; 0 without the device files
+    /dev/neuron* or the tool.
+    """
+    if not _list_device_files("neuron"):
         return 0
     if "trn2.48xlarge" in instance_type:
-        return _TRN2_LOGICAL_CORES
+        # neuron-ls counts otherwise here than AWS's training toolkit, whose number, 64, scripts expect.
+        return _TOOLKIT_CORES_OF_TRN2_48XLARGE
     neuron_ls = external_tools.find_on_path("neuron-ls")
     if neuron_ls is None:
         return 0
     try:
-        devices = json.loads(external_tools.tool_output(neuron_ls, "-j") or "[]")
-        return sum(int(device.get("nc_count", 0)) for device in devices)
+        devices = json.loads(external_tools.capture_stdout(neuron_ls, "-j") or "[]")  # -j: as JSON
+        return sum(int(device.get("nc_count", 0)) for device in devices)  # NeuronCores of each device
     except (ValueError, TypeError, AttributeError):
         return 0
 
@@ -58,7 +62,7 @@ def default_ranks_per_host(gpu_count: int, neuron_count: int, environ: Mapping[s
     return gpu_count or neuron_count or 1
 
 
-def _device_names(prefix: str) -> List[str]:
+def _list_device_files(prefix: str) -> List[str]:
     """/dev/nvidia0, /dev/nvidia1 ..., not /dev/nvidiactl."""
     try:
         names = os.listdir("/dev")

@@ -20,7 +20,7 @@ def find_on_path(name: str) -> Optional[str]:
     return None
 
 
-def tool_output(program: str, *options: str) -> str:
+def capture_stdout(program: str, *options: str) -> str:
     """Return what a program prints; empty when it cannot be run, fails or does not finish in time."""
     import subprocess
 

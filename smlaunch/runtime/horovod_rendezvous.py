@@ -20,33 +20,45 @@ class RendezvousStore:
     """Values by scope and key. ``ranks`` and ``hosts``: how many of them meet."""
 
     def __init__(self, ranks: int, hosts: int) -> None:
-        self._rank_counts = {"global": ranks, "local": ranks // hosts, "cross": hosts}
-        self._values: Dict[Tuple[str, str], bytes] = {}
-        self._departed_ranks: Count[str] = Counter()
+        self._rank_count_by_scope_kind = {"global": ranks, "local": ranks // hosts, "cross": hosts}
+        self._value_by_scope_and_key: Dict[Tuple[str, str], bytes] = {}
+        self._departed_count_by_scope: Count[str] = Counter()
         self._lock = threading.Lock()
 
     def put(self, scope: str, key: str, value: bytes) -> None:
         with self._lock:
-            self._values[scope, key] = value
+            self._value_by_scope_and_key[scope, key] = value
 
     def get(self, scope: str, key: str) -> Optional[bytes]:
         with self._lock:
-            return self._values.get((scope, key))
+            return self._value_by_scope_and_key.get((scope, key))
 
-    def delete(self, scope: str, key: str) -> None:
-        """Every rank deletes ``global``, ``local_HOST`` and ``cross_LOCALRANK`` when it leaves; the last one
-        clears the scope. In other scopes, delete the key.
+    def handle_delete(self, scope: str, key: str) -> None:
+        """Handle Horovod's DELETE of a key in a scope, a namespace of keys. In a scope in which ranks meet it
+        means that the rank ``key`` leaves, and the last rank to leave clears the scope; in other scopes it
+        removes the key.
         """
-        scope_kind, _, suffix = scope.partition("_")
-        rank_count = self._rank_counts.get(scope_kind) if bool(suffix) == (scope_kind != "global") else None
+        rank_count = self._count_ranks_that_meet_in(scope)
         with self._lock:
             if rank_count is None:
-                self._values.pop((scope, key), None)
+                self._value_by_scope_and_key.pop((scope, key), None)
                 return
-            self._departed_ranks[scope] += 1
-            if self._departed_ranks[scope] == rank_count:
-                del self._departed_ranks[scope]
-                self._values = {name: value for name, value in self._values.items() if name[0] != scope}
+            self._departed_count_by_scope[scope] += 1
+            if self._departed_count_by_scope[scope] == rank_count:
+                del self._departed_count_by_scope[scope]
+                self._value_by_scope_and_key = {
+                    (other_scope, other_key): value
+                    for (other_scope, other_key), value in self._value_by_scope_and_key.items()
+                    if other_scope != scope
+                }
+
+    def _count_ranks_that_meet_in(self, scope: str) -> Optional[int]:
+        """Return how many ranks meet in the scope ``global``, ``local_HOST`` or ``cross_LOCALRANK``; None for
+        other scopes.
+        """
+        scope_kind, _, suffix = scope.partition("_")
+        needs_suffix = scope_kind != "global"  # ``local`` alone, for example, is some other scope
+        return self._rank_count_by_scope_kind.get(scope_kind) if bool(suffix) == needs_suffix else None
 
 
 class RendezvousHandler(BaseHTTPRequestHandler):
@@ -69,7 +81,7 @@ class RendezvousHandler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         scope_and_key = self._scope_and_key()
         if scope_and_key:
-            self.store.delete(*scope_and_key)
+            self.store.handle_delete(*scope_and_key)
         self._respond(200 if scope_and_key else 400)
 
     def log_message(self, format: str, *args: Any) -> None:

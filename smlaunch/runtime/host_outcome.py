@@ -5,12 +5,12 @@ plain data.
 import signal
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from smlaunch.runtime.hang import HANG_EXIT_CODE, Hang
+from smlaunch.runtime.hang_detector import HANG_EXIT_CODE, Hang
 
-EXIT_DELAY_SECONDS = 5.0
+MAX_EXIT_DELAY_SECONDS = 5.0
 """Longest time between a rank's exception and its exit; its peers may fail in this time."""
 
-LOST_PEER_STATUS = -signal.SIGABRT
+LOST_PEER_RETURNCODE = -signal.SIGABRT
 """A lost peer ends a rank by an exception or by SIGABRT (NCCL's watchdog), by no other signal."""
 
 
@@ -33,7 +33,7 @@ class FinishedProcess(NamedTuple):
     """The end of its output."""
 
     was_stopped: bool = False
-    """It was told to exit because another process had failed."""
+    """It was sent a signal to exit because another process had failed."""
 
     rank_outputs: Dict[int, Tuple[str, Optional[float]]] = {}  # noqa: RUF012 - never changed
     """Of a launcher, by rank: the end of the rank's output, and when its last traceback began."""
@@ -56,7 +56,7 @@ class FinishedProcess(NamedTuple):
             return "SIG{}".format(-self.status)
 
 
-class PeerStatus(NamedTuple):
+class HostExitReport(NamedTuple):
     """How another host ended (control_channel.py)."""
 
     exit_code: int
@@ -65,6 +65,14 @@ class PeerStatus(NamedTuple):
 
     failed_at: Optional[float] = None
     """When the failure began, in seconds since the epoch."""
+
+
+class UnreadyService(NamedTuple):
+    """A service that was not ready in time."""
+
+    name: str
+    problem: str
+    """For a message."""
 
 
 class HostOutcome(NamedTuple):
@@ -76,19 +84,19 @@ class HostOutcome(NamedTuple):
     stop_signal: Optional[int] = None
     """The stop signal that the host received."""
 
-    hang: Optional[Hang] = None
+    detected_hang: Optional[Hang] = None
     """The hang for which the ranks were ended."""
 
-    overstayed_seconds: Optional[float] = None
+    overrun_seconds: Optional[float] = None
     """How long the ranks had run past the planned end of the segment when they were stopped."""
 
     failed_service: Optional[FinishedProcess] = None
     """The service that exited before the ranks."""
 
-    unready_service: Optional[Tuple[str, str]] = None
-    """Name of the service that was not ready in time, and the problem."""
+    unready_service: Optional[UnreadyService] = None
+    """The service that was not ready in time."""
 
-    peer_status: Optional[PeerStatus] = None
+    peer_exit: Optional[HostExitReport] = None
     """How the leader ended, which this host follows; on the leader, the host that failed."""
 
     @property
@@ -106,39 +114,41 @@ class HostOutcome(NamedTuple):
         first = min(
             (process for process in failed if not process.was_stopped), key=_failure_time, default=None
         )
-        if first is None or (first.status < 0 and first.status != LOST_PEER_STATUS):
+        if first is None or (first.status < 0 and first.status != LOST_PEER_RETURNCODE):
             return first
         lingering = [
             process._replace(status=1)
             for process in failed
             if process.was_stopped
-            and first.failed_at - EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
+            and first.failed_at - MAX_EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
         ]
         return min([first, *lingering], key=_failure_time)
 
     @property
     def failed_at(self) -> Optional[float]:
-        """When the failure began, in seconds since the epoch. None: use the current time."""
-        if self.hang is not None:
+        """When the failure of this host began, in seconds since the epoch; None where that is not known:
+        after a hang, or without a failure.
+        """
+        if self.detected_hang is not None:
             return None
-        if self.peer_status is not None:
-            return self.peer_status.failed_at
+        if self.peer_exit is not None:  # this host ended because another one did
+            return self.peer_exit.failed_at
         process = self.failed_service or self.first_failure
         return None if process is None else process.failed_at
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the hang or of the first failure. Without a failure: 128 + n when a rank ended by
-        the stop signal n, or no rank was started; otherwise 0. A service that exits early has failed, with
-        1 where its own exit code is 0.
+        """The exit code of this host: that of what explains its end best, a hang first. Without a failure:
+        128 + n when a rank ended by the stop signal n, or the signal came before any rank was started;
+        otherwise 0. A service, a program beside the ranks, has failed if it exits before them.
         """
-        if self.hang is not None:
+        if self.detected_hang is not None:
             return HANG_EXIT_CODE
-        if self.peer_status is not None:
-            return self.peer_status.exit_code
+        if self.peer_exit is not None:  # this host ended because another one did
+            return self.peer_exit.exit_code
         if self.failed_service is not None:
-            return self.failed_service.exit_code or 1
-        if self.unready_service is not None:
+            return self.failed_service.exit_code or 1  # to exit with 0 too early is a failure as well
+        if self.unready_service is not None:  # it was not ready in time
             return 1
         failure = self.first_failure
         if failure is not None:
@@ -154,12 +164,14 @@ class HostOutcome(NamedTuple):
         ``other_hosts_stopping``: the planned end has passed and there are other hosts, whose ranks may have
         been stopped a moment earlier; ranks here then fail because their peers are gone.
         """
-        if self.hang is not None or self.failed_service is not None or self.unready_service is not None:
+        if (
+            self.detected_hang is not None
+            or self.failed_service is not None
+            or self.unready_service is not None
+        ):
             return False
-        failed_alone = (
-            self.overstayed_seconds is None and self.stop_signal is None and self.peer_status is None
-        )
-        return self.overstayed_seconds is not None or (other_hosts_stopping and failed_alone)
+        failed_alone = self.overrun_seconds is None and self.stop_signal is None and self.peer_exit is None
+        return self.overrun_seconds is not None or (other_hosts_stopping and failed_alone)
 
     def _ended_by_stop(self, process: FinishedProcess) -> bool:
         """Return whether the stop signal ended the process."""

@@ -18,12 +18,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from smlaunch.runtime.errors import SetupError
 
-_TOOLKIT_PREFIX = "sagemaker_"
+_SAGEMAKER_TOOLKIT_PREFIX = "sagemaker_"
 _TUNING_METRIC = "_tuning_objective_metric"
 _DEFAULT_MODULE = "default_user_module_name"
 
-_TOOLKIT_KEYS = frozenset(
-    _TOOLKIT_PREFIX + name
+_SAGEMAKER_TOOLKIT_KEYS = frozenset(
+    _SAGEMAKER_TOOLKIT_PREFIX + name
     for name in (
         *("program", "submit_directory", "enable_cloudwatch_metrics", "region", "container_log_level"),
         *("job_name", "s3_output"),
@@ -51,13 +51,15 @@ class Hyperparameters(NamedTuple):
     def to_named_args(self) -> List[Tuple[str, Tuple[str, str]]]:
         """Key, and the two arguments that it becomes, in the order of keys."""
         return [
-            (key, (_option_name(key), _format_value(self.values[key], self.raw_texts[key])))
+            (key, (_option_name(key), _format_argument_value(self.values[key], self.raw_texts[key])))
             for key in sorted(self.values)
         ]
 
 
 def read_hyperparameters(path: str) -> Hyperparameters:
-    """Read hyperparameters.json. A missing file means no hyperparameters. Raises SetupError."""
+    """Return the job's hyperparameters from hyperparameters.json; none without the file. Raises
+    SetupError.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -71,18 +73,21 @@ def read_hyperparameters(path: str) -> Hyperparameters:
 
 
 def decode_hyperparameters(encoded: Mapping[str, Any]) -> Hyperparameters:
-    """``encoded``: values as the service passes them, text or JSON."""
+    """Return the hyperparameters of a job: the user's own, decoded and as they were sent, and the settings
+    ``sagemaker_...`` for frameworks. Keys that are for AWS's toolkit itself, such as ``sagemaker_program``,
+    are left out. ``encoded``: values as the service passes them, text or JSON.
+    """
     values: Dict[str, Any] = {}
     raw_texts: Dict[str, str] = {}
     framework_params: Dict[str, Any] = {}
-    for key, raw in encoded.items():
-        value, text = _decode_value(raw)
-        if key in _TOOLKIT_KEYS:
+    for key, encoded_value in encoded.items():
+        value, raw_text = _decode_value(encoded_value)
+        if key in _SAGEMAKER_TOOLKIT_KEYS:
             continue
-        if key.startswith(_TOOLKIT_PREFIX):
+        if key.startswith(_SAGEMAKER_TOOLKIT_PREFIX):  # for a framework's container
             framework_params[key] = value
         else:
-            values[key], raw_texts[key] = value, text
+            values[key], raw_texts[key] = value, raw_text
     return Hyperparameters(values, raw_texts, framework_params)
 
 
@@ -102,12 +107,14 @@ def _option_name(key: str) -> str:
     return "--" + key if len(key) > 1 else "-" + key
 
 
-def _format_value(value: Any, raw_text: str) -> str:
-    """Return a value as a command-line argument."""
+def _format_argument_value(value: Any, raw_text: str) -> str:
+    """Return a hyperparameter as a command-line argument, as AWS's toolkit formats it; a number keeps the
+    text ``raw_text`` that it was sent as.
+    """
     if value is None:
         return ""
     if isinstance(value, dict):
         return ",".join("{}={}".format(key, value[key]) for key in sorted(value))
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):  # bool is a subclass of int
         return raw_text
     return str(value)

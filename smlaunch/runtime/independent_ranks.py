@@ -11,71 +11,79 @@ from smlaunch.runtime.cluster import Cluster
 
 if TYPE_CHECKING:
     from smlaunch.runtime.host_outcome import FinishedProcess
-    from smlaunch.runtime.segment_lifecycle import SegmentEnd
+    from smlaunch.runtime.segment_lifecycle import SegmentDeadline
 
 
 class IndependentRanks(NamedTuple):
     """The ranks of this host, and how many there are elsewhere."""
 
     ranks_per_host: int
-    total: int
+    total_ranks: int
     """Ranks on all hosts."""
 
-    finished: Mapping[int, str]
+    job_by_finished_rank: Mapping[int, str]
     """Ranks of this host that have trained to their end, from 0, and the newest job in which they did."""
 
-    finished_elsewhere: int = 0
+    finished_ranks_elsewhere: int = 0
     """Ranks of other hosts that did so before this job."""
 
     @property
-    def all_finished(self) -> bool:
+    def have_all_finished(self) -> bool:
         """Whether the ranks of all hosts have finished, as far as this host knows."""
-        return len(self.finished) + self.finished_elsewhere >= self.total
+        return len(self.job_by_finished_rank) + self.finished_ranks_elsewhere >= self.total_ranks
 
-    def after(
+    def with_ranks_finished_now(
         self,
         processes: "Sequence[FinishedProcess]",
-        segment_end: "SegmentEnd",
+        segment_deadline: "SegmentDeadline",
         job: str,
         may_read_stop_file: Callable[[], bool],
     ) -> "IndependentRanks":
         """With the ranks that came to their end in this job: those that exited with 0 and were not perhaps
         asked to exit. ``processes``: in the order of their ranks.
         """
-        finished = dict(self.finished)
+        finished = dict(self.job_by_finished_rank)
         for rank, process in enumerate(processes):
-            exited_unasked = not segment_end.was_requested_before(process.ended_at) or not (
-                segment_end.was_signalled_before(process.ended_at) or may_read_stop_file()
+            exited_unasked = not segment_deadline.was_stop_requested_before(process.ended_at) or not (
+                segment_deadline.was_stop_signal_sent_before(process.ended_at) or may_read_stop_file()
             )
             if process.status == 0 and exited_unasked:
                 finished[rank] = job
-        return self._replace(finished=finished)
+        return self._replace(job_by_finished_rank=finished)
 
-    def after_all_finished(self, job: str) -> "IndependentRanks":
+    def with_all_finished_now(self, job: str) -> "IndependentRanks":
         """With all ranks of this host."""
-        return self._replace(finished=dict.fromkeys(range(self.ranks_per_host), job))
+        return self._replace(job_by_finished_rank=dict.fromkeys(range(self.ranks_per_host), job))
 
 
 def read_independent_ranks(
     segment: Segment, cluster: Cluster, ranks_per_host: int
 ) -> Optional[IndependentRanks]:
-    """Return what earlier segments have left. None where there is one rank, or no checkpoint directory.
-    Raises SetupError.
+    """Return which of the job's independent ranks, which train apart from each other, have finished in
+    earlier segments (a segment is one job of a chain that trains on from the checkpoints of the last), by the
+    files that the hosts left beside the checkpoints. None where there is one rank, or no checkpoint
+    directory. Raises SetupError.
     """
-    total = len(cluster.hosts) * ranks_per_host
-    if segment.checkpoint_dir is None or total == 1:
+    total_ranks = len(cluster.hosts) * ranks_per_host
+    if segment.checkpoint_dir is None or total_ranks == 1:
         return None
-    from smlaunch.runtime.outcome_files import read_ranks_of_hosts
+    from smlaunch.runtime.segment_outcome_files import read_ranks_of_hosts
 
-    finished: Mapping[int, str] = {}
-    finished_elsewhere = 0
-    for ranks in read_ranks_of_hosts(segment):
-        # With another number of ranks, each has another share of the data.
-        if ranks.independent_ranks != total or ranks.host not in cluster.hosts:
+    job_by_finished_rank: Mapping[int, str] = {}
+    finished_ranks_elsewhere = 0
+    for ranks_of_host in read_ranks_of_hosts(segment):
+        # With another number of ranks, each has another share of the data, and starts anew.
+        if ranks_of_host.independent_ranks != total_ranks or ranks_of_host.host not in cluster.hosts:
             continue
-        of_host = {rank: job for rank, job in ranks.finished_ranks if rank < ranks_per_host}
-        if ranks.host == cluster.current_host:
-            finished = of_host
+        # Ranks are numbered from 0 on each host here; ``job`` is the one in which the rank finished.
+        job_by_rank = {rank: job for rank, job in ranks_of_host.finished_ranks if rank < ranks_per_host}
+        if ranks_of_host.host == cluster.current_host:
+            job_by_finished_rank = job_by_rank
         else:
-            finished_elsewhere += len(of_host)
-    return IndependentRanks(ranks_per_host, total, finished, finished_elsewhere)
+            finished_ranks_elsewhere += len(job_by_rank)
+    return IndependentRanks(
+        ranks_per_host=ranks_per_host,
+        total_ranks=total_ranks,
+        job_by_finished_rank=job_by_finished_rank,
+        finished_ranks_elsewhere=finished_ranks_elsewhere,
+    )

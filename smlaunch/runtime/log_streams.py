@@ -5,6 +5,7 @@ rank's prefix, in blocks of many lines. Nothing here blocks: the host's output i
 fit. While it takes no more, ranks are not read, and wait as on any full pipe.
 """
 
+import contextlib
 import os
 import select
 import stat
@@ -12,11 +13,11 @@ import time
 from collections import deque
 from typing import Deque, Optional, Tuple
 
-from smlaunch.contract.progress import iter_steps
+from smlaunch.contract.progress_line import iter_steps
 from smlaunch.runtime.step_tracker import StepTracker
 
 _READ_BYTES = 1 << 17
-_WRITE_BYTES = 1 << 17
+_MAX_WRITE_BYTES = 1 << 17
 _MAX_LINE_BYTES = 1 << 18
 """A longer line is split: an event of CloudWatch Logs has at most 256 KiB."""
 
@@ -38,12 +39,12 @@ class HostOutput:
 
     def __init__(self, descriptor: int, step_tracker: Optional[StepTracker] = None) -> None:
         self.step_tracker = StepTracker() if step_tracker is None else step_tracker
-        self.descriptor, self._write_limit = _open_non_blocking(descriptor)
+        self.descriptor, self._max_write_bytes = _open_non_blocking_output(descriptor)
         self._owns_descriptor = self.descriptor != descriptor
         self._pending_blocks: Deque[bytes] = deque()
-        self._unwritten = memoryview(b"")
+        self._unwritten_piece = memoryview(b"")
         self._pending_bytes = 0
-        self._is_broken = False
+        self._is_reader_gone = False
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLOUT)
 
@@ -56,7 +57,7 @@ class HostOutput:
         return self._pending_bytes > self._FULL_BYTES
 
     def append(self, data: bytes) -> None:
-        if data and not self._is_broken:
+        if data and not self._is_reader_gone:
             self._pending_blocks.append(data)
             self._pending_bytes += len(data)
 
@@ -67,7 +68,7 @@ class HostOutput:
         for _ in range(16):
             if not self._pending_bytes or not self._poll.poll(0):
                 return
-            self._write_next()
+            self._write_next_piece()
 
     def flush(self, deadline: float) -> None:
         """Write everything that is accepted before ``deadline`` (of time.monotonic)."""
@@ -75,7 +76,7 @@ class HostOutput:
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0 or not self._poll.poll(int(seconds_left * 1000) + 1):
                 return
-            self._write_next()
+            self._write_next_piece()
 
     def close(self) -> None:
         """Close the descriptor that this object opened; the one it was given stays open."""
@@ -83,32 +84,40 @@ class HostOutput:
             self._owns_descriptor = False
             os.close(self.descriptor)
 
-    def _write_next(self) -> None:
-        """Write one piece of at most ``_write_limit`` bytes."""
-        if not self._unwritten:
-            blocks = [self._pending_blocks.popleft()]
-            size = len(blocks[0])
-            while self._pending_blocks and size + len(self._pending_blocks[0]) <= self._write_limit:
-                size += len(self._pending_blocks[0])
-                blocks.append(self._pending_blocks.popleft())
-            self._unwritten = memoryview(b"".join(blocks))
+    def _write_next_piece(self) -> None:
+        """Write one piece of the output that is pending, not yet written, of at most ``_max_write_bytes``
+        bytes, without waiting. What the reader does not accept of it stays for the next call.
+        """
+        if not self._unwritten_piece:
+            self._unwritten_piece = memoryview(self._take_next_piece())
         try:
-            written_bytes = os.write(self.descriptor, self._unwritten[: self._write_limit])
+            written_bytes = os.write(self.descriptor, self._unwritten_piece[: self._max_write_bytes])
         except BlockingIOError:  # another process that shares the pipe has filled it
             return
         except OSError:
             # The reader is gone. The training goes on without its log.
-            self._is_broken = True
+            self._is_reader_gone = True
             self._pending_blocks.clear()
             self._pending_bytes = 0
             return
-        self._unwritten = self._unwritten[written_bytes:]
+        self._unwritten_piece = self._unwritten_piece[written_bytes:]
         self._pending_bytes -= written_bytes
 
+    def _take_next_piece(self) -> bytes:
+        """Remove the first of the appended blocks, and as many more as fit into one write; return them joined
+        to one piece.
+        """
+        blocks = [self._pending_blocks.popleft()]
+        joined_bytes = len(blocks[0])
+        while self._pending_blocks and joined_bytes + len(self._pending_blocks[0]) <= self._max_write_bytes:
+            joined_bytes += len(self._pending_blocks[0])
+            blocks.append(self._pending_blocks.popleft())
+        return b"".join(blocks)
 
-def _open_non_blocking(descriptor: int) -> Tuple[int, int]:
+
+def _open_non_blocking_output(descriptor: int) -> Tuple[int, int]:
     """Return a descriptor for the same output, and how many bytes can be written to it at once without
-    blocking.
+    blocking when poll() says that it is ready.
 
     A file accepts everything. A pipe can be opened a second time, non-blocking for this process alone;
     O_NONBLOCK on the descriptor itself would apply to every process that shares it. Where that fails, a pipe
@@ -116,12 +125,11 @@ def _open_non_blocking(descriptor: int) -> Tuple[int, int]:
     """
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return descriptor, _WRITE_BYTES
+        return descriptor, _MAX_WRITE_BYTES
     if stat.S_ISFIFO(mode):
-        try:
-            return os.open("/proc/self/fd/{}".format(descriptor), os.O_WRONLY | os.O_NONBLOCK), _WRITE_BYTES
-        except OSError:
-            return descriptor, select.PIPE_BUF
+        with contextlib.suppress(OSError):
+            own_path = "/proc/self/fd/{}".format(descriptor)
+            return os.open(own_path, os.O_WRONLY | os.O_NONBLOCK), _MAX_WRITE_BYTES
     return descriptor, select.PIPE_BUF
 
 
@@ -135,7 +143,7 @@ class ProcessOutput:
         self.traceback_at: Optional[float] = None
         """When the last traceback began to arrive, in seconds since the epoch."""
         self.prefix = prefix
-        self._output = output
+        self._host_output = output
         self._partial_line = b""
         self._partial_progress_line = b""
         """The beginning of a line that may be a progress line."""
@@ -143,8 +151,11 @@ class ProcessOutput:
         self._tail_blocks: Deque[bytes] = deque()
         self._tail_bytes = 0
 
-    def pump(self) -> int:
-        """Forward one block and return its size; 0 when the pipe is empty for now, or closed."""
+    def forward_block(self) -> int:
+        """Read one block of output from the process's pipe and forward it to the host's output, the log.
+        Returns its size; 0 when the pipe is empty for now, or closed. The end of all output is kept for a
+        failure message, and the training steps that it reports are recorded.
+        """
         if not self.is_open:
             return 0
         try:
@@ -155,48 +166,52 @@ class ProcessOutput:
             self.close()
             return 0
         self._remember_tail(block)
-        self._track_steps(block)
-        if self.prefix:
-            self._write_lines(block)
+        self._record_progress_steps(block)
+        if self.prefix:  # it names the rank in front of each line
+            self._forward_whole_lines(block)
         else:
-            self._output.append(block)
+            self._host_output.append(block)
         return len(block)
 
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
             os.close(self.descriptor)
-            self._track_steps(b"\n")
+            self._record_progress_steps(b"\n")
             if self._partial_line:
-                self._output.append(self.prefix + self._partial_line + b"\n")
+                self._host_output.append(self.prefix + self._partial_line + b"\n")
                 self._partial_line = b""
 
     def tail(self) -> str:
         """Return the end of the output."""
         return b"".join(self._tail_blocks).decode("utf-8", "replace")
 
-    def _write_lines(self, block: bytes) -> None:
-        """Forward whole lines with the prefix; keep the incomplete last line."""
+    def _forward_whole_lines(self, block: bytes) -> None:
+        """Forward the whole lines of a process's output to the log, each with the prefix of its rank; keep
+        the incomplete last line for the next block. A line of ``_MAX_LINE_BYTES`` (256 KiB) is split.
+        """
         data = self._partial_line + block if self._partial_line else block
         line_end = data.rfind(b"\n")
         if line_end < 0:
             if len(data) < _MAX_LINE_BYTES:
                 self._partial_line = data
                 return
-            data += b"\n"
+            data += b"\n"  # split it here
             line_end = len(data) - 1
         self._partial_line = data[line_end + 1 :]
-        self._output.append(self.prefix + data[:line_end].replace(b"\n", b"\n" + self.prefix) + b"\n")
+        self._host_output.append(self.prefix + data[:line_end].replace(b"\n", b"\n" + self.prefix) + b"\n")
 
-    def _track_steps(self, block: bytes) -> None:
-        """Record the steps of progress lines."""
+    def _record_progress_steps(self, block: bytes) -> None:
+        """Record the training steps that the process reports in progress lines (``smlaunch: progress step=3``
+        in its output). A line at the end of ``block`` that is not complete is kept for the next block.
+        """
         data = self._partial_progress_line + block if self._partial_progress_line else block
         lines_end = data.rfind(b"\n") + 1
         for step, total_steps in iter_steps(data[:lines_end]):
-            self._output.step_tracker.record_step(step, total_steps)
-        self._partial_progress_line = (
-            data[lines_end:] if len(data) - lines_end < _MAX_PROGRESS_LINE_BYTES else b""
-        )
+            self._host_output.step_tracker.record_step(step, total_steps)
+        last_line = data[lines_end:]
+        # One longer than 4 KiB is no progress line.
+        self._partial_progress_line = last_line if len(last_line) < _MAX_PROGRESS_LINE_BYTES else b""
 
     def _remember_tail(self, block: bytes) -> None:
         """Keep the end of the output, and the time of the last traceback."""

@@ -17,10 +17,11 @@ when the runtime itself failed.
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from smlaunch.contract.launch_spec import AUTO, LEADER, MPI, TORCHRUN, LaunchSpec, LaunchSpecError
-from smlaunch.contract.paths import (
+from smlaunch.contract.progress_line import PROGRESS_UNKNOWN
+from smlaunch.contract.sagemaker_paths import (
     LAUNCH_FILE,
     PORT_VARIABLE,
     RUNTIME_CHANNEL,
@@ -29,7 +30,6 @@ from smlaunch.contract.paths import (
     Paths,
     ProcessingPaths,
 )
-from smlaunch.contract.progress import PROGRESS_UNKNOWN
 from smlaunch.contract.segment import (
     FINISHED_LINE_PREFIX,
     REPORT_FINISHED_VARIABLE,
@@ -39,27 +39,29 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.runtime import (
     accelerators,
-    commands,
-    environment,
-    image_setup,
+    image_entry_point,
     oom_kills,
-    outcome_files,
+    process_commands,
     runtime_dir,
+    sagemaker_environment,
     segment_lifecycle,
+    segment_outcome_files,
 )
 from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.host_outcome import HostOutcome, PeerStatus
+from smlaunch.runtime.host_outcome import HostExitReport, HostOutcome
 from smlaunch.runtime.hyperparameters import read_hyperparameters
 from smlaunch.runtime.log_streams import HostOutput
+from smlaunch.runtime.rank_supervisor import Supervisor
 from smlaunch.runtime.signals import SignalQueue
 from smlaunch.runtime.step_tracker import StepTracker
-from smlaunch.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from smlaunch.contract.outcome import SegmentOutcome
+    from smlaunch.contract.segment_outcome import SegmentOutcome
+    from smlaunch.runtime import name_lookup
     from smlaunch.runtime.control_channel import ControlChannel
     from smlaunch.runtime.independent_ranks import IndependentRanks
+    from smlaunch.runtime.service_processes import ServiceStart
 
 _INTERNAL_ERROR_EXIT_CODE = 70
 """sysexits.h: EX_SOFTWARE."""
@@ -72,12 +74,12 @@ class _HostTask(NamedTuple):
     paths: Paths
     cluster: Cluster
     resource_config: Dict[str, Any]
-    channels: Dict[str, Any]
+    input_channels: Dict[str, Any]
     runtime_dir: str
     segment: Segment
-    segment_end: segment_lifecycle.SegmentEnd
-    previous_outcome: outcome_files.PreviousOutcome
-    hardware: environment.HostHardware
+    segment_deadline: segment_lifecycle.SegmentDeadline
+    previous_outcome: segment_outcome_files.PreviousOutcome
+    hardware: sagemaker_environment.HostHardware
     independent_ranks: "Optional[IndependentRanks]"
     """None where ranks train together."""
 
@@ -91,23 +93,26 @@ class _HostTask(NamedTuple):
 
 
 def main(signals: SignalQueue) -> int:
-    """Return the exit code. Raises StoppedDuringSetup when a stop signal arrives before any process is
-    started.
+    """Run this host's part of the job; return the exit code of the container. Raises StoppedDuringSetup when
+    a stop signal arrives before any process is started.
+
+    ``signals``: installed already, so that no signal is lost; ``defer`` queues them instead of raising, so
+    that the report of an error is not interrupted. Errors go to the log and the failure file.
     """
     started_at = time.time()
-    paths = Paths.from_environment()
+    paths = Paths.from_environment()  # SageMaker's folders and files in this container
     host = None
     try:
         if isinstance(paths, ProcessingPaths):
             cluster, resource_config = processing.read_cluster(paths)
             host = cluster.current_host
-            # A training job's platform sets both.
-            os.environ["TRAINING_JOB_NAME"], channels = processing.read_job(paths)
+            # For training jobs the platform sets the name and writes the inputs' file.
+            os.environ["TRAINING_JOB_NAME"], input_channels = processing.read_job(paths)
         else:
             cluster, resource_config = training.read_cluster(paths.resource_config)
             host = cluster.current_host
-            channels = environment.read_input_data_config(paths.input_data_config)
-        return _run_segment(paths, cluster, resource_config, channels, signals, started_at)
+            input_channels = sagemaker_environment.read_input_data_config(paths.input_data_config)
+        return _run_segment(paths, cluster, resource_config, input_channels, signals, started_at)
     except SetupError as error:
         signals.defer()
         _report_setup_error(paths, host, str(error))
@@ -118,241 +123,307 @@ def main(signals: SignalQueue) -> int:
 
         _log(traceback.format_exc())
         _report_setup_error(paths, host, "the runtime failed: {}: {}".format(type(error).__name__, error))
-        return _INTERNAL_ERROR_EXIT_CODE
+        return _INTERNAL_ERROR_EXIT_CODE  # 70, EX_SOFTWARE of sysexits.h
 
 
 def _run_segment(
     paths: Paths,
     cluster: Cluster,
     resource_config: Dict[str, Any],
-    channels: Dict[str, Any],
+    input_channels: Dict[str, Any],
     signals: SignalQueue,
     started_at: float,
 ) -> int:
-    """Run this host's part of a segment, unless the training is finished already. Returns the exit code.
+    """Run this host's part of a segment, one job of a chain that trains a run; nothing where an earlier one
+    has trained to the end. Returns the exit code.
 
-    ``resource_config`` and ``channels``: the platform's descriptions of the hosts and of the inputs, as they
-    were read. ``started_at``: when this host started, in seconds since the epoch.
+    ``resource_config`` and ``input_channels``: the platform's descriptions of the hosts and of the inputs,
+    as they were read. ``started_at``: when this host started, in seconds since the epoch.
     """
+    # job.json, which says what to start; it comes in an input channel of smlaunch's own.
     spec = _read_launch_spec(os.path.join(paths.channel_dir(RUNTIME_CHANNEL), LAUNCH_FILE))
     runtime_folder = runtime_dir.make_runtime_dir(paths)
     segment = segment_lifecycle.prepare_segment(spec, paths, runtime_folder, os.environ, started_at)
-    segment_end = segment_lifecycle.make_segment_end(segment, spec)
-    previous_outcome = outcome_files.read_previous_outcome(segment)
+    segment_deadline = segment_lifecycle.make_segment_deadline(segment, spec)  # its planned end
+    # What the outcome files of earlier segments say: ``finished``, or continue.
+    previous_outcome = segment_outcome_files.read_previous_outcome(segment)
     if previous_outcome.finished_outcome is not None:
-        if cluster.current_host == cluster.leader:
-            try:
-                outcome_files.write_finished_outcome(segment, previous_outcome.finished_outcome)
-            except OSError as error:
-                _log(
-                    "error: {}: the outcome cannot be written: {}".format(
-                        segment.checkpoint_dir, error.strerror
-                    )
-                )
-        _print_required_metrics()
-        _print_finished_metric(1)
-        _log("run {} has trained to its end before: nothing is left to do".format(segment.run))
+        _report_earlier_end(segment, previous_outcome.finished_outcome, cluster)  # a line in the log
         return 0
-    hardware = environment.HostHardware.detect(cluster.instance_type)
+    hardware = sagemaker_environment.HostHardware.detect(cluster.instance_type)
     independent_ranks = None
-    if spec.ranks.independent:
+    if spec.ranks.independent:  # they train apart from each other, and some may have finished before
         from smlaunch.runtime.independent_ranks import read_independent_ranks
 
-        independent_ranks = read_independent_ranks(segment, cluster, _ranks_per_host(spec, hardware))
+        independent_ranks = read_independent_ranks(segment, cluster, _count_ranks_per_host(spec, hardware))
     task = _HostTask(
-        spec,
-        paths,
-        cluster,
-        resource_config,
-        channels,
-        runtime_folder,
-        segment,
-        segment_end,
-        previous_outcome,
-        hardware,
-        independent_ranks,
+        spec=spec,
+        paths=paths,
+        cluster=cluster,
+        resource_config=resource_config,
+        input_channels=input_channels,
+        runtime_dir=runtime_folder,
+        segment=segment,
+        segment_deadline=segment_deadline,
+        previous_outcome=previous_outcome,
+        hardware=hardware,
+        independent_ranks=independent_ranks,
     )
     if task.is_leader:
+        # For an orchestrator that sees only the metrics in the log: this training has not finished yet.
         _print_required_metrics()
         _print_finished_metric(0)
-    if spec.ranks.runs_on != LEADER or len(cluster.hosts) == 1:
-        return _run_host(task, signals)
-    from smlaunch.runtime import control_channel, secret
+    # Then the other hosts run only services, and learn from the leader when to end.
+    if spec.ranks.runs_on == LEADER and len(cluster.hosts) > 1:
+        return _run_host_with_control_channel(task, signals)
+    return _run_host(task, signals)
 
-    key = secret.read_secret(os.path.join(paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE))
-    channel = control_channel.open_channel(cluster, key, _first_port(spec, os.environ))
+
+def _report_earlier_end(segment: Segment, finished_outcome: "SegmentOutcome", cluster: Cluster) -> None:
+    """Report that the run has trained to its end in an earlier job: in the log, and on the leader in this
+    attempt's outcome file too.
+    """
+    if cluster.current_host == cluster.leader:
+        try:
+            segment_outcome_files.write_finished_outcome(segment, finished_outcome)
+        except OSError as error:
+            _log(
+                "error: {}: the outcome cannot be written: {}".format(segment.checkpoint_dir, error.strerror)
+            )
+    _print_required_metrics()
+    _print_finished_metric(1)
+    _log("run {} has trained to its end before: nothing is left to do".format(segment.run))
+
+
+def _run_host_with_control_channel(task: _HostTask, signals: SignalQueue) -> int:
+    """Run this host where only the leader has ranks: the other hosts run its services, and end as the leader
+    does, over the control channel. Returns the exit code.
+    """
+    from smlaunch.runtime import control_channel, job_secret
+
+    key = job_secret.read_secret(os.path.join(task.paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE))
+    first_port = _read_first_port(task.spec, os.environ)
+    channel = control_channel.open_control_channel(task.cluster, key, first_port)
     try:
         exit_code = _run_host(task, signals, channel)
     except BaseException as error:
-        channel.send_status(control_channel.status_of_error(cluster.current_host, error))
+        channel.send_host_exit(control_channel.host_exit_of_error(task.cluster.current_host, error))
         raise
-    channel.send_status(PeerStatus(exit_code))  # ignored where a status was sent before
+    channel.send_host_exit(HostExitReport(exit_code))  # ignored where a status was sent before
     return exit_code
 
 
 def _run_host(task: _HostTask, signals: SignalQueue, channel: "Optional[ControlChannel]" = None) -> int:
-    """Prepare the host, run its processes and report how they ended. Returns the exit code.
+    """Prepare the host, run its processes (services, then ranks) and report how they ended. Returns the exit
+    code.
 
-    ``channel``: the connections to the other hosts, where only the leader has ranks.
+    ``channel``: the connections to the other hosts, where only the leader has ranks; None elsewhere.
     """
-    spec, paths, cluster = task.spec, task.paths, task.cluster
-    leader_lookup = None
-    if (spec.ranks.rendezvous or spec.services or channel is not None) and len(cluster.hosts) > 1:
-        from smlaunch.runtime import name_lookup
-
-        leader_lookup = name_lookup.NameLookup(cluster.leader)
-    if spec.source is not None:
-        from smlaunch.runtime import source
-
-        archive = os.path.join(paths.channel_dir(SOURCE_CHANNEL), spec.source)
-        source.unpack_source(archive, paths.code, spec.source_sha256)
-    if os.path.isdir(paths.code):
-        os.chdir(paths.code)
-    commands.check_source_files(spec, paths)
+    spec, paths, cluster = task.spec, task.paths, task.cluster  # spec: job.json, which says what to start
+    leader_lookup = _start_leader_lookup(task, channel)  # in a thread; None where nothing connects to it
+    _unpack_source(spec, paths)
 
     hyperparameters = read_hyperparameters(paths.hyperparameters)
-    python = commands.interpreter_path()
+    python = process_commands.interpreter_path()
+    # Begins with the highest step that earlier jobs of the chain have reported.
     step_tracker = StepTracker(segment_lifecycle.read_previous_highest_step(os.environ))
-    output = HostOutput(1, step_tracker)
+    host_output = HostOutput(1, step_tracker)  # standard output; the tracker notes the steps that ranks print
     if spec.requirements is not None:
-        from smlaunch.runtime import requirements
+        from smlaunch.runtime import requirements_install
 
-        python = requirements.target_python(python, paths, os.environ)
-        stop_signal = _install_requirements(spec.requirements, python, task, signals, output)
+        # The interpreter to install for and to run the ranks with
+        python = requirements_install.target_python(python, paths, os.environ)
+        stop_signal = _install_requirements(spec.requirements, python, task, signals, host_output)
         if stop_signal is not None:
-            return 128 + stop_signal
+            return 128 + stop_signal  # as a shell reports it
 
-    hostname_problem = image_setup.make_hostname_resolve(cluster.current_host, os.environ)
+    hostname_problem = image_entry_point.ensure_hostname_resolves(cluster.current_host, os.environ)
     if hostname_problem is not None:
         _log("warning: " + hostname_problem)
-    host_context = commands.HostContext(
+    host_context = process_commands.HostContext(
         cluster=cluster,
         paths=paths,
         hyperparameters=hyperparameters,
         python=python,
-        ranks_per_host=_ranks_per_host(spec, task.hardware),
-        port=_first_port(spec, os.environ),
+        ranks_per_host=_count_ranks_per_host(spec, task.hardware),
+        port=_read_first_port(spec, os.environ),
+        # Where ranks import smlaunch from, if it is not installed
         import_dir=runtime_dir.write_import_package(task.runtime_dir, paths),
     )
-    rank_environment = _rank_environment(task, host_context)
-    launcher = spec.ranks.launcher
+    rank_environment = _build_rank_environment(task, host_context)
     rank_commands = []
-    if task.has_ranks and launcher not in (TORCHRUN, MPI):
-        rank_commands = commands.rank_commands(spec, host_context, rank_environment)
+    if task.has_ranks and spec.ranks.launcher not in (TORCHRUN, MPI):  # these start the ranks themselves
+        rank_commands = process_commands.build_rank_commands(spec, host_context, rank_environment)
     if leader_lookup is not None:
-        leader_lookup.wait()
-    service_starts = []
-    if spec.services:
-        from smlaunch.runtime import services
-
-        service_starts = services.plan_services(spec, host_context, rank_environment)
+        leader_lookup.wait()  # until the leader's name resolves
+    service_starts = _plan_services(spec, host_context, rank_environment)
     supervisor = Supervisor(
-        signals,
-        output,
-        spec.grace_seconds,
-        spec.failure_grace_seconds,
-        spec.hang_seconds,
-        task.segment_end,
-        channel,
+        signals=signals,
+        output=host_output,
+        grace_seconds=spec.grace_seconds,  # from SIGTERM to SIGKILL
+        failure_grace_seconds=spec.failure_grace_seconds,  # the same after a failure
+        hang_seconds=spec.hang_seconds,
+        segment_deadline=task.segment_deadline,
+        channel=channel,
     )
-    oom_kills_before = oom_kills.count_oom_kills()
-    if launcher == TORCHRUN:
-        from smlaunch.runtime import torchrun
-
-        outcome = torchrun.run(spec, host_context, rank_environment, supervisor)
-    elif launcher == MPI:
-        from smlaunch.runtime.mpi import mpirun
-
-        outcome = mpirun.run(spec, host_context, rank_environment, supervisor)
-    else:
-        outcome = supervisor.run(rank_commands, service_starts)
-    if task.segment_end.problem is not None:
-        _log("error: " + task.segment_end.problem)
-    is_planned_end = task.segment.checkpoint_dir is not None and outcome.is_planned_end(
-        task.segment_end.has_passed and len(cluster.hosts) > 1
-    )
-    if task.is_leader:
-        segment_outcome = _write_segment_outcome(task, step_tracker, outcome)
-        # Exit code 0 without a readable outcome would look like the end of the run.
-        is_planned_end = (
-            is_planned_end and segment_outcome is not None and segment_outcome.result == "continue"
-        )
-    elif task.has_ranks and not spec.ranks.rendezvous:
-        segment_outcome = _write_segment_outcome(task, step_tracker, outcome)
-        is_planned_end = is_planned_end and segment_outcome is not None
-    if is_planned_end and outcome.exit_code != 0:
+    oom_kills_before = oom_kills.count_oom_kills()  # processes that the kernel killed for lack of memory
+    # Runs the ranks to their end, by torchrun or mpirun where the job has one of them as launcher.
+    outcome = _run_launcher(spec, host_context, rank_environment, supervisor, rank_commands, service_starts)
+    if task.segment_deadline.stop_file_error is not None:
+        _log("error: " + task.segment_deadline.stop_file_error)
+    if _write_outcome_and_check_planned_end(task, step_tracker, outcome) and outcome.exit_code != 0:
         _log("the segment is at its planned end, and its ranks have been stopped: this is no failure")
-        outcome = HostOutcome(())
+        outcome = HostOutcome(())  # without any failure: exit code 0
     failure_text = _report_failure(paths, cluster.current_host, outcome, oom_kills_before)
     if channel is not None:
-        channel.send_status(PeerStatus(outcome.exit_code, failure_text or "", outcome.failed_at))
+        channel.send_host_exit(HostExitReport(outcome.exit_code, failure_text or "", outcome.failed_at))
     return outcome.exit_code
+
+
+def _start_leader_lookup(
+    task: _HostTask, channel: "Optional[ControlChannel]"
+) -> "Optional[name_lookup.NameLookup]":
+    """Start to look up the leader's name, in a thread, if this host connects to it; otherwise return None."""
+    connects_to_leader = task.spec.ranks.rendezvous or task.spec.services or channel is not None
+    if not connects_to_leader or len(task.cluster.hosts) == 1:
+        return None
+    from smlaunch.runtime import name_lookup
+
+    return name_lookup.NameLookup(task.cluster.leader)
+
+
+def _unpack_source(spec: LaunchSpec, paths: Paths) -> None:
+    """Unpack the user's source, if the job has any, and make its folder the current one. Raises
+    SetupError."""
+    if spec.source is not None:
+        from smlaunch.runtime import source_unpacking
+
+        archive = os.path.join(paths.channel_dir(SOURCE_CHANNEL), spec.source)
+        source_unpacking.unpack_source(archive, paths.code, spec.source_sha256)
+    if os.path.isdir(paths.code):
+        os.chdir(paths.code)
+    process_commands.check_source_files(spec, paths)
+
+
+def _plan_services(
+    spec: LaunchSpec, host_context: process_commands.HostContext, environ: Mapping[str, str]
+) -> "Sequence[ServiceStart]":
+    """Return the services, programs beside the ranks, that this host starts or waits for."""
+    if not spec.services:
+        return ()
+    from smlaunch.runtime import service_processes
+
+    return service_processes.plan_services(spec, host_context, environ)
+
+
+def _run_launcher(
+    spec: LaunchSpec,
+    host_context: process_commands.HostContext,
+    rank_environment: Mapping[str, str],
+    supervisor: Supervisor,
+    rank_commands: Sequence[process_commands.ProcessCommand],
+    service_starts: "Sequence[ServiceStart]",
+) -> HostOutcome:
+    """Run the job's ranks, by torchrun, mpirun or directly, and return when all processes have exited."""
+    if spec.ranks.launcher == TORCHRUN:
+        from smlaunch.runtime import torchrun
+
+        return torchrun.run(spec, host_context, rank_environment, supervisor)
+    if spec.ranks.launcher == MPI:
+        from smlaunch.runtime.mpi import mpirun
+
+        return mpirun.run(spec, host_context, rank_environment, supervisor)
+    return supervisor.run(rank_commands, service_starts)
 
 
 def _install_requirements(
     requirements_file: str, python: str, task: _HostTask, signals: SignalQueue, output: HostOutput
 ) -> Optional[int]:
     """Install the source's requirements; return the stop signal that ended it, if any. Raises SetupError."""
-    from smlaunch.runtime import requirements
+    from smlaunch.runtime import requirements_install
 
-    command = requirements.install_command(python, task.paths, requirements_file)
+    command = requirements_install.install_command(python, task.paths, requirements_file)
     pip = Supervisor(signals, output, task.spec.grace_seconds, task.spec.failure_grace_seconds)
-    outcome = pip.run([commands.helper_command(command, os.environ)])
+    outcome = pip.run([process_commands.helper_command(command, os.environ)])
     signals.release()
     if outcome.stop_signal is None and outcome.first_failure is not None:
-        raise requirements.install_error(requirements_file, outcome.first_failure.output_tail)
+        raise requirements_install.install_error(requirements_file, outcome.first_failure.output_tail)
     return outcome.stop_signal
 
 
-def _rank_environment(task: _HostTask, host_context: commands.HostContext) -> Dict[str, str]:
+def _build_rank_environment(task: _HostTask, host_context: process_commands.HostContext) -> Dict[str, str]:
     """Return the environment that every program of the user inherits."""
-    sagemaker_variables = environment.sagemaker_variables(
+    sagemaker_variables = sagemaker_environment.build_sagemaker_variables(
         task.paths,
         task.cluster,
         task.resource_config,
-        task.channels,
+        task.input_channels,
         host_context.hyperparameters,
         task.hardware,
-        commands.find_entry_point(task.spec),
+        process_commands.find_entry_point(task.spec),
         task.spec.ranks.rendezvous,
         host_context.port,
         os.environ,
     )
     return {
         **os.environ,
-        **image_setup.cuda_variables(os.environ),
+        **image_entry_point.cuda_compat_variables(os.environ),
         **sagemaker_variables,
         **task.segment.to_environment(),
     }
 
 
+def _write_outcome_and_check_planned_end(
+    task: _HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
+) -> bool:
+    """Write the segment's outcome file, where this host has to. Return whether the ranks were only stopped at
+    the planned end of the segment, so that the next one continues the training from a checkpoint.
+    """
+    was_planned_end = task.segment.checkpoint_dir is not None and host_outcome.is_planned_end(
+        other_hosts_stopping=task.segment_deadline.has_passed and len(task.cluster.hosts) > 1
+    )
+    if task.is_leader:
+        segment_outcome = _write_segment_outcome(task, step_tracker, host_outcome)
+        # Exit code 0 without a readable outcome would look like the end of the run.
+        return was_planned_end and segment_outcome is not None and segment_outcome.result == "continue"
+    if task.has_ranks and not task.spec.ranks.rendezvous:
+        # Ranks that do not meet at a rendezvous may end apart from each other.
+        segment_outcome = _write_segment_outcome(task, step_tracker, host_outcome)
+        return was_planned_end and segment_outcome is not None
+    return was_planned_end
+
+
 def _write_segment_outcome(
     task: _HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
 ) -> "Optional[SegmentOutcome]":
-    """Write the segment's outcome and return it; None where nothing was written. The training itself is done,
-    so a failure to write is only logged; the client continues a run whose outcome is missing.
+    """Write the outcome of the segment, whether the training has finished or is to be continued by the next
+    job, and return it; None where nothing was written. ``host_outcome``: how this host's processes ended.
+    A failure to write is only logged; the client continues a run whose outcome is missing. The stop file
+    appears at the planned end, and asks the ranks to exit; ``script_may_read_...`` searches the source for
+    it.
     """
     segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
-    were_signalled = host_outcome.stop_signal is not None
-    ranks_end = outcome_files.RanksEnd(
-        ranks_succeeded,
-        were_signalled,
-        task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
-        host_outcome.processes,
-        (task.paths.model, task.paths.output_data),
-        partial(_may_read_stop_file, task),
-        partial(_may_read_planned_end, task),
+    ranks_result = segment_outcome_files.RanksResult(
+        all_succeeded=ranks_succeeded,
+        got_stop_signal=host_outcome.stop_signal is not None,
+        # Then the steps that one rank reports are those of all. Ranks meet at a rendezvous to train together.
+        train_together=task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
+        processes=host_outcome.processes,
+        result_dirs=(task.paths.model, task.paths.output_data),
+        script_may_read_stop_file=partial(_may_read_stop_file, task),
+        script_may_read_planned_end=partial(_may_read_planned_end, task),
     )
-    has_own_outcome = not task.is_leader or task.independent_ranks is not None
+    # The leader's file is that of the job; hosts that train apart write one for each host too.
+    writes_file_of_host = not task.is_leader or task.independent_ranks is not None
     try:
-        outcome = outcome_files.write_outcome(
+        outcome = segment_outcome_files.write_attempt_outcome(
             segment,
-            task.segment_end,
+            task.segment_deadline,
             task.previous_outcome,
             step_tracker,
-            ranks_end,
-            task.cluster.current_host if has_own_outcome else None,
-            task.independent_ranks,
+            ranks_result,
+            host=task.cluster.current_host if writes_file_of_host else None,
+            independent_ranks=task.independent_ranks,
             is_leader=task.is_leader,
         )
     except OSError as error:
@@ -361,17 +432,26 @@ def _write_segment_outcome(
     except ValueError as error:  # the ranks wrote it with another release of smlaunch.train
         _log("error: {}".format(error))
         return None
-    if outcome is None or not task.is_leader:
-        return outcome
-    if task.segment_end.planned_at is not None and step_tracker.highest_step is None and outcome.step is None:
-        _log(PROGRESS_UNKNOWN)
-    if ranks_succeeded:
-        # What ranks of other hosts have come to in this segment is not known here.
-        scope_note = "" if task.independent_ranks is None else " (as far as this host knows)"
-        _log("segment {} of run {}: {}{}".format(segment.segment, segment.run, outcome.result, scope_note))
-        if outcome.result == "finished":
-            _print_finished_metric(1)
+    if outcome is not None and task.is_leader:
+        _log_segment_outcome(task, step_tracker, outcome, ranks_succeeded)
     return outcome
+
+
+def _log_segment_outcome(
+    task: _HostTask, step_tracker: StepTracker, outcome: "SegmentOutcome", ranks_succeeded: bool
+) -> None:
+    """Log whether the training has finished or continues, and where nothing is known of its progress."""
+    reported_no_step = step_tracker.highest_step is None and outcome.step is None
+    if task.segment_deadline.planned_end_at is not None and reported_no_step:
+        _log(PROGRESS_UNKNOWN)  # a warning: whether the chain makes progress cannot be told
+    if not ranks_succeeded:
+        return
+    # What ranks of other hosts have come to in this segment is not known here.
+    scope_note = "" if task.independent_ranks is None else " (as far as this host knows)"
+    segment = task.segment
+    _log("segment {} of run {}: {}{}".format(segment.segment, segment.run, outcome.result, scope_note))
+    if outcome.result == "finished":
+        _print_finished_metric(1)  # for an orchestrator that sees only the metrics in the log
 
 
 def _may_read_stop_file(task: _HostTask) -> bool:
@@ -422,7 +502,7 @@ def _report_failure(paths: Paths, host: str, outcome: HostOutcome, oom_kills_bef
 
 
 def _report_setup_error(paths: Paths, host: Optional[str], problem: str) -> None:
-    from smlaunch.contract.failure import format_failure
+    from smlaunch.contract.failure_reason import format_failure
 
     _log("error: " + problem)
     _write_failure(paths, format_failure(host or "this host", None, None, problem))
@@ -456,13 +536,13 @@ def _read_launch_spec(path: str) -> LaunchSpec:
         raise SetupError("{}: {}".format(path, error)) from None
 
 
-def _ranks_per_host(spec: LaunchSpec, hardware: environment.HostHardware) -> int:
+def _count_ranks_per_host(spec: LaunchSpec, hardware: sagemaker_environment.HostHardware) -> int:
     if spec.ranks.per_host == AUTO:
         return accelerators.default_ranks_per_host(hardware.gpus, hardware.neuron_cores, os.environ)
     return int(spec.ranks.per_host)
 
 
-def _first_port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+def _read_first_port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
     text = environ.get(PORT_VARIABLE)
     if not text:
         return spec.port

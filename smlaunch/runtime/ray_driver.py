@@ -25,7 +25,9 @@ def main(arguments: Optional[List[str]] = None) -> None:
 
 
 def wait_for_nodes(host_count: int, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Raises TimeoutError when fewer hosts join in time."""
+    """Return when ``host_count`` hosts have joined the Ray cluster. Raises TimeoutError when fewer join in
+    time.
+    """
     import ray
 
     deadline = time.monotonic() + timeout_seconds

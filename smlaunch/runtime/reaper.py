@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from smlaunch.runtime import processes
+from smlaunch.runtime import process_table
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -30,7 +30,7 @@ def kill_descendants() -> None:
     if not sys.platform.startswith("linux"):
         return
     while True:
-        pids = processes.descendants_of(os.getpid(), processes.list_processes())
+        pids = process_table.descendants_of(os.getpid(), process_table.list_processes())
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -38,19 +38,20 @@ def kill_descendants() -> None:
                 continue
             except PermissionError:  # it runs as another user now
                 return
-        if not _reap_children(block=bool(pids)):
+        if not _reap_children(wait_for_first=bool(pids)):  # no children are left
             return
 
 
-def _reap_children(block: bool) -> bool:
-    """Wait for exited children, adopted ones too. False when there are no children.
+def _reap_children(wait_for_first: bool) -> bool:
+    """Reap exited children, adopted ones too. Returns False when there are no children left.
 
-    ``block``: wait for at least one: processes have just been killed, which are children of this process or
-    become so when their parents exit.
+    ``wait_for_first``: wait until at least one exits: processes have just been killed, which are children of
+    this process or become so when their parents exit.
     """
     try:
-        while os.waitpid(-1, 0 if block else os.WNOHANG)[0]:
-            block = False
+        # waitpid returns the pid 0 when children run and none has exited.
+        while os.waitpid(-1, 0 if wait_for_first else os.WNOHANG)[0]:
+            wait_for_first = False
     except ChildProcessError:
         return False
     return True

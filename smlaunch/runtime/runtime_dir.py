@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from smlaunch.contract.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths
+from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths
 
 
 def make_runtime_dir(paths: Paths) -> str:
@@ -21,11 +21,11 @@ def make_runtime_dir(paths: Paths) -> str:
 
 
 def write_import_package(runtime_dir: str, paths: Paths) -> str:
-    """Write a package from which ranks can import smlaunch.train (importable.py); return its folder, for the
-    end of PYTHONPATH.
+    """Write a package from which ranks can import smlaunch.train (importable_package.py); return its folder,
+    for the end of PYTHONPATH.
     """
     loader: Any = __spec__.loader  # reads from the zip too, where there is no file to open
-    package_source = loader.get_data(os.path.join(os.path.dirname(__file__), "importable.py"))
+    package_source = loader.get_data(os.path.join(os.path.dirname(__file__), "importable_package.py"))
     archive = os.path.join(paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
     give_way_call = "\n\ngive_way(sys.modules[__name__], {!r})\n".format(archive)
     package = os.path.join(runtime_dir, "importable", "smlaunch")

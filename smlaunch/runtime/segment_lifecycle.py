@@ -16,10 +16,10 @@ from typing import (
     Set,
 )
 
-from smlaunch.contract import segment as names
+from smlaunch.contract import segment as segment_variables
 from smlaunch.contract.launch_spec import LaunchSpec
-from smlaunch.contract.names import RESERVED_FOLDER, parse_job_name
-from smlaunch.contract.paths import Paths
+from smlaunch.contract.run_names import RESERVED_FOLDER, parse_job_name
+from smlaunch.contract.sagemaker_paths import Paths
 from smlaunch.contract.segment import Segment
 from smlaunch.runtime.errors import SetupError
 
@@ -32,14 +32,14 @@ _SIGKILL_MARGIN_SHARE = 0.9
 before the time limit of the platform.
 """
 
-_MAX_COMPARED_FILES = 100_000
+_MAX_LISTED_FILES = 100_000
 
 _PENDING_SUFFIX = "-later"
 """Name of the stop file until the planned end. It exists from the start, since a rename works on a full disk.
 """
 
 
-class SegmentEnd:
+class SegmentDeadline:
     """The planned end of a segment, for a loop that waits. Times are of time.monotonic."""
 
     def __init__(
@@ -54,162 +54,176 @@ class SegmentEnd:
         self._checkpoints_at_request: FrozenSet[str] = frozenset()
         self._margin_seconds = margin_seconds
         self._created_at = time.monotonic()
-        self.planned_at = planned_at
+        self.planned_end_at = planned_at
         """None for a segment without a planned end."""
-        self.signal_at = None if planned_at is None else planned_at + _SIGTERM_MARGIN_SHARE * margin_seconds
+        self.sigterm_at = None if planned_at is None else planned_at + _SIGTERM_MARGIN_SHARE * margin_seconds
         """When ranks that still run get SIGTERM."""
-        self.stop_requested = False
+        self.is_stop_requested = False
         """The stop file exists, or could not be made."""
         self._requested_at: Optional[float] = None
         self._signalled_at: Optional[float] = None
-        self.problem: Optional[str] = None
+        self.stop_file_error: Optional[str] = None
         """Why the stop file could not be made; the ranks then learn of the end by the signal only."""
 
     @property
     def has_passed(self) -> bool:
-        return self.planned_at is not None and self.stop_requested and time.monotonic() >= self.planned_at
+        return (
+            self.planned_end_at is not None
+            and self.is_stop_requested
+            and time.monotonic() >= self.planned_end_at
+        )
 
     @property
-    def next_action_at(self) -> Optional[float]:
+    def next_wakeup_at(self) -> Optional[float]:
         """When there is something to do next."""
-        return self.signal_at if self.stop_requested else self.planned_at
+        return self.sigterm_at if self.is_stop_requested else self.planned_end_at
 
     def seconds_until_kill(self, now: float) -> float:
         """Return the seconds from ``now`` until ranks that were stopped are killed."""
         return (
-            (now if self.planned_at is None else self.planned_at)
+            (now if self.planned_end_at is None else self.planned_end_at)
             + _SIGKILL_MARGIN_SHARE * self._margin_seconds
             - now
         )
 
     def request_stop(self) -> None:
         """Make the stop file appear, once."""
-        if self.stop_requested:
+        if self.is_stop_requested:
             return
-        self.stop_requested = True
+        self.is_stop_requested = True
         self._requested_at = time.time()
-        self._checkpoints_at_request = own_files(self._checkpoint_dir)
+        self._checkpoints_at_request = list_script_files(self._checkpoint_dir)
         try:
             os.rename(self._stop_file + _PENDING_SUFFIX, self._stop_file)
         except OSError as error:
-            self.problem = "{}: the stop file cannot be made: {}".format(self._stop_file, error.strerror)
+            self.stop_file_error = "{}: the stop file cannot be made: {}".format(
+                self._stop_file, error.strerror
+            )
 
     @property
     def is_near(self) -> bool:
         """Whether the last quarter of the segment has begun."""
-        if self.planned_at is None:
+        if self.planned_end_at is None:
             return False
-        return self.planned_at - time.monotonic() <= 0.25 * (self.planned_at - self._created_at)
+        return self.planned_end_at - time.monotonic() <= 0.25 * (self.planned_end_at - self._created_at)
 
-    def checkpoints_were_removed(self) -> bool:
+    def were_checkpoints_removed(self) -> bool:
         """Return whether the ranks have left nothing to resume from: no file, or fewer files than when the
         stop was requested and no new one. Other files may lie there, such as a log.
         """
-        remaining = own_files(self._checkpoint_dir)
+        remaining = list_script_files(self._checkpoint_dir)
         return not remaining or remaining < self._checkpoints_at_request
 
-    def record_signal(self) -> None:
+    def record_stop_signal(self) -> None:
         """Record that the ranks get a stop signal now."""
         self._signalled_at = time.time()
 
-    def was_requested_before(self, ended_at: float) -> bool:
+    def was_stop_requested_before(self, ended_at: float) -> bool:
         """Return whether the stop file appeared before a rank exited. ``ended_at``: in seconds since the
         epoch."""
         return self._requested_at is not None and self._requested_at <= ended_at
 
-    def was_signalled_before(self, ended_at: float) -> bool:
+    def was_stop_signal_sent_before(self, ended_at: float) -> bool:
         """Return the same for the stop signal."""
         return self._signalled_at is not None and self._signalled_at <= ended_at
 
 
 def prepare_segment(
-    spec: LaunchSpec, paths: Paths, runtime_dir: str, environ: Mapping[str, str], now: float
+    spec: LaunchSpec, paths: Paths, runtime_dir: str, environ: Mapping[str, str], started_at: float
 ) -> Segment:
-    """Return the segment that this host's ranks train. Makes the directories that it names. Raises
-    SetupError.
+    """Return the segment (one job of a chain that trains a run) that this host's ranks train. Makes the
+    directories that it names. Raises SetupError.
 
-    ``runtime_dir``: for the stop file. ``environ``: of the request. ``now``: when the host started, in
+    ``runtime_dir``: for the stop file. ``environ``: of the request. ``started_at``: when the host started, in
     seconds since the epoch. The request takes precedence over job.json: an orchestrator uses one job.json for
     many runs, each of which has checkpoints of its own.
     """
     try:
-        requested_segment = Segment.from_environment(environ)
+        segment_of_request = Segment.from_environment(environ)  # by the variables SMLAUNCH_...
     except ValueError as error:
         raise SetupError(str(error)) from None
-    job = environ.get("TRAINING_JOB_NAME") or None
-    job_name = parse_job_name(job or "")
-    # An inherited variable, from a job that runs this one on its own host, belongs to another run.
-    requested_run = (
-        requested_segment.run if job_name is None or job_name.run == requested_segment.run else None
-    )
-    run_id = requested_run or spec.run or requested_segment.run
-    if job_name is not None and job_name.run == (run_id or job_name.run):
-        run_id = job_name.run
-        requested_segment = requested_segment._replace(segment=job_name.segment, attempt=job_name.attempt)
-    stop_after = read_stop_after(environ)
-    segment = requested_segment._replace(
+    training_job_name = environ.get("TRAINING_JOB_NAME") or None
+    # Run, segment and attempt, of a job that smlaunch named; otherwise None.
+    parsed_job_name = parse_job_name(training_job_name or "")
+    # A variable inherited from a job that runs this one on its own host belongs to another run.
+    is_request_of_this_run = parsed_job_name is None or parsed_job_name.run == segment_of_request.run
+    requested_run_id = segment_of_request.run if is_request_of_this_run else None
+    run_id = requested_run_id or spec.run or segment_of_request.run  # the inherited one last
+    stop_after_seconds = read_stop_after_seconds(environ)
+    segment = segment_of_request._replace(
         run=run_id,
-        job=job or requested_segment.job,
-        stop_file=_prepare_stop_file(runtime_dir),
-        stop_at=None if stop_after is None else now + stop_after,
-        deterministic=spec.deterministic or requested_segment.deterministic,
+        job=training_job_name or segment_of_request.job,
+        stop_file=_prepare_stop_file(runtime_dir),  # it appears when the ranks should exit
+        stop_at=None if stop_after_seconds is None else started_at + stop_after_seconds,
+        deterministic=spec.deterministic or segment_of_request.deterministic,
     )
-    checkpoints = spec.checkpoints
-    if checkpoints is None:
+    if parsed_job_name is not None and parsed_job_name.run == (run_id or parsed_job_name.run):
+        segment = segment._replace(
+            run=parsed_job_name.run, segment=parsed_job_name.segment, attempt=parsed_job_name.attempt
+        )
+    if spec.checkpoints is None:
         return segment._replace(checkpoint_dir=None, checkpoints_uri=None)
+    requested_checkpoints_uri = segment.checkpoints_uri if requested_run_id else None
     return segment._replace(
-        checkpoint_dir=_make_directory(paths.resolve(checkpoints.path)),
-        checkpoints_uri=(requested_run and requested_segment.checkpoints_uri) or checkpoints.uri,
-        upload_mode=checkpoints.upload,
-        keep_steps=checkpoints.keep,
-        interval_seconds=requested_segment.interval_seconds
-        if checkpoints.interval_seconds is None
-        else checkpoints.interval_seconds,
-        failure_seconds=requested_segment.failure_seconds
-        if checkpoints.failure_seconds is None
-        else checkpoints.failure_seconds,
+        checkpoint_dir=_make_directory(paths.resolve(spec.checkpoints.path)),
+        checkpoints_uri=requested_checkpoints_uri or spec.checkpoints.uri,
+        upload_mode=spec.checkpoints.upload,
+        keep_steps=spec.checkpoints.keep,
+        interval_seconds=_value_or_default(spec.checkpoints.interval_seconds, segment.interval_seconds),
+        failure_seconds=_value_or_default(spec.checkpoints.failure_seconds, segment.failure_seconds),
     )
 
 
-def make_segment_end(segment: Segment, spec: LaunchSpec) -> SegmentEnd:
+def _value_or_default(value: Optional[float], default: Optional[float]) -> Optional[float]:
+    """Return ``value``, or ``default`` where it is None; 0 is a value."""
+    return default if value is None else value
+
+
+def make_segment_deadline(segment: Segment, spec: LaunchSpec) -> SegmentDeadline:
     """Return the planned end, in the clock of the supervisor's loop."""
     margin_seconds = spec.grace_seconds if spec.margin_seconds is None else spec.margin_seconds
     planned_at = None if segment.stop_at is None else time.monotonic() + segment.stop_at - time.time()
-    return SegmentEnd(segment.stop_file or "", planned_at, margin_seconds, segment.checkpoint_dir)
+    return SegmentDeadline(segment.stop_file or "", planned_at, margin_seconds, segment.checkpoint_dir)
 
 
-def read_stop_after(environ: Mapping[str, str]) -> Optional[float]:
-    """Return the seconds from the start of an attempt to its planned end. Raises SetupError."""
-    text = environ.get(names.STOP_AFTER_VARIABLE)
+def read_stop_after_seconds(environ: Mapping[str, str]) -> Optional[float]:
+    """Return the seconds from the start of an attempt to its planned end, by SMLAUNCH_STOP_AFTER; None
+    without that variable. Raises SetupError.
+    """
+    text = environ.get(segment_variables.STOP_AFTER_VARIABLE)
     if not text:
         return None
     try:
         seconds = float(text)
     except ValueError:
-        seconds = math.nan
+        seconds = math.nan  # fails the comparison below
     if not 0 <= seconds < math.inf:
         raise SetupError(
-            "{}: a number of seconds from 0 is needed, not {!r}".format(names.STOP_AFTER_VARIABLE, text)
+            "{}: a number of seconds from 0 is needed, not {!r}".format(
+                segment_variables.STOP_AFTER_VARIABLE, text
+            )
         )
     return seconds
 
 
 def read_previous_highest_step(environ: Mapping[str, str]) -> int:
     """Return the highest step that earlier jobs have reported; -1 without any."""
-    text = environ.get(names.FROM_REPORTED_VARIABLE, "")
+    text = environ.get(segment_variables.FROM_REPORTED_VARIABLE, "")
     return int(text) if text.isdigit() else -1
 
 
-def own_files(directory: Optional[str]) -> FrozenSet[str]:
-    """Return the paths of the script's own files in a directory; of a large tree, the first ones."""
-    found: Set[str] = set()
-    for folder, folder_names, file_names in os.walk(directory or ""):
-        if folder == directory and RESERVED_FOLDER in folder_names:
-            folder_names.remove(RESERVED_FOLDER)
-        found.update(os.path.join(folder, name) for name in file_names)
-        if len(found) > _MAX_COMPARED_FILES:
+def list_script_files(directory: Optional[str]) -> FrozenSet[str]:
+    """Return the paths of the script's own files below a directory, without smlaunch's; of a large tree, the
+    first ``_MAX_LISTED_FILES`` (100 000) or so. None, or a directory that does not exist, has no files.
+    """
+    paths: Set[str] = set()
+    for folder, subfolders, file_names in os.walk(directory or ""):
+        if folder == directory and RESERVED_FOLDER in subfolders:  # the folder of smlaunch's own files
+            subfolders.remove(RESERVED_FOLDER)  # os.walk then skips it
+        paths.update(os.path.join(folder, name) for name in file_names)
+        if len(paths) > _MAX_LISTED_FILES:
             break
-    return frozenset(found)
+    return frozenset(paths)
 
 
 def _prepare_stop_file(runtime_dir: str) -> str:

@@ -13,21 +13,21 @@ class StepTracker:
         self._repeated_steps = 0
         self.highest_step: Optional[int] = None
         """The highest reported step; None before the first one."""
-        self.is_complete = False
+        self.has_reached_last_step = False
         """The last line reported the last step of the training."""
-        self.is_midway = False
+        self.is_before_last_step = False
         """The last line reported a step before the last one, whether steps are counted from 1 or from 0."""
-        self.knows_total = False
+        self.knows_total_steps = False
         """The last line had the number of steps of the whole training."""
-        self.repeats_whole_training = False
+        self.repeated_whole_training = False
         """The last step has been reported, by this job and by one before it."""
 
     def record_step(self, step: int, total_steps: Optional[int] = None) -> None:
         """``total_steps``: steps of the whole training, None where the line does not give them."""
-        self.is_complete = total_steps is not None and 0 < total_steps <= step
-        self.is_midway = total_steps is not None and step < total_steps - 1
-        self.knows_total = total_steps is not None
-        self.repeats_whole_training = self.is_complete and self._previous_highest >= step
+        self.has_reached_last_step = total_steps is not None and 0 < total_steps <= step
+        self.is_before_last_step = total_steps is not None and step < total_steps - 1
+        self.knows_total_steps = total_steps is not None
+        self.repeated_whole_training = self.has_reached_last_step and self._previous_highest >= step
         self.highest_step = step if self.highest_step is None else max(step, self.highest_step)
         if step > self._previous_highest:
             self._new_steps += 1
@@ -35,7 +35,7 @@ class StepTracker:
             self._repeated_steps += 1
 
     @property
-    def mostly_repeats(self) -> bool:
+    def mostly_repeated_steps(self) -> bool:
         """Whether most lines were about steps that had been reported before. Ranks that resume from a
         checkpoint repeat fewer steps than they add. Ranks that start again from zero may get slightly
         further than the previous job on a machine that is faster at the moment, and their work is lost all

@@ -10,8 +10,8 @@ _STOP_FILE_MENTION = re.compile(
 )
 _STOP_FILE_IN_TEXT = re.compile(r"SMLAUNCH_STOP|smlaunch/stop")
 _PLANNED_END_MENTION = re.compile(rb"SMLAUNCH_STOP_A(?:T|FTER)\b")
-_MAX_FILES = 10_000
-_MAX_BYTES = 256 << 20
+_MAX_SCANNED_FILES = 10_000
+_MAX_SCANNED_BYTES = 256 << 20
 
 
 def may_read_stop_file(folder: str, texts: Iterable[str] = ()) -> bool:
@@ -20,27 +20,29 @@ def may_read_stop_file(folder: str, texts: Iterable[str] = ()) -> bool:
     be read. A library of the image that reads the stop file is not noticed. ``texts``: arguments of the
     program, and values of its environment.
     """
-    return any(map(_STOP_FILE_IN_TEXT.search, texts)) or _mentions(folder, _STOP_FILE_MENTION)
+    return any(map(_STOP_FILE_IN_TEXT.search, texts)) or _any_file_matches(folder, _STOP_FILE_MENTION)
 
 
 def may_read_planned_end(folder: str) -> bool:
     """Return the same for the variables that have the time of the planned end."""
-    return _mentions(folder, _PLANNED_END_MENTION)
+    return _any_file_matches(folder, _PLANNED_END_MENTION)
 
 
-def _mentions(folder: str, mention: "re.Pattern[bytes]") -> bool:
-    """Return whether a file below ``folder`` matches the pattern ``mention``, or whether that cannot be found
-    out."""
-    file_count, remaining = 0, _MAX_BYTES
-    for directory, _, names in os.walk(folder):
-        for name in names:
+def _any_file_matches(folder: str, pattern: "re.Pattern[bytes]") -> bool:
+    """Return whether a file below ``folder`` contains a match of ``pattern``. True also where that cannot be
+    found out: there is no file, there are more than 10 000 or 256 MiB, or one cannot be read.
+    """
+    file_count, remaining_bytes = 0, _MAX_SCANNED_BYTES
+    for directory, _, file_names in os.walk(folder):
+        for file_name in file_names:
             file_count += 1
             try:
-                content = _read_regular_file(os.path.join(directory, name), remaining)
+                # Up to one byte more than remain, so that the rest becomes negative.
+                content = _read_regular_file(os.path.join(directory, file_name), limit=remaining_bytes)
             except OSError:
                 return True
-            remaining -= len(content)
-            if file_count > _MAX_FILES or remaining < 0 or mention.search(content):
+            remaining_bytes -= len(content)
+            if file_count > _MAX_SCANNED_FILES or remaining_bytes < 0 or pattern.search(content):
                 return True
     return file_count == 0
 

@@ -12,7 +12,14 @@ from typing import List, Mapping, Optional
 
 from smlaunch.contract.launch_spec import LaunchSpec, host_references
 from smlaunch.runtime import tracebacks
-from smlaunch.runtime.commands import (
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import (
+    LOST_PEER_RETURNCODE,
+    MAX_EXIT_DELAY_SECONDS,
+    FinishedProcess,
+    HostOutcome,
+)
+from smlaunch.runtime.process_commands import (
     HostContext,
     ProcessCommand,
     RankFifo,
@@ -20,10 +27,8 @@ from smlaunch.runtime.commands import (
     resolve_argv,
     resolve_environment,
 )
-from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.host_outcome import EXIT_DELAY_SECONDS, LOST_PEER_STATUS, FinishedProcess, HostOutcome
+from smlaunch.runtime.rank_supervisor import Supervisor
 from smlaunch.runtime.rendezvous import master_address, rendezvous_id, socket_interfaces, thread_limit
-from smlaunch.runtime.supervisor import Supervisor
 
 _TORCHRUN_MODULE = "torch.distributed.run"
 
@@ -38,7 +43,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 _RANK_REFERENCES = frozenset(("rank", "local_rank"))
 
-_ROOT_CAUSE = re.compile(
+_ROOT_CAUSE_REPORT = re.compile(
     r"Root Cause \(first observed failure\):.*?"
     r"\brank\s+: (?P<rank>\d+) \(local_rank: \d+\).*?\bexitcode\s+: (?P<status>-?\d+)",
     re.DOTALL,
@@ -58,7 +63,7 @@ def run(
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="smlaunch-") as folder:
-        return _outcome_by_rank(supervisor.run([_torchrun_command(spec, host, environ, folder)]))
+        return _replace_launcher_by_ranks(supervisor.run([_torchrun_command(spec, host, environ, folder)]))
 
 
 def _torchrun_command(
@@ -117,49 +122,75 @@ def _check_references(spec: LaunchSpec) -> None:
             )
 
 
-def _outcome_by_rank(outcome: HostOutcome) -> HostOutcome:
+def _replace_launcher_by_ranks(outcome: HostOutcome) -> HostOutcome:
     """Return the outcome with the ranks that torchrun reports instead of torchrun itself, where it reports
     any."""
     processes: List[FinishedProcess] = []
     for launcher in outcome.processes:
-        if outcome.hang is not None:
+        if outcome.detected_hang is not None:
             processes.extend(
-                _as_rank_process(launcher, rank, launcher.status) for rank in launcher.rank_outputs
+                _make_rank_process(launcher, rank, launcher.status) for rank in launcher.rank_outputs
             )
         else:
             processes.append(_identify_failed_rank(launcher))
     return outcome._replace(processes=tuple(processes))
 
 
-def _identify_failed_rank(launcher: FinishedProcess) -> FinishedProcess:
-    """Return the rank that failed first by torchrun's report; without a report, torchrun itself as no
-    rank."""
-    root_cause = _last_match(_ROOT_CAUSE, launcher.output_tail)
-    if launcher.status != 0 and root_cause is not None:
-        process = _as_rank_process(launcher, int(root_cause.group("rank")), int(root_cause.group("status")))
-        if process.status < 0 and process.status != LOST_PEER_STATUS:
-            return process
-        # A rank may take a while to exit after its exception; a peer that exits earlier has torchrun stop it.
-        lingering_rank = _first_rank_to_fail(launcher, process.failed_at, EXIT_DELAY_SECONDS)
-        return process if lingering_rank is None else _as_rank_process(launcher, lingering_rank, 1)
-    signal_exception = _SIGNAL_EXCEPTION.search(launcher.output_tail)
-    if launcher.status == 1 and signal_exception is not None:
+def _identify_failed_rank(torchrun_process: FinishedProcess) -> FinishedProcess:
+    """Return the rank that failed first, by the report that torchrun prints at its end and by the tracebacks
+    of its ranks; where that is not known, torchrun itself, as no rank.
+
+    Statuses are exit codes, or minus the number of the signal.
+    """
+    # "Root Cause (first observed failure): ... rank : 3 ... exitcode : 1"
+    root_cause_match = _find_last_match(_ROOT_CAUSE_REPORT, torchrun_process.output_tail)
+    if torchrun_process.status != 0 and root_cause_match is not None:
+        return _confirm_or_replace_reported_rank(
+            torchrun_process,
+            reported_rank=int(root_cause_match.group("rank")),
+            reported_status=int(root_cause_match.group("status")),
+        )
+    # "SignalException: Process 12 got signal: 15"
+    signal_exception_match = _SIGNAL_EXCEPTION.search(torchrun_process.output_tail)
+    if torchrun_process.status == 1 and signal_exception_match is not None:
         # Peers on other hosts missed a rank, and their hosts ended before torchrun reported it here.
-        failed_rank = _first_rank_to_fail(launcher, launcher.failed_at, _REPORT_DELAY_SECONDS)
+        failed_rank = _find_rank_failed_before(
+            torchrun_process, before=torchrun_process.failed_at, seconds=_REPORT_DELAY_SECONDS
+        )
         if failed_rank is not None:
-            return _as_rank_process(launcher, failed_rank, 1)
+            return _make_rank_process(torchrun_process, failed_rank, status=1)
         # torchrun exits with 1 after a signal, which it has sent on to its ranks.
-        return launcher._replace(rank=None, status=-int(signal_exception.group(1)))
-    return launcher._replace(rank=None)
+        return torchrun_process._replace(rank=None, status=-int(signal_exception_match.group(1)))
+    return torchrun_process._replace(rank=None)
 
 
-def _first_rank_to_fail(launcher: FinishedProcess, before: float, seconds: float) -> Optional[int]:
+def _confirm_or_replace_reported_rank(
+    torchrun_process: FinishedProcess, reported_rank: int, reported_status: int
+) -> FinishedProcess:
+    """Return the rank that torchrun reports as the first to fail, or one that had its exception earlier: it
+    may take a while to exit, and a peer that exits meanwhile, since it misses that rank, has torchrun stop
+    it.
+    """
+    reported_process = _make_rank_process(torchrun_process, reported_rank, reported_status)
+    if reported_status < 0 and reported_status != LOST_PEER_RETURNCODE:
+        return reported_process  # no other signal ends a rank because it misses another one
+    earlier_rank = _find_rank_failed_before(
+        torchrun_process, reported_process.failed_at, MAX_EXIT_DELAY_SECONDS
+    )
+    if earlier_rank is None:
+        return reported_process
+    return _make_rank_process(torchrun_process, earlier_rank, status=1)  # as after any exception
+
+
+def _find_rank_failed_before(
+    torchrun_process: FinishedProcess, before: float, seconds: float
+) -> Optional[int]:
     """Return the first rank whose output ends with an exception that was raised within ``seconds`` before
     ``before`` (in seconds since the epoch); None without one.
     """
     failures = [
         (traceback_at, rank)
-        for rank, (output_tail, traceback_at) in launcher.rank_outputs.items()
+        for rank, (output_tail, traceback_at) in torchrun_process.rank_outputs.items()
         if traceback_at is not None
         and before - seconds < traceback_at < before
         and tracebacks.find_cause(output_tail) is not None
@@ -167,22 +198,22 @@ def _first_rank_to_fail(launcher: FinishedProcess, before: float, seconds: float
     return min(failures)[1] if failures else None
 
 
-def _as_rank_process(launcher: FinishedProcess, rank: int, status: int) -> FinishedProcess:
+def _make_rank_process(torchrun_process: FinishedProcess, rank: int, status: int) -> FinishedProcess:
     """Return the process of one of torchrun's ranks."""
-    output_tail, traceback_at = launcher.rank_outputs.get(rank, ("", None))
-    failed_at = launcher.ended_at
+    output_tail, traceback_at = torchrun_process.rank_outputs.get(rank, ("", None))
+    failed_at = torchrun_process.ended_at
     if (
         traceback_at is not None
         and status != -signal.SIGKILL
         and tracebacks.find_cause(output_tail) is not None
     ):
         failed_at = min(failed_at, traceback_at)
-    return launcher._replace(
+    return torchrun_process._replace(
         rank=rank, status=status, failed_at=failed_at, output_tail=output_tail, rank_outputs={}
     )
 
 
-def _last_match(pattern: "re.Pattern[str]", text: str) -> Optional["re.Match[str]"]:
+def _find_last_match(pattern: "re.Pattern[str]", text: str) -> Optional["re.Match[str]"]:
     last_match = None
     for match in pattern.finditer(text):
         last_match = match

@@ -3,17 +3,21 @@
 import re
 from typing import List, NamedTuple, Optional
 
-_HEADER = re.compile(r"^(?P<margin>[ |+]*)(?:Exception Group )?Traceback \(most recent call last\):\s*$")
-_GROUP = "  + Exception Group Traceback"
-_EXCEPTION = re.compile(r"^[^\W\d][\w.]*(: .*|:?)$")
+_TRACEBACK_HEADER = re.compile(
+    r"^(?P<margin>[ |+]*)(?:Exception Group )?Traceback \(most recent call last\):\s*$"
+)
+_EXCEPTION_GROUP_HEADER = "  + Exception Group Traceback"
+_EXCEPTION_LINE = re.compile(r"^[^\W\d][\w.]*(: .*|:?)$")
 _ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Prefix of each line by torch's excepthook when there is a process group."""
 
-_FATAL = re.compile(r"^(Fatal Python error: .*|terminate called .*)$")
-_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): .+$")
+_FATAL_ERROR_LINE = re.compile(r"^(Fatal Python error: .*|terminate called .*)$")
+_SYNTAX_ERROR_LINE = re.compile(r"^(SyntaxError|IndentationError|TabError): .+$")
 _CURRENT_THREAD = re.compile(r"^Current thread 0x[0-9a-f]+ .*\(most recent call first\):\s*$")
-_MAX_LINES_AFTER = 30
+_FILE_LINE = re.compile('  File "')
+_MAX_FATAL_ERROR_LINES = 40
+_MAX_LINES_AFTER_ERROR = 30
 """Lines that may follow the traceback that ended a process: libraries print some at exit. The process
 survived an exception that more lines follow.
 """
@@ -22,32 +26,52 @@ survived an exception that more lines follow.
 class FailureCause(NamedTuple):
     """The line that names the error, and the lines that explain it."""
 
-    line: str
+    error_line: str
     traceback: str
 
 
 def find_cause(output: str) -> Optional[FailureCause]:
-    """Return the exception, syntax error or fatal error at the end of the output; None without one."""
+    """Return the Python exception, syntax error or fatal error that ended the process, by the end of its
+    output; None without one.
+    """
     lines = _RANK_PREFIX.sub("", _ANSI_COLOR.sub("", output)).splitlines()
-    header_index = _last_match(lines, _HEADER)
-    if header_index is not None:
-        exception_index = _exception_line(lines, header_index)
-        if exception_index is not None and len(lines) - exception_index <= _MAX_LINES_AFTER:
-            return FailureCause(
-                lines[exception_index].strip(" |+"),
-                "\n".join(lines[header_index : _message_end(lines, exception_index)]),
-            )
-    syntax_index = _last_match(lines, _SYNTAX)
-    if syntax_index is not None and len(lines) - syntax_index <= _MAX_LINES_AFTER:
-        # The compiler's report has no header; its first line is the file and line.
-        first_index = next(
-            (i for i in range(syntax_index, -1, -1) if lines[i].startswith('  File "')), syntax_index
-        )
-        return FailureCause(lines[syntax_index], "\n".join(lines[first_index : syntax_index + 1]))
-    fatal_index = _last_match(lines, _FATAL)
-    if fatal_index is not None:
-        return FailureCause(lines[fatal_index], "\n".join(lines[fatal_index : fatal_index + 40]))
-    return None
+    return _find_exception(lines) or _find_syntax_error(lines) or _find_fatal_error(lines)
+
+
+def _find_exception(lines: List[str]) -> Optional[FailureCause]:
+    """Return the exception of the last traceback; None where the process went on after it."""
+    header_index = _find_last_match(lines, _TRACEBACK_HEADER)
+    exception_index = None if header_index is None else _find_exception_line(lines, header_index)
+    if exception_index is None or not _is_near_end(lines, exception_index):
+        return None
+    return FailureCause(
+        error_line=lines[exception_index].strip(" |+"),  # drawn beside the members of an exception group
+        traceback="\n".join(lines[header_index : _find_message_end(lines, exception_index)]),
+    )
+
+
+def _find_syntax_error(lines: List[str]) -> Optional[FailureCause]:
+    """Return the last syntax error: the compiler's report has no header, and begins with file and line."""
+    error_index = _find_last_match(lines, _SYNTAX_ERROR_LINE)
+    if error_index is None or not _is_near_end(lines, error_index):
+        return None
+    file_index = _find_last_match(lines[: error_index + 1], _FILE_LINE)
+    first_index = error_index if file_index is None else file_index
+    return FailureCause(lines[error_index], "\n".join(lines[first_index : error_index + 1]))
+
+
+def _find_fatal_error(lines: List[str]) -> Optional[FailureCause]:
+    """Return the last error with which the interpreter or a C++ library has ended the process."""
+    error_index = _find_last_match(lines, _FATAL_ERROR_LINE)
+    if error_index is None:
+        return None
+    report = lines[error_index : error_index + _MAX_FATAL_ERROR_LINES]
+    return FailureCause(lines[error_index], "\n".join(report))
+
+
+def _is_near_end(lines: List[str], error_index: int) -> bool:
+    """Return whether so few lines follow an error that it ended the process: libraries print some at exit."""
+    return len(lines) - error_index <= _MAX_LINES_AFTER_ERROR
 
 
 def last_line(output: str) -> str:
@@ -55,11 +79,11 @@ def last_line(output: str) -> str:
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
 
 
-def _last_match(lines: List[str], pattern: "re.Pattern[str]") -> Optional[int]:
+def _find_last_match(lines: List[str], pattern: "re.Pattern[str]") -> Optional[int]:
     return next((i for i in range(len(lines) - 1, -1, -1) if pattern.match(lines[i])), None)
 
 
-def _exception_line(lines: List[str], header_index: int) -> Optional[int]:
+def _find_exception_line(lines: List[str], header_index: int) -> Optional[int]:
     """Index of the first line below the frames that reads as an exception; frames are indented deeper than
     the header.
 
@@ -70,7 +94,7 @@ def _exception_line(lines: List[str], header_index: int) -> Optional[int]:
     margin = _margin(lines[header_index])
     for index in range(header_index + 1, len(lines)):
         line = lines[index]
-        if _margin(line) <= margin and _EXCEPTION.match(line.lstrip(" |")):
+        if _margin(line) <= margin and _EXCEPTION_LINE.match(line.lstrip(" |")):
             return index
     return None
 
@@ -78,14 +102,16 @@ def _exception_line(lines: List[str], header_index: int) -> Optional[int]:
 def _group_header(lines: List[str], header_index: int) -> int:
     if _margin(lines[header_index]) == 0:
         return header_index
-    return next((i for i in range(header_index, -1, -1) if lines[i].startswith(_GROUP)), header_index)
+    return next(
+        (i for i in range(header_index, -1, -1) if lines[i].startswith(_EXCEPTION_GROUP_HEADER)), header_index
+    )
 
 
 def _margin(line: str) -> int:
     return len(line) - len(line.lstrip(" |+"))
 
 
-def _message_end(lines: List[str], exception_index: int) -> int:
+def _find_message_end(lines: List[str], exception_index: int) -> int:
     """Index after the message, which may have several lines; an empty line ends it."""
     end_index = exception_index + 1
     while end_index < len(lines) and lines[end_index].strip() and end_index - exception_index < 40:
@@ -99,7 +125,7 @@ def find_stack(output: str) -> str:
     faulthandler prints all threads; the current one received the signal, which is the main thread.
     """
     lines = _ANSI_COLOR.sub("", output).splitlines()
-    thread_index = _last_match(lines, _CURRENT_THREAD)
+    thread_index = _find_last_match(lines, _CURRENT_THREAD)
     if thread_index is None:
         return ""
     end_index = thread_index + 1

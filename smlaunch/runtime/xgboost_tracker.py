@@ -12,10 +12,12 @@ from typing import List, Optional
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """``arguments``: of this process by default. Does not return. Raises RuntimeError where XGBoost is too
-    old.
+    """Run XGBoost's tracker, at which the workers of a job meet, and accept connections at ``ready_port``
+    from then on, which shows that it is ready. Does not return. Raises RuntimeError where XGBoost is too old.
+
+    ``arguments``: number of workers, address, port and ready port; None: those of this process.
     """
-    workers, address, port, ready_port = sys.argv[1:] if arguments is None else arguments
+    worker_count, address, port, ready_port = sys.argv[1:] if arguments is None else arguments
     from xgboost import __version__ as version
 
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 1):
@@ -23,8 +25,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     from xgboost.tracker import RabitTracker
 
     # Ranks by task: worker n of the job is the collective's rank n.
-    tracker = RabitTracker(n_workers=int(workers), host_ip=address, port=int(port), sortby="task")
+    tracker = RabitTracker(n_workers=int(worker_count), host_ip=address, port=int(port), sortby="task")
     tracker.start()
-    with socket.create_server((address, int(ready_port))) as server:
-        while True:
-            server.accept()[0].close()
+    with socket.create_server((address, int(ready_port))) as ready_server:
+        while True:  # until the runtime stops this service
+            ready_server.accept()[0].close()

@@ -42,7 +42,7 @@ _ESCAPE_SEQUENCES = (
 _MAX_KEY_DISTANCE_BYTES = 4096
 """Between an access key's id and its secret."""
 
-_SAMPLE_KEY_MARK = b"EXAMPLE"
+_DOCUMENTATION_KEY_SUFFIX = b"EXAMPLE"
 """Part of AWS's own sample keys."""
 
 
@@ -80,17 +80,18 @@ def _has_private_key(content: bytes) -> bool:
 
 
 def _has_aws_key(content: bytes) -> bool:
-    """Return whether the content has an AWS key id with a secret key near it. Keys from documentation do not
-    count."""
+    """Return whether a file's content has an AWS access key id with a secret key near it. Keys from AWS's
+    documentation do not count."""
+    # A key in JSON, in a URL or in coloured output may be interrupted by escape sequences: remove them.
     for escape_sequence, replacement in _ESCAPE_SEQUENCES:
         content = escape_sequence.sub(replacement, content)
-    for key_id in _AWS_KEY_ID.finditer(content):
-        if key_id[0].endswith(_SAMPLE_KEY_MARK):
+    for key_id_match in _AWS_KEY_ID.finditer(content):
+        if key_id_match[0].endswith(_DOCUMENTATION_KEY_SUFFIX):  # EXAMPLE
             continue
-        surrounding = content[
-            max(0, key_id.start() - _MAX_KEY_DISTANCE_BYTES) : key_id.end() + _MAX_KEY_DISTANCE_BYTES
-        ]
-        if any(_looks_random(secret[0]) for secret in _AWS_SECRET_KEY.finditer(surrounding)):
+        nearby_start = max(0, key_id_match.start() - _MAX_KEY_DISTANCE_BYTES)
+        nearby_bytes = content[nearby_start : key_id_match.end() + _MAX_KEY_DISTANCE_BYTES]
+        # Forty characters may also be a hash or a path.
+        if any(_looks_random(secret_key) for secret_key in _AWS_SECRET_KEY.findall(nearby_bytes)):
             return True
     return False
 
@@ -98,7 +99,7 @@ def _has_aws_key(content: bytes) -> bool:
 def _looks_random(text: bytes) -> bool:
     """Return whether a text mixes characters as random ones do. A hexadecimal hash or a path does not."""
     kinds = (rb"[a-z]", rb"[A-Z]", rb"[0-9]")
-    return _SAMPLE_KEY_MARK not in text and all(re.search(kind, text) for kind in kinds)
+    return _DOCUMENTATION_KEY_SUFFIX not in text and all(re.search(kind, text) for kind in kinds)
 
 
 # ---- checks for files whose names alone do not decide ------------------------------------------------------
@@ -141,7 +142,7 @@ def holds_key(content: bytes) -> bool:
     return (
         has_key_block
         or content.startswith(_KEY_FILE_HEADERS)
-        or _is_der_sequence(content)
+        or _is_der_private_key(content)
         or _BASE64_TEXT.fullmatch(content) is not None
         or find_secret(content) is not None
     )
@@ -179,13 +180,20 @@ def holds_values(content: bytes) -> bool:
     )
 
 
-def _is_der_sequence(content: bytes) -> bool:
-    """Return whether the content is a binary key: one DER sequence of the stated length."""
-    if content[:1] != b"0" or len(content) < 32:
+def _is_der_private_key(content: bytes) -> bool:
+    """Return whether a file's content may be a binary private key: one DER sequence that fills the whole
+    file."""
+    is_sequence = content[:1] == b"\x30"  # the tag of a SEQUENCE
+    if not is_sequence or len(content) < 32:  # no key is that short
         return False
-    length_bytes = content[1] & 0x7F if content[1] & 0x80 else 0
-    length = int.from_bytes(content[2 : 2 + length_bytes], "big") if length_bytes else content[1]
-    return length_bytes <= 3 and 2 + length_bytes + length == len(content)
+    # Byte 1 is the length of the rest if it is below 0x80; otherwise its lower 7 bits say how many bytes
+    # after it have the length.
+    length_byte_count = content[1] & 0x7F if content[1] >= 0x80 else 0
+    if length_byte_count > 3:  # more than 16 MB
+        return False
+    header_length = 2 + length_byte_count
+    rest_length = int.from_bytes(content[2:header_length], "big") if length_byte_count else content[1]
+    return header_length + rest_length == len(content)
 
 
 def _decode_text(content: bytes) -> str | None:

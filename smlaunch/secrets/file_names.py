@@ -125,7 +125,7 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
 )
 """One row for each name. A test compares them with the list in docs/source.md."""
 
-EXAMPLE_FILES = frozenset(
+EXAMPLE_FILE_NAMES = frozenset(
     (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.defaults")
     + ("example.env", "sample.env", "template.env")
 )
@@ -136,33 +136,37 @@ _PATTERN_BY_FOLDER = {sign.pattern[:-1]: sign for sign in SECRET_PATTERNS if sig
 _PATTERN_BY_PARENT_AND_NAME = {
     sign.pattern: sign for sign in SECRET_PATTERNS if "/" in sign.pattern[:-1] and sign.pattern[-1] != "/"
 }
-_PATTERN_BY_GROUP = {
+_PATTERN_BY_GLOB_GROUP = {
     f"g{number}": sign for number, sign in enumerate(s for s in SECRET_PATTERNS if "*" in s.pattern)
 }
-_ANY_GLOB = re.compile(
-    "|".join(f"(?P<{name}>{translate(sign.pattern)})" for name, sign in _PATTERN_BY_GROUP.items()), re.DOTALL
+_COMBINED_GLOB_REGEX = re.compile(
+    "|".join(f"(?P<{name}>{translate(sign.pattern)})" for name, sign in _PATTERN_BY_GLOB_GROUP.items()),
+    re.DOTALL,
 )
 
 
-_COPY_SUFFIXES = ("~", ".bak", ".backup", ".orig", ".old", ".save", ".swp", ".tmp")
-_COPY_SUFFIX = re.compile("(?:" + "|".join(map(re.escape, _COPY_SUFFIXES)) + ")$")
+_BACKUP_SUFFIXES = ("~", ".bak", ".backup", ".orig", ".old", ".save", ".swp", ".tmp")
+_BACKUP_SUFFIX_REGEX = re.compile("(?:" + "|".join(map(re.escape, _BACKUP_SUFFIXES)) + ")$")
 """Suffixes that editors and people add to the name of a copy."""
 
 
 def match_secret_name(relative_path: str, is_folder: bool = False) -> SecretPattern | None:
-    """Return the pattern that a file's or folder's name matches. ``relative_path`` is relative to the
-    uploaded folder."""
-    path = relative_path.casefold()
-    folder, _, name = path.rpartition("/")
-    parent_and_name = f"{folder.rpartition('/')[2]}/{name}"
-    if is_folder:
+    """Return the pattern of secret files that a name matches, such as ``.env``, ``gh/hosts.yml`` or
+    ``*.tfstate``; None without one. ``relative_path``: of the file or folder below the uploaded folder."""
+    lower_case_path = relative_path.casefold()
+    parent_path, _, name = lower_case_path.rpartition("/")
+    parent_and_name = f"{parent_path.rpartition('/')[2]}/{name}"
+    if is_folder:  # a pattern is a name (.ssh) or has its parent's name too (.config/gcloud)
         return _PATTERN_BY_FOLDER.get(name) or _PATTERN_BY_FOLDER.get(parent_and_name)
-    if name.endswith(_COPY_SUFFIXES):
-        return match_secret_name(_COPY_SUFFIX.sub("", path))
-    pattern = _PATTERN_BY_NAME.get(name) or _PATTERN_BY_PARENT_AND_NAME.get(parent_and_name)
-    if pattern is not None:
-        return pattern
-    if name in EXAMPLE_FILES:
+    if name.endswith(_BACKUP_SUFFIXES):  # a copy (.env.bak) is as secret as the file
+        return match_secret_name(_BACKUP_SUFFIX_REGEX.sub("", lower_case_path))
+    exact_pattern = _PATTERN_BY_NAME.get(name) or _PATTERN_BY_PARENT_AND_NAME.get(parent_and_name)
+    if exact_pattern is not None:
+        return exact_pattern
+    if name in EXAMPLE_FILE_NAMES:  # .env.example matches a glob, and is made to be shared
         return None
-    match = _ANY_GLOB.match(name)
-    return _PATTERN_BY_GROUP[match.lastgroup] if match is not None and match.lastgroup is not None else None
+    # One regular expression for all globs; the group that matched tells which glob it was.
+    glob_match = _COMBINED_GLOB_REGEX.match(name)
+    if glob_match is None or glob_match.lastgroup is None:
+        return None
+    return _PATTERN_BY_GLOB_GROUP[glob_match.lastgroup]

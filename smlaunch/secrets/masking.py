@@ -19,20 +19,20 @@ MASK = "****"
 _CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD_SEPARATOR = re.compile(r"[^A-Za-z0-9]+|(?<=[A-Za-z])(?=[0-9]+(?:[^A-Za-z0-9]|$))")
 
-_SECRET_WORD_ENDINGS = (
+_SECRET_WORD_SUFFIXES = (
     *("password", "passwords", "passwd", "passphrase", "passcode", "credential"),
     *("credentials", "creds", "apikey", "apikeys", "accesskey", "secretkey", "privatekey"),
 )
 """Endings of a word in a secret's name: ``PGPASSWORD``."""
 
-_SECRET_KEY_KINDS = frozenset(
+_WORDS_BEFORE_SECRET_KEY = frozenset(
     (
         *("api", "access", "private", "secret", "signing", "encryption", "master", "account"),
         *("auth", "ssh", "service", "storage", "admin", "subscription", "deploy", "rsa", "ssl", "tls"),
         *("pgp", "gpg", "hmac"),
     )
 )
-_SERVICES_WITH_KEYS = frozenset(
+_SERVICES_WITH_SECRET_KEYS = frozenset(
     (
         *("openai", "anthropic", "claude", "wandb", "hf", "huggingface", "kaggle", "comet", "neptune"),
         *("clearml", "mlflow", "cohere", "mistral", "replicate", "groq", "gemini", "deepseek", "openrouter"),
@@ -62,7 +62,7 @@ _IGNORED_LAST_WORDS = frozenset(
         *("b64", "base64", "encoded"),
     )
 )
-_ATTRIBUTE_LAST_WORDS = frozenset(
+_LAST_WORDS_OF_SECRET_METADATA = frozenset(
     (
         *("file", "path", "dir", "folder", "url", "uri", "arn", "name", "id", "length", "len"),
         *("size", "policy", "min", "max", "type", "field", "count", "ttl", "timeout", "expiry"),
@@ -71,7 +71,7 @@ _ATTRIBUTE_LAST_WORDS = frozenset(
         *("prompt", "ratio", "rate", "index", "env", "var", "variable", "model", "dim"),
     )
 )
-_TEXT_TOKEN_WORDS = frozenset(
+_WORDS_BEFORE_TEXT_TOKEN = frozenset(
     (
         *("pad", "padding", "eos", "bos", "sos", "unk", "mask", "sep", "cls", "start", "end"),
         *("begin", "stop", "special", "image", "audio", "video", "vision", "next", "last"),
@@ -115,34 +115,51 @@ def is_secret_name(name: str) -> bool:
     Decided by its words: ``HF_TOKEN``, ``apiKey`` and ``db-password`` do, ``max_tokens``, ``tokenizer`` and
     ``key`` do not.
     """
-    words = [
-        word.lower()
-        for part in _WORD_SEPARATOR.split(name)
-        for word in _CAMEL_CASE_BOUNDARY.split(part)
-        if word
-    ]
+    words = _split_into_lower_case_words(name)
+    # Numbers and words such as "prod" or "old" at the end say which secret it is, not what.
     while words and (words[-1].isdigit() or words[-1] in _IGNORED_LAST_WORDS):
         words.pop()
     if not words:
         return False
-    if words[-1] in _ATTRIBUTE_LAST_WORDS and words[-3:] != ["access", "key", "id"]:
-        return False
-    if any(word.endswith(_SECRET_WORD_ENDINGS) for word in words):
+    is_access_key_id = words[-3:] == ["access", "key", "id"]  # masked, although no secret alone
+    # Words such as path, length and url.
+    if words[-1] in _LAST_WORDS_OF_SECRET_METADATA and not is_access_key_id:
+        return False  # TOKEN_PATH, PASSWORD_LENGTH: about a secret, not the secret itself
+    if any(word.endswith(_SECRET_WORD_SUFFIXES) for word in words):  # password, credentials, apikey, ...
         return True
-    if any(word in ("key", "keys") and previous in _SECRET_KEY_KINDS for previous, word in pairwise(words)):
-        return True
-    previous = words[-2] if len(words) > 1 else ""
-    if words[-1] == "pwd":
-        return bool(previous)  # alone it is the shell's working directory
-    if words[-1] == "pass":
-        return previous not in _WORDS_BEFORE_PASS
-    if words[-1] == "pat":  # a personal access token, or a pattern
-        return previous not in _WORDS_BEFORE_PATTERN if previous else name.isupper()
-    if words[-1] in ("key", "keys"):
-        return previous in _SERVICES_WITH_KEYS
-    if words[-1] == "signature":
-        return previous == "amz"
-    return words[-1] in _SECRET_LAST_WORDS and previous not in _TEXT_TOKEN_WORDS
+    for word_before, word in pairwise(words):
+        # Before a secret key: api, private, signing, ...
+        if word in ("key", "keys") and word_before in _WORDS_BEFORE_SECRET_KEY:
+            return True
+    word_before_last = words[-2] if len(words) > 1 else ""
+    return _is_secret_by_last_word(words[-1], word_before_last, is_upper_case=name.isupper())
+
+
+def _split_into_lower_case_words(name: str) -> list[str]:
+    """Split a name at separators, at humps of camel case and before a number at the end of a word."""
+    return [
+        word.lower()
+        for name_part in _WORD_SEPARATOR.split(name)
+        for word in _CAMEL_CASE_BOUNDARY.split(name_part)
+        if word
+    ]
+
+
+def _is_secret_by_last_word(last_word: str, word_before: str, is_upper_case: bool) -> bool:
+    """Return whether a name whose last words are these holds a secret. ``word_before``: empty if the name is
+    one word. ``is_upper_case``: of the whole name."""
+    if last_word == "pwd":
+        return bool(word_before)  # alone it is the shell's working directory
+    if last_word == "pass":
+        return word_before not in _WORDS_BEFORE_PASS  # forward_pass is a round
+    if last_word == "pat":  # a personal access token, or a pattern (file_pat, or pat in lower case)
+        return word_before not in _WORDS_BEFORE_PATTERN if word_before else is_upper_case
+    if last_word in ("key", "keys"):
+        return word_before in _SERVICES_WITH_SECRET_KEYS  # OPENAI_KEY; sort_key is none
+    if last_word == "signature":
+        return word_before == "amz"  # X-Amz-Signature of a presigned URL
+    # Token, secret, auth, cookie, ... as in HF_TOKEN; pad_token is a piece of text.
+    return last_word in _SECRET_LAST_WORDS and word_before not in _WORDS_BEFORE_TEXT_TOKEN
 
 
 # ---- values ----------------------------------------------------------------------------------------------
@@ -190,69 +207,78 @@ _HEADER_VALUE = re.compile(
 
 
 def mask_text(text: str) -> str:
-    """Return the text with secrets masked: texts in a secret's format, and values assigned to a secret's
-    name."""
-    text = _SECRET_FORMATS.sub(MASK, text)
+    """Return the text with secrets masked: values in the format of a known kind of secret, secrets in URLs,
+    and values that are assigned to a secret's name."""
+    text = _SECRET_FORMATS.sub(MASK, text)  # ghp_..., hf_..., AKIA...
+    # The regular expressions are slow; a plain search tells first whether one can match. Each puts the mask
+    # for the secret, behind the part of the match that stays (\1).
     if "://" in text:
-        text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
-        text = _WEBHOOK_URL.sub(rf"\1{MASK}", _URL_USER_TOKEN.sub(rf"\1{MASK}", text))
-        text = _URL_SIGNATURE.sub(rf"\1{MASK}", text)
-    if "earer" in text or "asic" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)  # https://user:X@host
+        text = _URL_USER_TOKEN.sub(rf"\1{MASK}", text)  # https://X@host
+        text = _WEBHOOK_URL.sub(rf"\1{MASK}", text)  # https://hooks.slack.com/services/X
+        text = _URL_SIGNATURE.sub(rf"\1{MASK}", text)  # https://host/path?signature=X
+    if "earer" in text or "asic" in text:  # Bearer X, basic X
         text = _AUTHORIZATION.sub(rf"\1 {MASK}", text)
-    if "-" in text:
-        text = _COMMAND_OPTION.sub(_mask_match, text)
-    return _ASSIGNMENT.sub(_mask_match, text) if "=" in text else text
+    if "-" in text:  # --token X
+        text = _COMMAND_OPTION.sub(_mask_value_of_secret_name, text)
+    if "=" in text:  # TOKEN=X
+        text = _ASSIGNMENT.sub(_mask_value_of_secret_name, text)
+    return text
 
 
 def mask_named_value(name: str, value: Any) -> Any:
-    """Return the value of a variable, option or key in the form in which it may be displayed."""
-    if value is None or isinstance(value, bool) or not is_secret_name(name):
+    """Return the value of a variable, option or key as it may be displayed: masked where its name says that
+    it is a secret, otherwise with the secrets inside it masked."""
+    if value is None or isinstance(value, bool) or value == "":
+        return value
+    if not is_secret_name(name):
+        # The user of a DSN (data source name, such as Sentry's) is its key.
         if isinstance(value, str) and name[-3:].lower() == "dsn":
             value = _URL_USER.sub(f"://{MASK}@", value)
         return mask_document(value)
-    is_plain = isinstance(value, (int, float)) or (
+    # Switches, numbers and [CLS] are no tokens; but a password may be a number.
+    is_number_or_switch = isinstance(value, (int, float)) or (
         isinstance(value, str) and _NON_SECRET_VALUE.fullmatch(value)
     )
-    if value == "" or (is_plain and not _NAME_OF_NUMERIC_SECRET.search(name)):
+    if is_number_or_switch and not _NAME_OF_NUMERIC_SECRET.search(name):  # password, credential, ...
         return value
     return MASK
 
 
-def mask_document(value: Any) -> Any:
-    """Return a document of plain types with secrets masked. Tuples become lists."""
-    if isinstance(value, str):
-        return _mask_json_text(value)
-    if isinstance(value, Mapping):
-        name_and_value = _key_and_value_fields(value)
-        if name_and_value is not None:
-            return {
-                **value,
-                name_and_value[1]: mask_named_value(str(value[name_and_value[0]]), value[name_and_value[1]]),
-            }
-        return {key: mask_named_value(str(key), item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(mask_arguments(value))
-    return value
+def mask_document(document: Any) -> Any:
+    """Return a copy of a JSON-like value with secrets masked. Tuples become lists."""
+    if isinstance(document, str):
+        return _mask_json_or_text(document)
+    if isinstance(document, Mapping):
+        # For a mapping such as {"Name": ..., "Value": ...} these two keys, otherwise None.
+        name_and_value_keys = _find_name_and_value_keys(document)
+        if name_and_value_keys is not None:
+            # {"Name": "TOKEN", "Value": ...}: the name of the secret is a value itself.
+            name_key, value_key = name_and_value_keys
+            return {**document, value_key: mask_named_value(str(document[name_key]), document[value_key])}
+        return {key: mask_named_value(str(key), item) for key, item in document.items()}
+    if isinstance(document, (list, tuple)):
+        return list(mask_arguments(document))  # it may be a command
+    return document  # a number, a boolean or None
 
 
 def mask_arguments(arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield a command's arguments: ``--api-key X``, ``--api-key=X`` and ``API_KEY=X`` show no X."""
-    name = ""
+    """Yield a command's arguments with secrets masked: the X in ``--api-key X``, ``--api-key=X`` and
+    ``API_KEY=X``."""
+    pending_option = ""  # name of an option whose value may be the next argument
     for argument in arguments:
+        option_name, pending_option = pending_option, ""
         if not isinstance(argument, str):
             yield mask_document(argument)
-            name = ""
-        elif name and not argument.startswith("--"):
-            yield mask_named_value(name, argument)
-            name = ""
+        elif option_name and not argument.startswith("--"):
+            yield mask_named_value(option_name, argument)
+        elif "=" in argument:
+            name_text, _, value_text = argument.partition("=")
+            yield _mask_json_or_text(f"{name_text}={mask_named_value(name_text.lstrip('-'), value_text)}")
         else:
-            option, equals, text = argument.partition("=")
-            name = "" if equals or not argument.startswith("-") else argument.lstrip("-")
-            yield (
-                _mask_json_text(f"{option}={mask_named_value(option.lstrip('-'), text)}")
-                if equals
-                else mask_document(argument)
-            )
+            if argument.startswith("-"):
+                pending_option = argument.lstrip("-")
+            yield mask_document(argument)
 
 
 def mask_argument(argument: str) -> str:
@@ -285,17 +311,17 @@ def fields_with_secrets(job: Mapping[str, Any]) -> list[str]:
     return fields
 
 
-def _mask_json_text(text: str) -> str:
+def _mask_json_or_text(text: str) -> str:
     """Mask a text that may be JSON. Hyperparameters are sent as JSON in JSON."""
     if text[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):
             document = json.loads(text)
             masked_document = mask_document(document)
             return text if masked_document == document else json.dumps(masked_document)
-    return _HEADER_VALUE.sub(_mask_match, mask_text(text))
+    return _HEADER_VALUE.sub(_mask_value_of_secret_name, mask_text(text))
 
 
-def _key_and_value_fields(value: Mapping[Any, Any]) -> tuple[str, str] | None:
+def _find_name_and_value_keys(value: Mapping[Any, Any]) -> tuple[str, str] | None:
     """Return the names of the fields in ``{"Key": "API_TOKEN", "Value": "..."}``, a usual form of tags and
     variables."""
     for name_field, value_field in (("Key", "Value"), ("Name", "Value"), ("key", "value"), ("name", "value")):
@@ -304,8 +330,9 @@ def _key_and_value_fields(value: Mapping[Any, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _mask_match(match: re.Match[str]) -> str:
-    """Return the matched text with its value masked, if its name is a secret's."""
+def _mask_value_of_secret_name(match: re.Match[str]) -> str:
+    """Return the matched text (name, separator and value) with its value masked, if its name is a
+    secret's."""
     name, separator, value = match[1], match[2], match[3].strip("\"'")
     if not is_secret_name(name) or mask_named_value(name, value) == value:
         return match[0]

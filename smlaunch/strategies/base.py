@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from smlaunch.api.job_kinds import TRAINING, JobKind
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.contract.launch_spec import (
     ALL,
@@ -21,7 +22,7 @@ from smlaunch.contract.launch_spec import (
     Ref,
     ServiceSpec,
 )
-from smlaunch.contract.paths import SOURCE_ARCHIVE
+from smlaunch.contract.sagemaker_paths import SOURCE_ARCHIVE
 from smlaunch.errors import Problem
 from smlaunch.job.model import Channel
 from smlaunch.text.did_you_mean import did_you_mean
@@ -33,11 +34,11 @@ TrainiumSupport = Literal["no", "may", "only"]
 class LaunchContext:
     """Decisions and facts that a strategy compiles into a launch specification."""
 
-    entry: str
+    entry_point: str
     """The script's path inside the source archive; empty if the image contains its own program."""
 
     args: tuple[str, ...] = ()
-    hosts: int = 1
+    host_count: int = 1
     processes_per_host: int | str = 1
     """A number, or ``auto``."""
 
@@ -73,7 +74,7 @@ class LaunchContext:
 
     algorithm: str | None = None
     instance_type: str = ""
-    instance: InstanceType | None = None
+    instance_spec: InstanceType | None = None
     """The catalog's entry for ``instance_type``, if any."""
 
     image: str = ""
@@ -82,18 +83,19 @@ class LaunchContext:
     """The job's inputs by name."""
 
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    spot: bool = False
+    is_spot: bool = False
     target: Literal["aws", "local"] = "aws"
 
     @property
     def is_single_process(self) -> bool:
         """Whether the whole job is one process."""
-        return self.hosts == self.processes_per_host == 1
+        return self.host_count == self.processes_per_host == 1
 
 
 class Strategy:
-    """A subclass states the data and, where something can be wrong, overrides ``check`` and ``advice``; if
-    it starts more than ranks, ``services`` and ``variables``."""
+    """A subclass states the data and, where something can be wrong, overrides ``find_problems`` and
+    ``find_warnings``; if it starts more than ranks, ``services`` and ``variables``.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -105,8 +107,7 @@ class Strategy:
     has_independent_ranks: ClassVar[bool] = False
     """Ranks train apart from each other: the run has finished when each has, in whichever segment."""
 
-    operation: ClassVar[str] = "CreateTrainingJob"
-    """API operation that creates the job."""
+    job_kind: ClassVar[JobKind] = TRAINING
 
     hang_seconds: ClassVar[int | None] = None
     """Time without output and CPU use that counts as a hang, unless the job states one; None: never."""
@@ -195,61 +196,78 @@ class Strategy:
     """What a chain of segments restores if the script does not use smlaunch.train, as a sentence; None: it
     depends on the script."""
 
-    def check_all(self, context: LaunchContext) -> list[Problem]:
-        """Problems of this strategy (``check``) and of every strategy."""
-        problems = []
+    def find_all_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with a job for this strategy, a way to start its processes: by what its class
+        attributes say of every such job, then by its own ``find_problems``. Each problem names the field of
+        the job file that it concerns. ``context``: what the job file says of the launch.
+        """
+        problems: list[Problem] = []
         if context.algorithm is not None and not self.runs_algorithms:
             message = f"a built-in algorithm needs strategy: builtin, not {self.name}; leave it out"
             return [Problem("strategy", message)]
-        if self.needs_script and not context.entry:
+        if self.needs_script and not context.entry_point:
             problems.append(Problem("entry", f"{self.name} starts a script; name one"))
-        if self.python_only and context.entry and not context.entry.endswith(".py"):
-            message = f"{self.name} starts Python scripts; {context.entry} needs strategy: custom, or a .py"
+        if self.python_only and context.entry_point and not context.entry_point.endswith(".py"):
+            message = (
+                f"{self.name} starts Python scripts; {context.entry_point} needs strategy: custom, or a .py"
+            )
             problems.append(Problem("strategy", f"{message} around it"))
         if self.one_process_per_host and context.processes_per_host != 1:
             message = f"{self.name} starts one process per host, not {context.processes_per_host}"
             problems.append(Problem("compute.processes_per_host", f"{message}; {self.more_ranks_hint}"))
+        problems += self._find_launcher_problems(context)
+        problems += self._find_unknown_options(context)
+        problems += self._find_option_type_problems(context)
+        return [*problems, *self.find_problems(context)]
+
+    def _find_launcher_problems(self, context: LaunchContext) -> Iterator[Problem]:
+        """Yield a problem if the job asks for torchrun, which this strategy cannot use: its processes do not
+        join as ranks, or another program starts them.
+        """
         if context.launcher == TORCHRUN and not self.rendezvous:
             message = (
                 f"torchrun joins ranks, and {self.name} has none to join; use strategy: ddp, or leave it out"
             )
-            problems.append(Problem("launcher", message))
+            yield Problem("launcher", message)
         if context.launcher == TORCHRUN and self.launcher not in (None, TORCHRUN):
-            problems.append(Problem("launcher", f"{self.name} starts its own ranks; leave it out"))
+            yield Problem("launcher", f"{self.name} starts its own ranks; leave it out")
+
+    def _find_unknown_options(self, context: LaunchContext) -> Iterator[Problem]:
+        """Yield a problem for each of the job's options that this strategy does not have."""
         for option in context.options:
             if option not in self.options:
+                # The closest name that exists, if one is close
                 suggestion = did_you_mean(option, self.options) if self.options else "; it has none"
-                problems.append(Problem(f"options.{option}", f"{self.name} has no such option{suggestion}"))
-        problems += self._check_option_types(context)
-        return [*problems, *self.check(context)]
+                yield Problem(f"options.{option}", f"{self.name} has no such option{suggestion}")
 
-    def _check_option_types(self, context: LaunchContext) -> Iterator[Problem]:
-        """Options with a value of the wrong type."""
+    def _find_option_type_problems(self, context: LaunchContext) -> Iterator[Problem]:
+        """Yield a problem for each of the job's options whose value has the wrong type for this strategy."""
         for name, value in context.options.items():
             if name in self.boolean_options and not isinstance(value, bool):
                 yield Problem(f"options.{name}", f"true or false is needed, not {value!r}")
+            # type() and not isinstance: true is an int too
             if name in self.count_options and not (type(value) is int and value >= 1):
                 yield Problem(f"options.{name}", f"a whole number from 1 is needed, not {value!r}")
 
-    def check(self, context: LaunchContext) -> list[Problem]:
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
         """Problems that make this strategy impossible, by the job's fields."""
         return []
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         """Warnings about what works, but probably not as intended."""
         return []
 
-    def advice_all(self, context: LaunchContext) -> list[str]:
-        """Warnings of this strategy (``advice``) and of every strategy."""
-        warnings = self.advice(context)
+    def find_all_warnings(self, context: LaunchContext) -> list[str]:
+        """Warnings of this strategy (``find_warnings``) and of every strategy."""
+        warnings = self.find_warnings(context)
         relevant_libraries = (*self.libraries, *self.other_libraries)
         if (
             self.libraries
-            and context.entry.endswith(".py")
-            and first_imported(context.imports, relevant_libraries) is None
+            and context.entry_point.endswith(".py")
+            and find_imported_library(context.imports, relevant_libraries) is None
         ):
             sentence = self.unimported_warning(context)
-            return [*warnings, f"{context.entry} {sentence}"] if sentence else warnings
+            return [*warnings, f"{context.entry_point} {sentence}"] if sentence else warnings
         return warnings
 
     def unimported_warning(self, context: LaunchContext) -> str:
@@ -273,7 +291,7 @@ class Strategy:
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         """Command of each rank: interpreter, script, arguments, hyperparameters."""
-        return (*program_command(context.entry), *context.args, Ref("hyperparameters"))
+        return (*program_command(context.entry_point), *context.args, Ref("hyperparameters"))
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         """Programs that run beside the ranks, in the order of their start."""
@@ -322,7 +340,7 @@ class Strategy:
         )
 
 
-def first_imported(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
+def find_imported_library(imports: frozenset[str], libraries: tuple[str, ...]) -> str | None:
     """The first of ``libraries`` that equals or contains one of ``imports``."""
     for library in libraries:
         if any(name == library or name.startswith(library + ".") for name in imports):

@@ -19,16 +19,16 @@ from smlaunch.catalog.algorithms import (
 from smlaunch.errors import Problem
 from smlaunch.job.model import Channel
 from smlaunch.strategies.base import LaunchContext, Strategy
-from smlaunch.strategies.builtin_rules import algorithm_problems, algorithm_warnings
+from smlaunch.strategies.builtin_rules import find_algorithm_problems, find_algorithm_warnings
 from smlaunch.text.did_you_mean import did_you_mean
 
 MAX_WAIT_SECONDS = 3600
 """Limit of MaxWaitTimeInSeconds for a spot job whose algorithm saves no checkpoints."""
 
-GPU_FAMILIES = ("p2", "p3", "g4dn", "g5")
+DOCUMENTED_GPU_FAMILIES = ("p2", "p3", "g4dn", "g5")
 """Named by the developer guide for built-in algorithms, in 2023."""
 
-_PROCESSOR_NAMES = {"cpu": "CPUs", "gpu": "GPUs"}
+_PLURAL_BY_PROCESSOR = {"cpu": "CPUs", "gpu": "GPUs"}
 
 
 class Builtin(Strategy):
@@ -45,36 +45,41 @@ class Builtin(Strategy):
     }
     checkpoint_note = "a built-in algorithm does not stop itself to be continued by another job"
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        """Return problems of the algorithm's options, inputs and hosts."""
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with a job that runs a built-in algorithm: its hosts, inputs, hyperparameters
+        and spot settings.
+        """
         if context.algorithm is None:
             return [Problem("algorithm", "builtin runs one of SageMaker's algorithms; name it")]
         algorithm = find_algorithm(context.algorithm)
         if algorithm is None:
             return [Problem("algorithm", unknown_algorithm_message(context.algorithm))]
         problems = [
-            *_host_problems(algorithm, context),
-            *_processor_problems(algorithm, context),
-            *_channel_problems(algorithm, context),
+            *_find_host_problems(algorithm, context),
+            *_find_processor_problems(algorithm, context),
+            *_find_channel_problems(algorithm, context),
         ]
         for name in algorithm.required_hyperparameters:
             if name not in context.hyperparameters:
                 message = f"it is missing; {context.algorithm} does not start without it"
                 problems.append(Problem(f"hyperparameters.{name}", message))
-        problems += _spot_problems(algorithm, context)
-        return [*problems, *algorithm_problems(algorithm, context)]
+        problems += _find_spot_problems(algorithm, context)
+        return [*problems, *find_algorithm_problems(algorithm, context)]  # rules of this algorithm alone
 
-    def advice(self, context: LaunchContext) -> list[str]:
-        """Return warnings about the algorithm's instance type, inputs and checkpoints."""
+    def find_warnings(self, context: LaunchContext) -> list[str]:
+        """Return warnings about the instance type, inputs, checkpoints and image of a job that runs a
+        built-in algorithm.
+        """
         algorithm = find_algorithm(context.algorithm or "")
         if algorithm is None:
             return []
-        warnings = [*_gpu_warnings(algorithm, context), *_content_type_warnings(algorithm, context)]
+        warnings = [*_find_gpu_warnings(algorithm, context), *_find_content_type_warnings(algorithm, context)]
         if context.checkpoints is not None and not algorithm.checkpoints:
             warnings.append(
                 f"checkpoints has no effect: {context.algorithm} saves none, and an interruption loses all "
                 "progress"
             )
+        # JumpStart, SageMaker's model hub, is the only source of some algorithms' images.
         if algorithm.jumpstart and context.image and "sagemaker_program" not in context.hyperparameters:
             warnings.append(
                 f"JumpStart hosts {algorithm.name}: its image runs a separate script of JumpStart "
@@ -86,49 +91,52 @@ class Builtin(Strategy):
                 f"{context.algorithm} is an image of AWS's: the executor containers runs it, where it can "
                 "pull it; the executor processes starts this machine's own `train`"
             )
-        return [*warnings, *algorithm_warnings(algorithm, context)]
+        return [*warnings, *find_algorithm_warnings(algorithm, context)]  # by rules of this algorithm alone
 
     def max_wait_seconds(self, context: LaunchContext) -> int | None:
         algorithm = find_algorithm(context.algorithm or "")
         return None if algorithm is None or algorithm.checkpoints else MAX_WAIT_SECONDS
 
 
-def _host_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
-    """Several hosts for an algorithm that runs on one."""
-    if context.hosts == 1 or algorithm.hosts != "one":
+def _find_host_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """Yield a problem if the job has several hosts and the algorithm, by its entry in the catalog, runs on
+    one.
+    """
+    if context.host_count == 1 or algorithm.hosts != "one":
         return
     if algorithm.id == "blazingtext" and context.hyperparameters.get("mode") == "batch_skipgram":
         return  # an exception on the algorithm's own page
     message = f"{context.algorithm} is not parallelizable over hosts: it runs on one"
     gpu_text = ", where it uses all GPUs" if algorithm.gpus == "all" else ""
-    yield Problem("compute.hosts", f"{message}{gpu_text}, not on {context.hosts}; take one larger host")
+    yield Problem("compute.hosts", f"{message}{gpu_text}, not on {context.host_count}; take one larger host")
 
 
-def _processor_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
-    """An instance type that the algorithm does not run on."""
-    instance = context.instance
-    if instance is None:
+def _find_processor_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """Yield a problem if the algorithm does not run on the processors of the job's instance type."""
+    instance_spec = context.instance_spec  # the catalog's entry for the type
+    if instance_spec is None:
         return
-    if instance.is_neuron:
+    if instance_spec.is_neuron:
         message = f"{context.algorithm} does not run on NeuronCores, which {context.instance_type} has"
-        yield Problem("compute.instance_type", f"{message}; take a type with {_processors_text(algorithm)}")
+        yield Problem("compute.instance_type", f"{message}; take a type with {_format_processors(algorithm)}")
         return
-    processor = "gpu" if instance.accelerators else "cpu"
+    processor = "gpu" if instance_spec.accelerators else "cpu"
     if processor not in algorithm.processors:
         message = (
-            f"{context.algorithm} runs on {_processors_text(algorithm)}, not on the "
-            f"{_PROCESSOR_NAMES[processor]}"
+            f"{context.algorithm} runs on {_format_processors(algorithm)}, not on the "
+            f"{_PLURAL_BY_PROCESSOR[processor]}"
         )
         yield Problem("compute.instance_type", f"{message} of {context.instance_type}; take another type")
 
 
-def _channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
-    """Missing and unknown channels, modes and content types."""
-    for alternatives in algorithm.required_channels:
-        if not any(name in context.channels for name in alternatives):
-            message = (
-                f"{context.algorithm} needs a channel {' or '.join(map(repr, alternatives))}; it has none"
-            )
+def _find_channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+    """Yield the problems of the job's input channels, the named inputs of the training job: required ones
+    that are missing, and names, input modes and content types that the algorithm does not know.
+    """
+    for alternative_names in algorithm.required_channels:  # one of each group is needed
+        if not any(name in context.channels for name in alternative_names):
+            names_text = " or ".join(map(repr, alternative_names))
+            message = f"{context.algorithm} needs a channel {names_text}; it has none"
             yield Problem("inputs", message)
     for name, channel in context.channels.items():
         field = f"inputs.{name}"
@@ -141,12 +149,14 @@ def _channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[
                 f"{context.algorithm} reads in {' or '.join(algorithm.modes)} mode, not in {channel.mode}"
             )
             yield Problem(f"{field}.mode", message)
-        problem = _format_problem(algorithm, name, channel, context)
-        if problem is not None:
-            yield Problem(f"{field}.content_type", problem)
+        content_type_problem = _explain_unread_content_type(algorithm, name, channel, context)
+        if content_type_problem is not None:
+            yield Problem(f"{field}.content_type", content_type_problem)
 
 
-def _format_problem(algorithm: Algorithm, name: str, channel: Channel, context: LaunchContext) -> str | None:
+def _explain_unread_content_type(
+    algorithm: Algorithm, name: str, channel: Channel, context: LaunchContext
+) -> str | None:
     """Why the algorithm does not read the channel's content type."""
     content_type = channel.content_type
     if content_type is None or name not in DATA_CHANNELS:
@@ -158,11 +168,11 @@ def _format_problem(algorithm: Algorithm, name: str, channel: Channel, context: 
     return f"{context.algorithm} does not read {content_type!r}; it reads {files}"
 
 
-def _spot_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+def _find_spot_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
     """With no checkpoint prefix the rule for all spot jobs reports the same."""
     max_runtime_seconds = context.max_runtime_seconds or 0
     if (
-        context.spot
+        context.is_spot
         and not algorithm.checkpoints
         and context.checkpoints is not None
         and max_runtime_seconds > MAX_WAIT_SECONDS
@@ -171,32 +181,37 @@ def _spot_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Pro
         yield Problem("limits.max_runtime", f"{message}; shorten it, or take hosts on demand")
 
 
-def _gpu_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
-    """GPUs that the algorithm does not use."""
-    instance = context.instance
+def _find_gpu_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+    """Yield warnings about GPUs of the instance type that the algorithm does not use, or not surely.
+    ``instance_spec`` is the catalog's entry for the type; None where it has none.
+    """
+    instance_spec = context.instance_spec
     if (
-        instance is None
-        or not instance.accelerators
-        or instance.is_neuron
+        instance_spec is None
+        or not instance_spec.accelerators
+        or instance_spec.is_neuron
         or "gpu" not in algorithm.processors
     ):
         return
-    if context.instance_type.split(".")[1] not in GPU_FAMILIES:
-        families_text = ", ".join(GPU_FAMILIES[:-1]) + f" and {GPU_FAMILIES[-1]}"
+    # ml.g5.xlarge is of the family g5.
+    if context.instance_type.split(".")[1] not in DOCUMENTED_GPU_FAMILIES:
+        families_text = ", ".join(DOCUMENTED_GPU_FAMILIES[:-1]) + f" and {DOCUMENTED_GPU_FAMILIES[-1]}"
         yield (
             f"That built-in algorithms run on {context.instance_type} is unconfirmed: the guide names "
             f"{families_text} (2023)"
         )
     if algorithm.gpus == "none":
         yield f"{context.algorithm} gains nothing from the GPUs of {context.instance_type}; take CPUs"
-    elif algorithm.gpus == "one" and instance.accelerators > 1 and algorithm.id != "xgboost":
+    elif algorithm.id == "xgboost":
+        return  # builtin_rules has warnings of its own for its GPUs
+    elif algorithm.gpus == "one" and instance_spec.accelerators > 1:
         yield (
             f"{context.algorithm} uses one GPU of a host, and {context.instance_type} has "
-            f"{instance.accelerators}; take a type with one"
+            f"{instance_spec.accelerators}; take a type with one"
         )
 
 
-def _content_type_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+def _find_content_type_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
     """Channels without a content type."""
     untyped_channels = [
         name
@@ -209,5 +224,5 @@ def _content_type_warnings(algorithm: Algorithm, context: LaunchContext) -> Iter
         yield f"{fields} is not stated: {context.algorithm} reads {formats}, and assumes one of them"
 
 
-def _processors_text(algorithm: Algorithm) -> str:
-    return " or ".join(_PROCESSOR_NAMES[processor] for processor in algorithm.processors)
+def _format_processors(algorithm: Algorithm) -> str:
+    return " or ".join(_PLURAL_BY_PROCESSOR[processor] for processor in algorithm.processors)

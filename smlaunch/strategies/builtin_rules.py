@@ -24,103 +24,110 @@ _FIRST_UNCONFIRMED_GPU_VERSION = (3,)
 _DASK_FORMATS = ("text/csv", "application/x-parquet")
 
 
-def algorithm_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
+def find_algorithm_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
     """What cannot work with this algorithm."""
-    check = _PROBLEMS.get(algorithm.id)
-    return iter(()) if check is None else check(context)
+    rule = _PROBLEM_RULE_BY_ALGORITHM.get(algorithm.id)
+    return iter(()) if rule is None else rule(context)
 
 
-def algorithm_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
+def find_algorithm_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
     """What works with this algorithm, but probably not as intended."""
-    check = _ADVICE.get(algorithm.id)
-    return iter(()) if check is None else check(context)
+    rule = _WARNING_RULE_BY_ALGORITHM.get(algorithm.id)
+    return iter(()) if rule is None else rule(context)
 
 
 # ---- XGBoost ---------------------------------------------------------------------------------------------
 
 
-def _xgboost_problems(context: LaunchContext) -> Iterator[Problem]:
-    """Requirements of XGBoost's distributed training on GPUs."""
-    version, gpus = _xgboost_version(context.image), _gpu_count(context)
-    uses_dask = _is_true(context.hyperparameters.get("use_dask_gpu_training"))
-    field = "hyperparameters.use_dask_gpu_training"
-    if not uses_dask:
+def _find_xgboost_problems(context: LaunchContext) -> Iterator[Problem]:
+    """Yield what is wrong with a job that asks for XGBoost's distributed training on GPUs, which
+    uses Dask.
+    """
+    if not _is_true_text(context.hyperparameters.get("use_dask_gpu_training")):
         return
-    if not gpus:
+    version = _parse_xgboost_version(context.image)  # empty where the image is not AWS's
+    field = "hyperparameters.use_dask_gpu_training"
+    if not _count_gpus_per_host(context):
         yield Problem(
             field, f"it trains on GPUs, and {context.instance_type} has none; take a type with GPUs"
         )
-    if version and version < _FIRST_DASK_VERSION:
+    if version and version < _FIRST_DASK_VERSION:  # 1.5-1
         yield Problem(
             field,
-            f"XGBoost {_version_text(version)} does not support it; use framework_version 1.5-1 or later",
+            f"XGBoost {_format_version(version)} does not support it; use framework_version 1.5-1 or later",
         )
     if context.hyperparameters.get("tree_method") != "gpu_hist":
         yield Problem("hyperparameters.tree_method", "use_dask_gpu_training needs gpu_hist")
-    for name, channel in context.channels.items():
-        if channel.split is not None:
+    for channel_name, channel in context.channels.items():
+        if channel.split is not None:  # each host would get only a part of the data
             message = (
                 "use_dask_gpu_training distributes the data itself, and every host needs all of it; leave "
                 "it out"
             )
-            yield Problem(f"inputs.{name}.split", message)
+            yield Problem(f"inputs.{channel_name}.split", message)
         if channel.mode != "File":
-            yield Problem(f"inputs.{name}.mode", "use_dask_gpu_training reads in File mode")
+            yield Problem(f"inputs.{channel_name}.mode", "use_dask_gpu_training reads in File mode")
+        # `text/csv; label_size=0`
         media_type = (channel.content_type or "").partition(";")[0].strip().lower()
         if media_type not in _DASK_FORMATS:
             message = f"use_dask_gpu_training reads {' or '.join(_DASK_FORMATS)}; state which it is"
-            yield Problem(f"inputs.{name}.content_type", message)
+            yield Problem(f"inputs.{channel_name}.content_type", message)
 
 
-def _xgboost_advice(context: LaunchContext) -> Iterator[str]:
-    """GPUs and hosts that XGBoost does not use."""
-    version, gpus = _xgboost_version(context.image), _gpu_count(context)
-    uses_dask = _is_true(context.hyperparameters.get("use_dask_gpu_training"))
-    if gpus and version[:1] >= _FIRST_UNCONFIRMED_GPU_VERSION:
-        yield f"That XGBoost {_version_text(version)} uses GPUs is unconfirmed; framework_version 1.7-1 does"
-    if gpus and not uses_dask:
+def _find_xgboost_warnings(context: LaunchContext) -> Iterator[str]:
+    """Yield warnings about GPUs and hosts of the job that XGBoost does not use, or not surely. ``version`` is
+    empty where the image is not AWS's.
+    """
+    version, gpus_per_host = _parse_xgboost_version(context.image), _count_gpus_per_host(context)
+    # Dask distributes the training over GPUs.
+    uses_dask = _is_true_text(context.hyperparameters.get("use_dask_gpu_training"))
+    if gpus_per_host and version[:1] >= _FIRST_UNCONFIRMED_GPU_VERSION:  # 3
+        version_text = _format_version(version)
+        yield f"That XGBoost {version_text} uses GPUs is unconfirmed; framework_version 1.7-1 does"
+    if gpus_per_host and not uses_dask:
         if context.hyperparameters.get("tree_method") != "gpu_hist":
             yield "XGBoost uses a GPU only with tree_method: gpu_hist; otherwise the GPUs are idle"
-        if gpus > 1:
+        if gpus_per_host > 1:
             yield (
-                f"XGBoost uses one of the {gpus} GPUs of a host; with use_dask_gpu_training: 'true' (from "
-                "1.5-1, CSV or Parquet, all data on every host) it uses all"
+                f"XGBoost uses one of the {gpus_per_host} GPUs of a host; with use_dask_gpu_training: 'true' "
+                "(from 1.5-1, CSV or Parquet, all data on every host) it uses all"
             )
-    if uses_dask and context.hosts > 1 and version and version < _FIRST_MULTI_HOST_DASK_VERSION:
-        yield f"For GPUs of several hosts 1.7-1 is confirmed; sources differ about {_version_text(version)}"
+    if uses_dask and context.host_count > 1 and version and version < _FIRST_MULTI_HOST_DASK_VERSION:
+        yield f"For GPUs of several hosts 1.7-1 is confirmed; sources differ about {_format_version(version)}"
     train_channel = context.channels.get("train")
-    if context.hosts > 1 and not uses_dask and train_channel is not None and train_channel.split is None:
+    every_host_gets_all_data = train_channel is not None and train_channel.split is None
+    if context.host_count > 1 and not uses_dask and every_host_gets_all_data:
         yield (
-            f"inputs.train is not split: all {context.hosts} hosts train on the same data, and gain "
+            f"inputs.train is not split: all {context.host_count} hosts train on the same data, and gain "
             "nothing; use split: key"
         )
 
 
-def _xgboost_version(image: str) -> tuple[int, ...]:
+def _parse_xgboost_version(image: str) -> tuple[int, ...]:
     """Version of an AWS XGBoost image; empty for other images."""
     version_match = re.search(r"/sagemaker-xgboost:(\d+)\.(\d+)-(\d+)", image)
     return tuple(map(int, version_match.groups())) if version_match else ()
 
 
-def _version_text(version: tuple[int, ...]) -> str:
+def _format_version(version: tuple[int, ...]) -> str:
     """``(1, 5, 1)`` -> ``1.5-1``."""
     return "{}.{}-{}".format(*version)
 
 
-def _gpu_count(context: LaunchContext) -> int:
+def _count_gpus_per_host(context: LaunchContext) -> int:
     """GPUs of a host."""
-    instance = context.instance
-    return 0 if instance is None or instance.is_neuron else instance.accelerators
+    instance_spec = context.instance_spec
+    return 0 if instance_spec is None or instance_spec.is_neuron else instance_spec.accelerators
 
 
-def _is_true(value: Any) -> bool:
+def _is_true_text(value: Any) -> bool:
     return str(value).strip().lower() == "true"
 
 
 # ---- others ----------------------------------------------------------------------------------------------
 
 
-def _random_cut_forest_problems(context: LaunchContext) -> Iterator[Problem]:
+def _find_random_cut_forest_problems(context: LaunchContext) -> Iterator[Problem]:
     train_channel, test_channel = context.channels.get("train"), context.channels.get("test")
     if train_channel is not None and train_channel.split != "key":
         message = f"{context.algorithm} reads train only as ShardedByS3Key; use split: key"
@@ -131,7 +138,7 @@ def _random_cut_forest_problems(context: LaunchContext) -> Iterator[Problem]:
         )
 
 
-def _image_problems(context: LaunchContext) -> Iterator[Problem]:
+def _find_image_problems(context: LaunchContext) -> Iterator[Problem]:
     for name, channel in context.channels.items():
         is_recordio = (channel.content_type or "").lower() == "application/x-recordio"
         if channel.mode == "Pipe" and is_recordio and channel.split is not None:
@@ -139,89 +146,95 @@ def _image_problems(context: LaunchContext) -> Iterator[Problem]:
             yield Problem(f"inputs.{name}.split", message)
 
 
-def _image_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1 and "kv_store" not in context.hyperparameters:
+def _find_image_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1 and "kv_store" not in context.hyperparameters:
         yield f"{context.algorithm} on several hosts wants hyperparameters.kv_store: dist_sync, or dist_async"
 
 
-def _lightgbm_problems(context: LaunchContext) -> Iterator[Problem]:
-    if context.hosts > 1 and "train" not in context.channels and "training" in context.channels:
+def _find_lightgbm_problems(context: LaunchContext) -> Iterator[Problem]:
+    if context.host_count > 1 and "train" not in context.channels and "training" in context.channels:
         yield Problem("inputs.training", "lightgbm on several hosts reads a channel train; rename it")
 
 
-def _blazingtext_problems(context: LaunchContext) -> Iterator[Problem]:
-    if context.hosts > 1 and context.hyperparameters.get("mode") == "batch_skipgram" and _gpu_count(context):
+def _find_blazingtext_problems(context: LaunchContext) -> Iterator[Problem]:
+    if (
+        context.host_count > 1
+        and context.hyperparameters.get("mode") == "batch_skipgram"
+        and _count_gpus_per_host(context)
+    ):
         message = (
             f"batch_skipgram trains on several hosts only with CPUs, and {context.instance_type} has GPUs"
         )
         yield Problem("compute.instance_type", f"{message}; use a type without GPUs, or one host")
 
 
-def _blazingtext_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1:
+def _find_blazingtext_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1:
         yield (
-            f"{context.algorithm} on {context.hosts} hosts: its own page allows it for mode batch_skipgram, "
-            "the table of all algorithms does not (unconfirmed)"
+            f"{context.algorithm} on {context.host_count} hosts: its own page allows it for mode "
+            "batch_skipgram, the table of all algorithms does not (unconfirmed)"
         )
 
 
-def _kmeans_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1:
+def _find_kmeans_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1:
         yield (
-            f"{context.algorithm} on {context.hosts} hosts: its own page describes it, with split: key for "
-            "train; the table of all algorithms says that it is not parallelizable"
+            f"{context.algorithm} on {context.host_count} hosts: its own page describes it, with split: key "
+            "for train; the table of all algorithms says that it is not parallelizable"
         )
 
 
-def _linear_learner_advice(context: LaunchContext) -> Iterator[str]:
-    """Yield advice about which inputs the hosts should share, and which each host should have whole."""
+def _find_linear_learner_warnings(context: LaunchContext) -> Iterator[str]:
+    """Yield advice about which inputs should be split, so that each host gets a part of the data, and which
+    each host should have whole.
+    """
     train_channel = context.channels.get("train")
-    if context.hosts > 1 and train_channel is not None and train_channel.split is None:
+    if context.host_count > 1 and train_channel is not None and train_channel.split is None:
         yield f"{context.algorithm} on several hosts recommends split: key for inputs.train"
     for name in ("validation", "test"):
         if name in context.channels and context.channels[name].split is not None:
             yield f"{context.algorithm} recommends all of {name} on every host: leave out inputs.{name}.split"
 
 
-def _ipinsights_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1 and _gpu_count(context):
+def _find_ipinsights_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1 and _count_gpus_per_host(context):
         yield f"{context.algorithm} uses several hosts with CPUs, and with GPUs those of one host"
 
 
-def _factorization_machines_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1 and _gpu_count(context):
+def _find_factorization_machines_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1 and _count_gpus_per_host(context):
         yield f"{context.algorithm} is distributed over hosts with CPUs; GPUs are for dense data"
 
 
-def _deepar_advice(context: LaunchContext) -> Iterator[str]:
-    if context.hosts > 1:
+def _find_deepar_warnings(context: LaunchContext) -> Iterator[str]:
+    if context.host_count > 1:
         yield f"{context.algorithm} gains from several hosts only with large models"
 
 
-def _neural_topic_model_advice(context: LaunchContext) -> Iterator[str]:
+def _find_neural_topic_model_warnings(context: LaunchContext) -> Iterator[str]:
     yield f"{context.algorithm} leaves no model behind when it is stopped: give limits.max_runtime room"
 
 
 _Rule = Callable[[LaunchContext], Iterator[Any]]
 
-_PROBLEMS: dict[str, _Rule] = {
-    "xgboost": _xgboost_problems,
-    "randomcutforest": _random_cut_forest_problems,
-    "image-classification": _image_problems,
-    "object-detection": _image_problems,
-    "lightgbm": _lightgbm_problems,
-    "blazingtext": _blazingtext_problems,
+_PROBLEM_RULE_BY_ALGORITHM: dict[str, _Rule] = {
+    "xgboost": _find_xgboost_problems,
+    "randomcutforest": _find_random_cut_forest_problems,
+    "image-classification": _find_image_problems,
+    "object-detection": _find_image_problems,
+    "lightgbm": _find_lightgbm_problems,
+    "blazingtext": _find_blazingtext_problems,
 }
 
-_ADVICE: dict[str, _Rule] = {
-    "xgboost": _xgboost_advice,
-    "image-classification": _image_advice,
-    "object-detection": _image_advice,
-    "blazingtext": _blazingtext_advice,
-    "kmeans": _kmeans_advice,
-    "linear-learner": _linear_learner_advice,
-    "ipinsights": _ipinsights_advice,
-    "factorization-machines": _factorization_machines_advice,
-    "forecasting-deepar": _deepar_advice,
-    "ntm": _neural_topic_model_advice,
+_WARNING_RULE_BY_ALGORITHM: dict[str, _Rule] = {
+    "xgboost": _find_xgboost_warnings,
+    "image-classification": _find_image_warnings,
+    "object-detection": _find_image_warnings,
+    "blazingtext": _find_blazingtext_warnings,
+    "kmeans": _find_kmeans_warnings,
+    "linear-learner": _find_linear_learner_warnings,
+    "ipinsights": _find_ipinsights_warnings,
+    "factorization-machines": _find_factorization_machines_warnings,
+    "forecasting-deepar": _find_deepar_warnings,
+    "ntm": _find_neural_topic_model_warnings,
 }

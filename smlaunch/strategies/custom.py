@@ -14,12 +14,12 @@ class Custom(Strategy):
     needs_script = False
     more_ranks_hint = "use strategy: ddp, or let the script start its own processes"
 
-    def advice(self, context: LaunchContext) -> list[str]:
-        if context.hosts == 1 or context.reads_resource_config or context.has_split_input:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
+        if context.host_count == 1 or context.reads_resource_config or context.has_split_input:
             return []
-        if not context.entry.endswith(".py"):
+        if not context.entry_point.endswith(".py"):
             return []  # not a Python script: cannot be analyzed
         return [
-            f"{context.entry} does not name resourceconfig.json: unless one of its modules reads it, "
-            f"{context.hosts} hosts do the same work {context.hosts} times"
+            f"{context.entry_point} does not name resourceconfig.json: unless one of its modules reads it, "
+            f"{context.host_count} hosts do the same work {context.host_count} times"
         ]

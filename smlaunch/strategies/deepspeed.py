@@ -37,24 +37,24 @@ class DeepSpeed(DDP):
         "config": "DeepSpeed's JSON file in the source, which the script gets as --deepspeed_config"
     }
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        problems = super().check(context)
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        problems = super().find_problems(context)
         config_option = context.options.get("config")
         if config_option is not None and (
             not isinstance(config_option, str) or config_option not in context.json_files
         ):
             message = f"{config_option!r} is not a .json file in the source, which it is relative to"
             return [*problems, Problem("options.config", message)]
-        config_name, field = _config_and_field(context)
+        config_name, field = _find_config(context)
         if config_name in context.json_files:
-            ranks = _data_parallel_ranks(context)
+            data_parallel_ranks = _count_data_parallel_ranks(context)
             problems += [
                 Problem(field, f"{config_name}: {message}")
-                for message in config_problems(context.json_files[config_name], ranks)
+                for message in find_config_problems(context.json_files[config_name], data_parallel_ranks)
             ]
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         if context.target == "aws" and "/pytorch" in context.image and context.requirements is None:
             return ["AWS's PyTorch image is not known to contain deepspeed; add it in a requirements file"]
         return []
@@ -69,25 +69,28 @@ class DeepSpeed(DDP):
 
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
         is_cpu_only = (
-            context.target == "aws" and context.instance is not None and not context.instance.accelerators
+            context.target == "aws"
+            and context.instance_spec is not None
+            and not context.instance_spec.accelerators
         )
         return (("DS_ACCELERATOR", "cpu"),) if is_cpu_only else ()
 
 
-def _data_parallel_ranks(context: LaunchContext) -> int | None:
+def _count_data_parallel_ranks(context: LaunchContext) -> int | None:
     """Number of data-parallel ranks; None if unknown: with ``auto`` ranks, or if some of them share a
     model."""
     shares_model = any(name.startswith(_MODEL_PARALLEL_MODULES) for name in context.imports)
     return (
-        context.hosts * context.processes_per_host
+        context.host_count * context.processes_per_host
         if isinstance(context.processes_per_host, int) and not shares_model
         else None
     )
 
 
-def _config_and_field(context: LaunchContext) -> tuple[str, str]:
-    """Name of the configuration and the field that names it; empty if the script reads one that the job
-    does not name."""
+def _find_config(context: LaunchContext) -> tuple[str, str]:
+    """Return the file name of DeepSpeed's configuration and the job's field that names it: an option, a
+    hyperparameter or an argument of the script. Both are empty if the job names none.
+    """
     config_option = context.options.get("config")
     if config_option is not None:
         return str(config_option), "options.config"
@@ -96,19 +99,24 @@ def _config_and_field(context: LaunchContext) -> tuple[str, str]:
         if isinstance(value, str):
             return value, f"hyperparameters.{key}"
         for index, argument in enumerate(context.args):
-            name, separator, value_text = argument.partition("=")
-            if name == f"--{key}":
-                following = context.args[index + 1 : index + 2]
-                return value_text if separator else "".join(following), f"args[{index}]"
+            name, equals_sign, value_text = argument.partition("=")
+            if name != f"--{key}":
+                continue
+            if not equals_sign:  # the value is the next argument, if there is one
+                value_text = "".join(context.args[index + 1 : index + 2])
+            return value_text, f"args[{index}]"
     return "", ""
 
 
-def config_problems(text: str, ranks: int | None) -> Iterator[str]:
-    """Problems of a DeepSpeed configuration with ``ranks`` data-parallel ranks (None: unknown), each a
-    clause with the next step. Source: deepspeed 0.19.8, runtime/config.py, _set_batch_related_parameters
-    and _batch_assertion."""
+def find_config_problems(config_json: str, data_parallel_ranks: int | None) -> Iterator[str]:
+    """Yield what is wrong with a DeepSpeed configuration, each problem as a clause with the next step.
+
+    ``config_json``: its content. ``data_parallel_ranks``: ranks that train on different parts of a batch;
+    None where unknown. Source: deepspeed 0.19.8, runtime/config.py, _set_batch_related_parameters and
+    _batch_assertion.
+    """
     try:
-        settings = json.loads(text)
+        settings = json.loads(config_json)
     except ValueError as error:
         yield f"it is not JSON ({error}); correct it"
         return
@@ -116,37 +124,44 @@ def config_problems(text: str, ranks: int | None) -> Iterator[str]:
         yield "it is not a JSON object; DeepSpeed's settings are the keys of one"
         return
     zero_settings = settings.get("zero_optimization", {})
-    stage = zero_settings.get("stage", 0) if isinstance(zero_settings, dict) else zero_settings
-    if stage not in (0, 1, 2, 3, _AUTO) or isinstance(stage, bool):
-        yield f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}"
-    yield from _batch_problems(
-        settings, None if any(key in settings for key in _MODEL_PARALLEL_KEYS) else ranks
-    )
+    zero_stage = zero_settings.get("stage", 0) if isinstance(zero_settings, dict) else zero_settings
+    # ``auto``: Hugging Face's Trainer fills it in. A bool equals 0 or 1.
+    if zero_stage not in (0, 1, 2, 3, _AUTO) or isinstance(zero_stage, bool):
+        yield f"zero_optimization.stage is 0, 1, 2 or 3, not {zero_stage!r}"
+    if any(key in settings for key in _MODEL_PARALLEL_KEYS):
+        data_parallel_ranks = None  # some ranks share a model, for example with ``tensor_parallel``
+    yield from _find_batch_size_problems(settings, data_parallel_ranks)
 
 
-def _batch_problems(settings: Mapping[str, Any], ranks: int | None) -> Iterator[str]:
-    """Problems of the batch sizes."""
+def _find_batch_size_problems(settings: Mapping[str, Any], data_parallel_ranks: int | None) -> Iterator[str]:
+    """Yield what is wrong with the batch sizes in DeepSpeed's ``settings``: the batch of a step is the micro
+    batch of a GPU x gradient accumulation steps x data-parallel ranks (None: unknown). A size that is not
+    given follows from the others, as in DeepSpeed.
+    """
+    # train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps
     sizes = {name: settings.get(name) for name in (_TRAIN_BATCH, _MICRO_BATCH, _ACCUMULATION)}
     if _AUTO in sizes.values():
-        return
+        return  # ``auto``: Hugging Face's Trainer fills them in
     invalid_keys = [name for name, size in sizes.items() if size is not None and not _is_count(size)]
     for name in invalid_keys:
         yield f"{name} is a whole number from 1, not {sizes[name]!r}"
     train_batch, micro_batch = sizes[_TRAIN_BATCH], sizes[_MICRO_BATCH]
     if train_batch is None and micro_batch is None:
         yield f"it names neither {_TRAIN_BATCH} nor {_MICRO_BATCH}; DeepSpeed needs one of them"
-    elif train_batch is not None and ranks is not None and not invalid_keys:
-        accumulation_steps = sizes[_ACCUMULATION]
-        if micro_batch is None:
-            accumulation_steps = accumulation_steps or 1
-            micro_batch = max(1, train_batch // ranks // accumulation_steps)
-        elif accumulation_steps is None:
-            accumulation_steps = max(1, train_batch // micro_batch // ranks)
-        if micro_batch * accumulation_steps * ranks != train_batch:
-            yield (
-                f"{_TRAIN_BATCH} {train_batch} is not {_MICRO_BATCH} {micro_batch} x {_ACCUMULATION} "
-                f"{accumulation_steps} x {ranks} ranks; change one, or leave {_TRAIN_BATCH} out"
-            )
+        return
+    if train_batch is None or data_parallel_ranks is None or invalid_keys:
+        return  # the sizes fit, or it cannot be told
+    accumulation_steps = sizes[_ACCUMULATION]
+    if micro_batch is None:
+        accumulation_steps = accumulation_steps or 1
+        micro_batch = max(1, train_batch // data_parallel_ranks // accumulation_steps)
+    elif accumulation_steps is None:
+        accumulation_steps = max(1, train_batch // micro_batch // data_parallel_ranks)
+    if micro_batch * accumulation_steps * data_parallel_ranks != train_batch:
+        yield (
+            f"{_TRAIN_BATCH} {train_batch} is not {_MICRO_BATCH} {micro_batch} x {_ACCUMULATION} "
+            f"{accumulation_steps} x {data_parallel_ranks} ranks; change one, or leave {_TRAIN_BATCH} out"
+        )
 
 
 def _is_count(size: object) -> bool:

@@ -47,8 +47,8 @@ class Horovod(MPI):
         **MPI.options,
     }
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        problems = super().check(context)
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        problems = super().find_problems(context)
         if _controller(context) not in CONTROLLERS:
             message = f"one of {', '.join(CONTROLLERS)}, not {_controller(context)!r}"
             problems.append(Problem("options.controller", message))
@@ -57,7 +57,7 @@ class Horovod(MPI):
             problems.append(Problem(f"options.{MPIRUN_OPTIONS}", message))
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         return [
             "Horovod's newest release, 0.28.1, compiles as C++14 and current PyTorch needs C++17, so it "
             "does not build unpatched: the image must contain it; strategy: ddp is PyTorch's own method"

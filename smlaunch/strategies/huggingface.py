@@ -21,7 +21,7 @@ class HuggingFace(DDP):
         # AWS publishes it only for GPUs (facts: Deep Learning Containers, "GPU only").
         return "huggingface" if has_accelerators else "pytorch"
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         has_only_torch = any(name in context.image for name in ("/pytorch:", "/pytorch-training:"))
         if context.target == "aws" and has_only_torch and context.requirements is None:
             return [

@@ -7,7 +7,7 @@ import shlex
 from smlaunch.contract.launch_spec import MPI as LAUNCHER
 from smlaunch.contract.launch_spec import Arg, Ref
 from smlaunch.errors import Problem
-from smlaunch.strategies.base import LaunchContext, Strategy, first_imported, program_command
+from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_library, program_command
 
 MPIRUN_OPTIONS = "mpirun_options"
 
@@ -38,27 +38,26 @@ class MPI(Strategy):
     libraries = ("mpi4py",)
     options = {MPIRUN_OPTIONS: "arguments of mpirun, a list or one text: --map-by node"}  # noqa: RUF012
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        """Return problems of a job under mpirun."""
-        arguments, problem = _mpirun_arguments(context)
-        if problem:
-            return [Problem(f"options.{MPIRUN_OPTIONS}", problem)]
-        problems = []
-        for argument in arguments:
-            name = argument.partition("=")[0].lstrip("-")
-            reason = _RESERVED_OPTIONS.get(name) if argument.startswith(("-", "plm")) else None
-            if argument == ":":
-                reason = "one program runs on all ranks; let it branch on its rank"
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with the arguments for mpirun that the job gives in its options; some are
+        reserved, such as the number of ranks, which other fields of the job determine.
+        """
+        mpirun_arguments, parse_problem = _parse_mpirun_arguments(context)
+        if parse_problem:
+            return [Problem(f"options.{MPIRUN_OPTIONS}", parse_problem)]
+        problems: list[Problem] = []
+        for argument in mpirun_arguments:
+            reason = _explain_reserved_argument(argument)
             if reason is not None:
                 problems.append(Problem(f"options.{MPIRUN_OPTIONS}", f"{argument} cannot be given: {reason}"))
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         is_aws_image = context.target == "aws" and "/pytorch" in context.image
         if (
             is_aws_image
             and context.requirements is None
-            and context.entry.endswith(".py")
+            and context.entry_point.endswith(".py")
             and uses_mpi4py(context)
         ):
             # Reported missing there (aws/deep-learning-containers, issue 1968).
@@ -74,22 +73,36 @@ class MPI(Strategy):
         )
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
-        command = program_command(context.entry)
-        if context.entry.endswith(".py") and uses_mpi4py(context):
+        command = program_command(context.entry_point)
+        if context.entry_point.endswith(".py") and uses_mpi4py(context):
             # Without it an exception leaves the other ranks in MPI_Finalize, and the job hangs.
             command = (Ref("python"), "-m", "mpi4py", *command[1:])
         return (*command, *context.args, Ref("hyperparameters"))
 
     def launcher_options(self, context: LaunchContext) -> tuple[Arg, ...]:
-        return tuple(_mpirun_arguments(context)[0])
+        return tuple(_parse_mpirun_arguments(context)[0])
 
 
 def uses_mpi4py(context: LaunchContext) -> bool:
-    return first_imported(context.imports, MPI.libraries) is not None
+    return find_imported_library(context.imports, MPI.libraries) is not None
 
 
-def _mpirun_arguments(context: LaunchContext) -> tuple[list[str], str]:
-    """Arguments of mpirun, and the problem with them; empty without one."""
+def _explain_reserved_argument(argument: str) -> str | None:
+    """Return why a job cannot give this argument of mpirun, since other fields of the job determine what it
+    says; None for others.
+    """
+    if argument == ":":  # mpirun's separator of several programs
+        return "one program runs on all ranks; let it branch on its rank"
+    # An option, or a parameter of Open MPI: of --mca plm_rsh_agent x the name is an argument of its own.
+    if not argument.startswith(("-", "plm")):
+        return None
+    return _RESERVED_OPTIONS.get(argument.partition("=")[0].lstrip("-"))
+
+
+def _parse_mpirun_arguments(context: LaunchContext) -> tuple[list[str], str]:
+    """Return the arguments for mpirun, which the job gives as a list or as one text, and an empty text; or no
+    arguments and what is wrong with the option's value.
+    """
     option_value = context.options.get(MPIRUN_OPTIONS, [])
     if isinstance(option_value, list | tuple):
         return [str(argument) for argument in option_value], ""

@@ -33,20 +33,24 @@ class Neuron(DDP):
 
     boolean_options = ("parallel_compile",)
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        problems = super().check(context)
-        instance = context.instance
-        if not (instance.is_neuron if instance is not None else context.instance_type.startswith("ml.trn")):
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        problems = super().find_problems(context)
+        instance_spec = context.instance_spec
+        if instance_spec is None:
+            has_neuron_cores = context.instance_type.startswith("ml.trn")
+        else:
+            has_neuron_cores = instance_spec.is_neuron
+        if not has_neuron_cores:
             message = f"{context.instance_type} has no NeuronCores; take a trn type, as ml.trn1.32xlarge"
             problems.append(Problem("compute.instance_type", f"{message}, or use ddp"))
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         warnings = []
-        if context.instance is not None and context.instance.accelerator == "AWS Trainium2":
+        if context.instance_spec is not None and context.instance_spec.accelerator == "AWS Trainium2":
             warnings.append(
-                f"{context.instance_type} has {context.instance.accelerators} physical NeuronCores, of "
-                f"which Neuron's default makes {self.ranks_per_host(context.instance)} logical ones "
+                f"{context.instance_type} has {context.instance_spec.accelerators} physical NeuronCores, of "
+                f"which Neuron's default makes {self.ranks_per_host(context.instance_spec)} logical ones "
                 "(unconfirmed): state compute.processes_per_host if your image differs"
             )
         if context.target == "local":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from smlaunch.api.job_kinds import PROCESSING, JobKind
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.custom import Custom
 
@@ -11,9 +12,9 @@ from smlaunch.strategies.custom import Custom
 class Processing(Custom):
     name = "processing"
     summary = "runs one plain process per host as a processing job, for work that trains nothing"
-    operation: ClassVar[str] = "CreateProcessingJob"
+    job_kind: ClassVar[JobKind] = PROCESSING
 
     more_ranks_hint = "let the script start its own"
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         return []  # whether hosts do the same work depends on the inputs: planner.processing_advice

@@ -43,7 +43,7 @@ class Ray(Strategy):
         "dashboard": "true for Ray's dashboard on the leader; off by default, needs ray[default]",
     }
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         is_aws_image = any(name in context.image for name in ("/pytorch:", "/pytorch-training:"))
         if context.target == "aws" and is_aws_image and context.requirements is None:
             return [
@@ -61,7 +61,12 @@ class Ray(Strategy):
         )
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
-        return (*_DRIVER_COMMAND, *program_command(context.entry), *context.args, Ref("hyperparameters"))
+        return (
+            *_DRIVER_COMMAND,
+            *program_command(context.entry_point),
+            *context.args,
+            Ref("hyperparameters"),
+        )
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         start_command: tuple[Arg, ...] = (

@@ -10,7 +10,7 @@ from smlaunch.errors import Problem
 from smlaunch.strategies.base import LaunchContext, Strategy
 
 ON_HOST_FAILURE = "on_host_failure"
-FAIL, FINISH = "fail", "finish"
+FAIL_WHOLE_JOB, FINISH_OTHER_SHARDS = "fail", "finish"
 
 
 class ShareNothing(Strategy):
@@ -28,26 +28,30 @@ class ShareNothing(Strategy):
         )
     }
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        """Return problems of a job whose hosts work independently."""
-        problems = []
-        if context.hosts > 1 and not context.has_split_input:
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with a job whose hosts work independently: none of its inputs is split, so
+        that each host gets a part of the data, or its option ``on_host_failure`` cannot be obeyed.
+        """
+        problems: list[Problem] = []
+        if context.host_count > 1 and not context.has_split_input:
             message = (
-                f"none is split, so that {context.hosts} hosts would do the same work {context.hosts} times; "
-                "give one split: key or split: bytes"
+                f"none is split, so that {context.host_count} hosts would do the same work "
+                f"{context.host_count} times; give one split: key or split: bytes"
             )
             problems.append(Problem("inputs", message))
-        failure_policy = context.options.get(ON_HOST_FAILURE)
+        failure_policy = context.options.get(ON_HOST_FAILURE)  # ``fail`` (the whole job) or ``finish``
         field = f"options.{ON_HOST_FAILURE}"
-        if failure_policy not in (None, FAIL, FINISH):
-            problems.append(Problem(field, f"it is {FAIL} or {FINISH}, not {failure_policy!r}"))
-        elif failure_policy == FINISH:
+        if failure_policy not in (None, FAIL_WHOLE_JOB, FINISH_OTHER_SHARDS):
+            problems.append(
+                Problem(field, f"it is {FAIL_WHOLE_JOB} or {FINISH_OTHER_SHARDS}, not {failure_policy!r}")
+            )
+        elif failure_policy == FINISH_OTHER_SHARDS:  # when one host fails, the others finish their shards
             problems += [
                 # A job of several containers fails with its first one; nothing inside can change that.
                 Problem(
                     f"inputs.{name}.split",
-                    f"{ON_HOST_FAILURE}: {FINISH} makes a job for every shard, and the service distributes "
-                    f"{name} inside one job; use split: bytes",
+                    f"{ON_HOST_FAILURE}: {FINISH_OTHER_SHARDS} makes a job for every shard, and the service "
+                    f"distributes {name} inside one job; use split: bytes",
                 )
                 for name, channel in context.channels.items()
                 if channel.split == "key"
@@ -55,18 +59,22 @@ class ShareNothing(Strategy):
         return problems
 
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
-        """Position of the process; it gets its files from smlaunch.train.shard_files."""
+        """Return the environment variables that tell a process which part of the data is its own, for
+        smlaunch.train.shard_files, and which GPU. A ``Ref`` is a value that each host fills in.
+        """
         variables: list[tuple[str, Arg]] = [
             ("SMLAUNCH_HOST_RANK", Ref("host_rank")),
             ("SMLAUNCH_HOSTS", Ref("hosts")),
         ]
         if context.processes_per_host != 1:
             variables += [("SMLAUNCH_PROCESS", Ref("local_rank")), ("SMLAUNCH_PROCESSES", Ref("per_host"))]
-            instance = None if context.target == "local" else context.instance
-            if (
-                instance is not None
-                and instance.accelerators == context.processes_per_host
-                and not instance.is_neuron
-            ):
+            # The local endpoint has other GPUs than the instance type that the job names.
+            instance_spec = None if context.target == "local" else context.instance_spec
+            has_gpu_for_each_process = (
+                instance_spec is not None
+                and instance_spec.accelerators == context.processes_per_host
+                and not instance_spec.is_neuron
+            )
+            if has_gpu_for_each_process:
                 variables.append(("CUDA_VISIBLE_DEVICES", Ref("local_rank")))
         return tuple(variables)

@@ -32,11 +32,12 @@ class Sklearn(Strategy):
     def unimported_warning(self, context: LaunchContext) -> str:
         return ""  # one process on one host: nothing else is started
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        if context.hosts == 1:
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        if context.host_count == 1:
             return []
         message = (
-            f"scikit-learn uses one host, and {context.hosts} would train the same {context.hosts} times; "
-            "use one host, or strategy: share-nothing if each host has its own work"
+            f"scikit-learn uses one host, and {context.host_count} would train the same "
+            f"{context.host_count} times; use one host, or strategy: share-nothing if each host "
+            "has its own work"
         )
         return [Problem("compute.hosts", message)]

@@ -10,15 +10,15 @@ from smlaunch.contract.launch_spec import TORCHRUN
 from smlaunch.errors import Problem
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.ddp import DDP
-from smlaunch.strategies.legacy import WHY_DDP, instance_type_problems, repository_and_tag
+from smlaunch.strategies.smdistributed import WHY_DDP, instance_type_problems, repository_and_tag
 
 INSTANCE_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 """The library's guide: "supports P4 and P4de"; P3 was for versions older than all remaining images."""
 
-LAST_VERSION = (2, 2)
+LAST_VERSION_WITH_SMDDP = (2, 2)
 """PyTorch version of the last AWS PyTorch image for which the SageMaker SDK 2 supports smddp."""
 
-FIRST_VERSION_WITHOUT = (2, 11)
+FIRST_VERSION_SURELY_WITHOUT_SMDDP = (2, 11)
 """Images from this version certainly lack it; those between the two are unconfirmed."""
 
 IMPORT_NAME = "smdistributed.dataparallel.torch.torch_smddp"
@@ -32,20 +32,23 @@ class SMDDP(DDP):
     launcher = TORCHRUN
     image_version = "2.2.0"
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        problems = [*super().check(context), *instance_type_problems(context, self.name, INSTANCE_TYPES)]
-        image_problem = _image_problem(context.image)
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        problems = [
+            *super().find_problems(context),
+            *instance_type_problems(context, self.name, INSTANCE_TYPES),
+        ]
+        image_problem = _explain_unsuitable_image(context.image)
         if image_problem is not None:
             field = "image" if context.framework_version is None else "framework_version"
             problems.append(Problem(field, image_problem))
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         warnings = [
             "smddp is frozen: only P4d and P4de, no PyTorch after 2.4, and its images get no more patches. "
             f"{WHY_DDP}"
         ]
-        if context.hosts < 2:
+        if context.host_count < 2:
             warnings.append("smddp speeds up communication between hosts; one host gains nothing")
         if not repository_and_tag(context.image)[0] and context.image:
             warnings.append("Whether the image contains smddp cannot be checked, and it cannot be installed")
@@ -58,20 +61,22 @@ class SMDDP(DDP):
         )
 
 
-def _image_problem(image: str) -> str | None:
-    """Problem of an AWS image without the library; None for others."""
+def _explain_unsuitable_image(image: str) -> str | None:
+    """Return why an AWS image of PyTorch lacks SageMaker's library smddp, or may lack it; None for images
+    that have it and for others.
+    """
     repository, tag = repository_and_tag(image)
     if repository not in ("pytorch-training", "pytorch"):
         return None
-    version = tuple(int(number) for number in tag.split("-")[0].split(".")[:2])
-    if version <= LAST_VERSION:
+    pytorch_version = tuple(int(number) for number in tag.split("-")[0].split(".")[:2])  # of 2.2.0-gpu-py310
+    if pytorch_version <= LAST_VERSION_WITH_SMDDP:
         return None
-    lack = (
+    shortcoming = (
         "contain no smddp"
-        if version >= FIRST_VERSION_WITHOUT
+        if pytorch_version >= FIRST_VERSION_SURELY_WITHOUT_SMDDP
         else "are not known to contain smddp (unconfirmed)"
     )
     return (
-        f"AWS's images of PyTorch {'.'.join(map(str, version))} {lack}; take framework_version 2.2, or the "
-        "SMP image of PyTorch 2.4.1, or use ddp"
+        f"AWS's images of PyTorch {'.'.join(map(str, pytorch_version))} {shortcoming}; take "
+        "framework_version 2.2, or the SMP image of PyTorch 2.4.1, or use ddp"
     )

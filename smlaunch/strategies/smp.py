@@ -13,7 +13,7 @@ from smlaunch.contract.launch_spec import TORCHRUN
 from smlaunch.errors import Problem
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.strategies.ddp import DDP
-from smlaunch.strategies.legacy import WHY_DDP, instance_type_problems, repository_and_tag
+from smlaunch.strategies.smdistributed import WHY_DDP, instance_type_problems, repository_and_tag
 
 INSTANCE_TYPES = (
     "ml.p4d.24xlarge",
@@ -32,13 +32,13 @@ _FLAGS = {
     "fsdp_cache_flush_warnings": "true warns when PyTorch's memory manager empties its cache",
     "allow_empty_shards": "true allows sharding of tensors that are not divisible",
 }
-_DEGREES = {
+_PARALLEL_DEGREES = {
     "hybrid_shard_degree": "ranks that the model is sharded over",
     "tensor_parallel_degree": "ranks that each tensor is sharded over",
     "context_parallel_degree": "ranks that a sequence is sharded over, at most hybrid_shard_degree",
     "expert_parallel_degree": "ranks that a layer's experts are distributed to",
 }
-_NUMBERS = {
+_OTHER_NUMBERS = {
     "activation_loading_horizon": "layers at most whose inputs are in GPU memory at once",
     "random_seed": "of random operations under tensor and expert parallelism",
 }
@@ -51,11 +51,14 @@ class SMP(DDP):
     libraries = ("torch.sagemaker",)
     other_libraries = ()
     launcher = TORCHRUN
-    options: ClassVar[Mapping[str, str]] = {**_DEGREES, **_FLAGS, **_NUMBERS}
+    options: ClassVar[Mapping[str, str]] = {**_PARALLEL_DEGREES, **_FLAGS, **_OTHER_NUMBERS}
     boolean_options = tuple(_FLAGS)
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        problems = [*super().check(context), *instance_type_problems(context, self.name, INSTANCE_TYPES)]
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        problems = [
+            *super().find_problems(context),
+            *instance_type_problems(context, self.name, INSTANCE_TYPES),
+        ]
         repository = repository_and_tag(context.image)[0]
         if repository not in ("", REPOSITORY):
             message = f"{repository} has no SMP; name none, so that AWS's image {REPOSITORY} is taken"
@@ -63,9 +66,9 @@ class SMP(DDP):
         if "mp_parameters" in context.hyperparameters:
             message = "it is derived from the job's options; set its keys there"
             problems.append(Problem("hyperparameters.mp_parameters", message))
-        return [*problems, *_option_problems(context)]
+        return [*problems, *_find_option_problems(context)]
 
-    def advice(self, context: LaunchContext) -> list[str]:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
         warnings = [
             f"smp is frozen: its last image is of PyTorch 2.5.1. {WHY_DDP}, and FSDP scripts run by it"
         ]
@@ -86,24 +89,26 @@ class SMP(DDP):
         return {"mp_parameters": parameters}
 
 
-def _option_problems(context: LaunchContext) -> list[Problem]:
-    """Problems of the options' values."""
+def _find_option_problems(context: LaunchContext) -> list[Problem]:
+    """Return what is wrong with the values of the job's options for SageMaker's model-parallel library. A
+    parallel degree is the number of ranks over which something, such as each tensor, is distributed.
+    """
     options = context.options
     problems: list[Problem] = []
-    for name in (*_DEGREES, *_NUMBERS):
-        minimum = 1 if name in _DEGREES else 0
-        if name in options and not _is_number(options[name], minimum):
+    for name in (*_PARALLEL_DEGREES, *_OTHER_NUMBERS):
+        minimum = 1 if name in _PARALLEL_DEGREES else 0  # 0 for example for random_seed
+        if name in options and not _is_int_from(minimum, options[name]):
             message = f"a whole number of at least {minimum} is needed, not {options[name]!r}"
             problems.append(Problem(f"options.{name}", message))
     if problems:
-        return problems
-    ranks = (
-        context.hosts * context.processes_per_host if isinstance(context.processes_per_host, int) else None
-    )
-    for name in _DEGREES:
-        if ranks is not None and options.get(name, 1) > ranks:
+        return problems  # the comparisons below need numbers
+    world_size: int | None = None  # number of ranks; unknown where the processes per host are ``auto``
+    if isinstance(context.processes_per_host, int):
+        world_size = context.host_count * context.processes_per_host
+    for name in _PARALLEL_DEGREES:
+        if world_size is not None and options.get(name, 1) > world_size:
             message = (
-                f"{options[name]} is more than the {ranks} ranks there are; lower it, or take more hosts"
+                f"{options[name]} is more than the {world_size} ranks there are; lower it, or take more hosts"
             )
             problems.append(Problem(f"options.{name}", message))
     context_degree, shard_degree = options.get("context_parallel_degree"), options.get("hybrid_shard_degree")
@@ -113,5 +118,5 @@ def _option_problems(context: LaunchContext) -> list[Problem]:
     return problems
 
 
-def _is_number(value: Any, minimum: int) -> bool:
+def _is_int_from(minimum: int, value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
+from smlaunch.api.job_kinds import PROCESSING, JobKind
 from smlaunch.contract.launch_spec import LEADER, Arg, Concat, Ref, ServiceSpec
 from smlaunch.contract.tcp_ports import FIRST_HOST_PORT, FIRST_SERVICE_PORT
 from smlaunch.errors import Problem
@@ -54,7 +55,7 @@ class Spark(Strategy):
     summary = (
         "makes a Spark cluster of the job's hosts and runs the script as its driver, as a processing job"
     )
-    operation: ClassVar[str] = "CreateProcessingJob"
+    job_kind: ClassVar[JobKind] = PROCESSING
     rendezvous = False
     image_family = "spark"
     frameworks = ("Spark",)
@@ -73,14 +74,16 @@ class Spark(Strategy):
         "driver_memory": "of the driver; a third of what an executor gets",
     }
 
-    def check(self, context: LaunchContext) -> list[Problem]:
-        """Return problems of the options and inputs of a job with Spark."""
-        problems = []
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with the memory options of a job with Spark, and with its inputs: one that is
+        split, so that each host gets a part of the data, is not read as a whole.
+        """
+        problems: list[Problem] = []
         for name in ("memory", "driver_memory"):
-            value = context.options.get(name)
-            if value is not None and not (isinstance(value, str) and _MEMORY_SIZE.fullmatch(value)):
-                problems.append(Problem(f"options.{name}", f"it looks like 8g or 800m, not {value!r}"))
-        if context.hosts > 1:
+            size = context.options.get(name)
+            if size is not None and not (isinstance(size, str) and _MEMORY_SIZE.fullmatch(size)):
+                problems.append(Problem(f"options.{name}", f"it looks like 8g or 800m, not {size!r}"))
+        if context.host_count > 1:
             problems += [
                 Problem(
                     f"inputs.{name}.split",
@@ -99,24 +102,28 @@ class Spark(Strategy):
         )
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
-        """Return the command line of spark-submit."""
-        cores, memory, driver_memory = _cores_and_memory(context)
+        """Return the command line of spark-submit, which runs the job's script as the driver on the leader,
+        the first host. A ``Ref`` is a value that only the host knows. Values that are None are left to Spark.
+        """
+        cores_per_host, executor_memory, driver_memory = _choose_cores_and_memory(context)
+        # First the same for every job: what a cluster without HDFS needs
         spark_settings: list[Arg] = [*_SPARK_SETTINGS, Ref("address", prefix="spark.driver.host=")]
-        if cores is not None:
+        if cores_per_host is not None:
             # The first stage waits for all workers, so that a small job does not run only on the first one.
-            spark_settings += [f"spark.cores.max={context.hosts * cores}"]
+            spark_settings += [f"spark.cores.max={context.host_count * cores_per_host}"]
             spark_settings += ["spark.scheduler.minRegisteredResourcesRatio=1.0"]
-        if memory is not None:
-            spark_settings += [f"spark.executor.memory={memory}"]
+        if executor_memory is not None:
+            spark_settings += [f"spark.executor.memory={executor_memory}"]
+        # The first part finds Spark in the image or in pyspark; the master is at a port of the leader.
         arguments: list[Arg] = [*_SPARK_COMMAND, "spark-submit", "--master", _MASTER_URL]
         for spark_setting in spark_settings:
             arguments += ["--conf", spark_setting]
         if driver_memory is not None:
             arguments += ["--driver-memory", driver_memory]
-        return (*arguments, Ref("source", suffix="/" + context.entry), *context.args)
+        return (*arguments, Ref("source", suffix="/" + context.entry_point), *context.args)
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
-        cores, memory, _ = _cores_and_memory(context)
+        cores, memory, _ = _choose_cores_and_memory(context)
         package = "org.apache.spark.deploy"
         master_command: tuple[Arg, ...] = (
             *(*_SPARK_COMMAND, "spark-class", f"{package}.master.Master", "--host", Ref("address")),
@@ -143,19 +150,19 @@ class Spark(Strategy):
         return _ENVIRONMENT
 
 
-def _cores_and_memory(context: LaunchContext) -> tuple[int | None, str | None, str | None]:
+def _choose_cores_and_memory(context: LaunchContext) -> tuple[int | None, str | None, str | None]:
     """Cores of each host, memory of an executor and of the driver; None leaves it to Spark.
 
     Hosts of the local endpoint share one machine, whatever type the job names.
     """
-    options, instance = context.options, context.instance
+    options, instance_spec = context.options, context.instance_spec
     cores, memory, driver_memory = (options.get(name) for name in ("cores", "memory", "driver_memory"))
     if context.target == "local":
         cores = cores or 1
-    elif instance is not None:
+    elif instance_spec is not None:
         # A tenth is reserved for the system; of the rest, a fifth each is for the driver and Python workers.
-        heap_mib = int(instance.memory_gib * 1024 * 0.9) - _DAEMONS_MIB
-        cores = cores or instance.vcpu
+        heap_mib = int(instance_spec.memory_gib * 1024 * 0.9) - _DAEMONS_MIB
+        cores = cores or instance_spec.vcpu
         memory = memory or f"{heap_mib * 3 // 5}m"
         driver_memory = driver_memory or f"{heap_mib // 5}m"
     return cores, memory, driver_memory

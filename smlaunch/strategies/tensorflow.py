@@ -48,7 +48,7 @@ class TensorFlow(Strategy):
         "topology": "multi-worker (MultiWorkerMirroredStrategy, the default) or parameter-server"
     }
 
-    def check(self, context: LaunchContext) -> list[Problem]:
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
         problems = []
         topology = context.options.get("topology", MULTI_WORKER)
         if topology not in _TOPOLOGIES:

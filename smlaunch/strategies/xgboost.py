@@ -45,7 +45,7 @@ class XGBoost(Strategy):
     is_multi_host = True
     libraries = ("xgboost",)
 
-    def check(self, context: LaunchContext) -> list[Problem]:
+    def find_problems(self, context: LaunchContext) -> list[Problem]:
         problems = []
         version_match = re.match(r"(\d+)\.(\d+)", context.framework_version or "")
         if (
@@ -57,11 +57,11 @@ class XGBoost(Strategy):
             problems.append(Problem("framework_version", f"{message}, or ask for one host"))
         return problems
 
-    def advice(self, context: LaunchContext) -> list[str]:
-        if context.hosts == 1 or context.has_split_input or not context.channels:
+    def find_warnings(self, context: LaunchContext) -> list[str]:
+        if context.host_count == 1 or context.has_split_input or not context.channels:
             return []
         return [
-            f"every one of {context.hosts} hosts gets all the data: each worker should train on its own "
+            f"every one of {context.host_count} hosts gets all the data: each worker should train on its own "
             "rows, so split the input (split: key or bytes), or let the script take every n-th row"
         ]
 
@@ -93,4 +93,4 @@ class XGBoost(Strategy):
 
 
 def _has_several_workers(context: LaunchContext) -> bool:
-    return context.hosts > 1 or context.processes_per_host != 1
+    return context.host_count > 1 or context.processes_per_host != 1

@@ -1,4 +1,4 @@
-"""Text layout for a terminal, and sizes in bytes for people."""
+"""Text layout for a terminal, and sizes in bytes and times in seconds for people."""
 
 from __future__ import annotations
 
@@ -46,11 +46,42 @@ def list_names(names: Iterable[str], limit: int = 20, where_to_find_all: str = "
     )
 
 
-def format_size(count: int) -> str:
-    """Format bytes in powers of 1,000: ``1.3 MB``."""
-    amount = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if amount < 999.95 or unit == "TB":
-            return f"{count:,} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+def format_size(byte_count: int) -> str:
+    """Format a number of bytes in powers of 1,000, such as ``999 bytes`` or ``1.3 MB``."""
+    if byte_count < 1000:
+        return f"{byte_count:,} bytes"
+    amount = byte_count / 1000
+    for unit in ("kB", "MB", "GB"):
+        if amount < 999.95:  # above, it would be rounded to 1000.0
+            return f"{amount:.1f} {unit}"
         amount /= 1000
-    raise AssertionError("TB has no upper bound")
+    return f"{amount:.1f} TB"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Format seconds for people: ``0.4 s``, ``7 s``, ``12:04``, ``3:12:04``, ``2d 3:12:04``."""
+    if seconds < 60:
+        # From 9.95 s on, one decimal would show 10.0 s.
+        return f"{seconds:.1f} s" if seconds < 9.95 and seconds != int(seconds) else f"{seconds:.0f} s"
+    total_minutes, clock_seconds = divmod(int(seconds), 60)
+    total_hours, clock_minutes = divmod(total_minutes, 60)
+    days, clock_hours = divmod(total_hours, 24)
+    clock = f"{clock_minutes}:{clock_seconds:02}"
+    if total_hours:
+        clock = f"{clock_hours}:{clock_minutes:02}:{clock_seconds:02}"
+    return f"{days}d {clock}" if days else clock
+
+
+def format_dollars(amount: float) -> str:
+    """``$14.18``; four decimals below one dollar, so that a small price is not shown as zero."""
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
+def format_dollar_range(dollar_range: tuple[float, float] | None) -> str:
+    """Format the lowest and highest amount in US dollars: ``$25 to $67``; ``-`` if they are unknown."""
+    if dollar_range is None:
+        return "-"
+    lowest, highest = (
+        f"${amount:,.0f}" if amount >= 10 else format_dollars(amount) for amount in dollar_range
+    )
+    return highest if lowest == highest else f"{lowest} to {highest}"

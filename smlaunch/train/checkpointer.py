@@ -17,20 +17,20 @@ import os
 import time
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
-from smlaunch.contract.outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
-from smlaunch.train import components, ddp_buckets
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
+from smlaunch.train import checkpoint_components, ddp_buckets
 from smlaunch.train import rank_group as groups
 from smlaunch.train.checkpoint_manager import CheckpointManager
-from smlaunch.train.data_wait import DataWaitMonitor
-from smlaunch.train.equal_steps import check_equal
-from smlaunch.train.order import OrderPosition, ResumableOrder
+from smlaunch.train.checkpointer_settings import check_settings as check_settings
+from smlaunch.train.data_wait_monitor import DataWaitMonitor
+from smlaunch.train.equal_steps import check_equal_on_all_ranks
 from smlaunch.train.progress_reporter import ProgressReporter
 from smlaunch.train.rank_group import PendingMax, RankGroup
+from smlaunch.train.resumable_order import OrderPosition, ResumableOrder
 from smlaunch.train.save_interval import SaveInterval
-from smlaunch.train.settings import check_settings as check_settings
+from smlaunch.train.step_trace import TraceWriter
 from smlaunch.train.stop_signal import StopSignal
-from smlaunch.train.trace import TraceWriter
 
 _FAILED_WAIT_SECONDS = 5.0
 """Wait this long for a running save when the script fails: other ranks may be gone, and the save may never
@@ -38,7 +38,7 @@ end."""
 
 
 _ORDER_REMEDY = "a ResumableOrder covers the samples of all ranks together, and must be equal on all of them"
-_BATCHES_REMEDY = (
+_BATCH_COUNT_REMEDY = (
     'agree on a number first (smlaunch.train.equal_steps with rule="min" or "wrap"), and pass steps='
 )
 
@@ -58,7 +58,7 @@ class _LoopPosition(NamedTuple):
     """How far the loop is. Without an order, ``epoch`` and the ``batches`` of it are counted here."""
 
     epoch: int = 0
-    batches: int = 0
+    batches_in_epoch: int = 0
     order_position: Optional[OrderPosition] = None
 
 
@@ -98,6 +98,11 @@ class Checkpointer:
         group: Optional[RankGroup] = None,
         **registered: Any,
     ) -> None:
+        """``scaler``: of automatic mixed precision. ``order``: of the samples. ``registered``: further
+        objects with state, by name; those named in ``shared`` are equal on all ranks and saved once.
+        ``every`` (seconds) or ``every_steps``: how often to save. ``keep``: how many checkpoints to retain.
+        ``group``: connects the ranks instead of torch.distributed. None: as the job says. The class's
+        docstring says more."""
         check_settings(
             {
                 "order": order,
@@ -112,89 +117,127 @@ class Checkpointer:
         )
         if every is not None and every_steps is not None:
             raise ValueError("every and every_steps: pass only one of them")
-        job_segment = Segment.from_environment(os.environ)
-        self._segment = job_segment._replace(
-            checkpoint_dir=directory or job_segment.checkpoint_dir,
-            interval_seconds=job_segment.interval_seconds if every is None else every,
-            keep_steps=job_segment.keep_steps if keep is None else keep,
-            deterministic=job_segment.deterministic if deterministic is None else deterministic,
+        # The job's environment says everything that the script leaves open. A segment is one job of a run
+        # whose jobs continue each other's training.
+        job_settings = Segment.from_environment(os.environ)
+        self._segment_settings = job_settings._replace(
+            checkpoint_dir=directory or job_settings.checkpoint_dir,
+            interval_seconds=job_settings.interval_seconds if every is None else every,
+            keep_steps=job_settings.keep_steps if keep is None else keep,
+            deterministic=job_settings.deterministic if deterministic is None else deterministic,
         )
-        self._every_steps = every_steps
+        self._save_every_steps = every_steps
         self._model = model
         self._order = order
         self._user_group = group
-        self._components = components.collect_components(
+        self._components = checkpoint_components.collect_components(
             model, optimizer, scheduler, scaler, order, registered, shared
         )
         self.steps_done = 0
         """Training steps since the very start, over all segments."""
         self.restored_step: Optional[int] = None
         """The step this process has continued from; None at the very start."""
-        self._position = _LoopPosition()
-        self._completed_position = _LoopPosition()
-        self._step_samples: List[int] = []
+        self._loop_position = _LoopPosition()
+        """Up to which batch the script has been given batches."""
+        self._position_after_last_step = _LoopPosition()
+        """Up to which batch ``step()`` was called; this is saved."""
+        self._sample_indices_of_step: List[int] = []
+        """Dataset indices of the samples since the last step, for the trace."""
         self._total_steps: Optional[int] = None
         self._stop_reason: Optional[str] = None
         self._should_stop = False
-        self._reached_end = False
-        self._loop_ended = False
+        self._is_training_complete = False
+        self._has_loop_ended = False
 
     def __enter__(self) -> "Checkpointer":
-        """Connect the ranks, restore the newest checkpoint if there is one, and start to watch for the
-        planned end and for stop signals."""
+        """Enter the context of a resumable training on this rank: connect the ranks, restore the newest
+        checkpoint if there is one, and start to watch for the planned end and for stop signals. Collective.
+
+        Raises RuntimeError for ranks that are not connected, ValueError for a checkpoint that does not fit.
+        """
+        # A group connects the ranks; find_group() returns that of torch.distributed, or of a single rank.
         group = self._group = groups.find_group() if self._user_group is None else self._user_group
         self._rank, self._world_size = group.rank, group.world_size
-        reporter = self._reporter = ProgressReporter(group.rank == 0)
-        if self._segment.deterministic:
+        self._reporter = ProgressReporter(is_enabled=group.rank == 0)
+        # Before anything is restored: these make a restarted training repeat the same numbers, and check that
+        # the ranks fit together. DDP's buckets decide the order in which gradients are summed.
+        self._enable_determinism_if_set()
+        self._check_order_of_samples()
+        self._rebuild_ddp_buckets()
+        # A trace records hashes of the state by step, for comparing two trainings; it is off by default.
+        self._trace_writer = TraceWriter.from_environment(os.environ, self._segment_settings.job, group.rank)
+        self._stop_signal = StopSignal(self._segment_settings.stop_file, self._segment_settings.stop_at)
+        # Saving by steps ignores intervals in seconds. failure_seconds: the mean time between failures, from
+        # which an interval is computed if none is fixed.
+        fixed_interval_seconds = (
+            math.inf if self._save_every_steps is not None else self._segment_settings.interval_seconds
+        )
+        self._save_interval = SaveInterval(
+            fixed_interval_seconds, self._segment_settings.failure_seconds, now=time.monotonic()
+        )
+        self._checkpoint_manager: Optional[CheckpointManager] = None
+        if self._segment_settings.checkpoint_dir is None:
+            self._reporter.print_message("no checkpoint directory: nothing is saved")
+        else:
+            self._checkpoint_manager = CheckpointManager(
+                self._segment_settings, group, self._components, self._save_interval, self._reporter
+            )
+            self._restore_newest_checkpoint(self._checkpoint_manager)
+        if self._order is not None:  # restored with the checkpoint, as a component of it
+            self._position_after_last_step = self._loop_position = _LoopPosition(
+                order_position=self._order.position
+            )
+        self._trace_writer.record_start(self.steps_done, self._components)
+        self._stop_signal.install_handler()
+        self._data_wait_monitor = DataWaitMonitor()
+        self._step_started_at = time.monotonic()
+        # This rank's votes, such as to stop or to save: begin_max() starts their maximum over all ranks and
+        # returns a function that waits for the result, which is due at the next step().
+        self._wait_for_votes: PendingMax = group.begin_max(self._collect_own_votes())
+        return self
+
+    def _enable_determinism_if_set(self) -> None:
+        if self._segment_settings.deterministic:
             from smlaunch.train import deterministic
 
-            for note in deterministic.enable_determinism():
-                reporter.print_message("deterministic, with a limitation: " + note)
+            for limitation in deterministic.enable_determinism():
+                self._reporter.print_message("deterministic, with a limitation: " + limitation)
+
+    def _check_order_of_samples(self) -> None:
+        """Tell the order which rank this is, and check that it is the same on all ranks: ranks with different
+        orders would never take the same steps."""
         if self._order is not None:
-            self._order.set_rank(group.rank, group.world_size)
-            # Before anything is restored: ranks with different orders would never take the same steps.
-            check_equal(group, self._order.settings(), "order of samples", _ORDER_REMEDY, os.environ)
-        if components.is_ddp(self._model):
-            problem = ddp_buckets.rebuild_ddp_buckets(self._model)
-            if problem is not None and group.world_size > 2:
-                reporter.print_message("the first step after a restart may round differently: " + problem)
-        self._trace = TraceWriter.from_environment(os.environ, self._segment.job, group.rank)
-        self._stop_signal = StopSignal(self._segment.stop_file, self._segment.stop_at)
-        # Saving by steps ignores intervals in seconds.
-        fixed_seconds = math.inf if self._every_steps is not None else self._segment.interval_seconds
-        self._interval = SaveInterval(fixed_seconds, self._segment.failure_seconds, time.monotonic())
-        self._manager: Optional[CheckpointManager] = None
-        if self._segment.checkpoint_dir is None:
-            reporter.print_message("no checkpoint directory: nothing is saved")
-        else:
-            self._manager = CheckpointManager(
-                self._segment, group, self._components, self._interval, reporter
+            self._order.set_rank(self._rank, self._world_size)
+            check_equal_on_all_ranks(
+                self._group, self._order.settings(), "order of samples", _ORDER_REMEDY, os.environ
             )
-            self._restore(self._manager)
-        if self._order is not None:
-            self._completed_position = self._position = _LoopPosition(order_position=self._order.position)
-        self._trace.record_start(self.steps_done, self._components)
-        self._stop_signal.install_handler()
-        self._data_wait = DataWaitMonitor()
-        self._step_started_at = time.monotonic()
-        self._pending_votes: PendingMax = group.begin_max(self._step_votes())
-        return self
+
+    def _rebuild_ddp_buckets(self) -> None:
+        """DDP rebuilds its buckets after the first step. With more than two ranks the sums of gradients
+        depend on the buckets, so that a restarted training would differ in its first step: rebuild them
+        now."""
+        if checkpoint_components.is_ddp(self._model):
+            problem = ddp_buckets.rebuild_ddp_buckets(self._model)
+            if problem is not None and self._world_size > 2:
+                self._reporter.print_message(
+                    "the first step after a restart may round differently: " + problem
+                )
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if error is None:
-                self._loop_ended = True
-                self._finish()
-            elif isinstance(error, Exception) and self._manager is not None:
-                self._manager.wait_for_save(_FAILED_WAIT_SECONDS)
+                self._has_loop_ended = True
+                self._save_final_checkpoint()
+            elif isinstance(error, Exception) and self._checkpoint_manager is not None:
+                self._checkpoint_manager.wait_for_save(_FAILED_WAIT_SECONDS)
         finally:
             self._stop_signal.restore_handler(self._should_stop and error is None)
             self._reporter.flush()
             # A group that is still referenced outlives destroy_process_group, which the script may call next,
             # and its threads may then abort the process while Python ends.
-            self._model = self._manager = self._user_group = None
+            self._model = self._checkpoint_manager = self._user_group = None
             self._components = []
-            del self._group, self._pending_votes
+            del self._group, self._wait_for_votes
 
     @property
     def rank(self) -> int:
@@ -207,12 +250,12 @@ class Checkpointer:
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return self._position.epoch if self._order is None else self._order.epoch
+        return self._loop_position.epoch if self._order is None else self._order.epoch
 
     @property
     def finished(self) -> bool:
         """Whether the training is finished, rather than only this segment."""
-        return self._loop_ended and (self._reached_end or not self._should_stop)
+        return self._has_loop_ended and (self._is_training_complete or not self._should_stop)
 
     @property
     def should_stop(self) -> bool:
@@ -242,89 +285,111 @@ class Checkpointer:
             raise ValueError("batches: pass epochs or steps")
         if self._order is not None and getattr(loader, "order", None) is not self._order:
             raise ValueError("batches: the loader must come from loader() of the Checkpointer's order")
-        return self._iterate(loader, epochs, steps)
+        return self._iterate_epochs(loader, epochs, steps)
 
     def step(self, **metrics: Any) -> None:
-        """Report that a step of the optimizer is done. ``metrics``: numbers for the progress line, as
-        ``loss=loss``.
+        """Report that a step of the optimizer is done; save a checkpoint if one is due, or let the training
+        stop if any rank has to. ``metrics``: numbers for the progress line, as ``loss=loss``.
 
-        Collective: every rank calls it after every step. Raises RuntimeError if no state can be saved at all.
+        Collective: every rank calls it after every step. The ranks decide by votes (of each kind the maximum
+        over all ranks) that each sent one step before, so that no step waits for the network. Raises
+        RuntimeError if no state can be saved at all.
         """
         now = time.monotonic()
         self.steps_done += 1
-        self._completed_position = self._position
-        manager = self._manager
-        self._interval.record_step(
+        self._position_after_last_step = self._loop_position
+        manager = self._checkpoint_manager
+        self._save_interval.record_step(
             now - self._step_started_at, is_saving=manager is not None and manager.is_saving
         )
+        # Detached from its graph, a loss that is kept for the progress line holds no activations.
         metrics = {
             name: value.detach() if hasattr(value, "detach") else value for name, value in metrics.items()
         }
         self._reporter.report_step(self.steps_done, self._total_steps, metrics)
-        self._trace.record_step(self.steps_done, self._step_samples, metrics)
-        self._step_samples = []
-        votes = _StepVotes(*self._pending_votes())
-        self._data_wait.record_step(votes.data_wait_us)
-        self._reporter.print_line(self._data_wait.metric_line())
+        self._trace_writer.record_step(self.steps_done, self._sample_indices_of_step, metrics)
+        self._sample_indices_of_step = []
+        votes = _StepVotes(*self._wait_for_votes())  # sent at the end of the previous step
+        self._data_wait_monitor.record_step(votes.data_wait_us)  # microseconds spent waiting for batches
+        self._reporter.print_line(self._data_wait_monitor.metric_line_if_due())  # nothing if it is None
         if votes.save_failed and manager is not None:
             manager.finish_save()  # raises, on all ranks after the same step
+        # A stop needs no save here: leaving the context saves the last step.
         if votes.stop:
-            self._announce_stop(self._stop_reason or "another rank asked to stop")
-        elif self._is_last_step():
-            self._announce_stop("step {} is the segment's last".format(self._segment.until_step))
+            self._decide_to_stop(self._stop_reason or "another rank asked to stop")
+        elif self._is_segment_complete():  # a segment is one job of a run, whose next job continues it
+            self._decide_to_stop("step {} is the segment's last".format(self._segment_settings.until_step))
         elif manager is not None:
             if self._is_save_due(votes):
-                self._save(manager)
-            manager.report_finished_save()
-        self._pending_votes = self._group.begin_max(self._step_votes())
-        # The time a save took here counts as a cost of the save, not of the next step.
+                self._start_save(manager)
+            manager.report_save_result()
+        self._wait_for_votes = self._group.begin_max(self._collect_own_votes())
+        # From here on: the time that starting a save took is a cost of the save, not of the next step.
         self._step_started_at = time.monotonic()
 
-    def _iterate(self, loader: Any, epochs: Optional[int], steps: Optional[int]) -> Iterator[Any]:
-        """Yield batches epoch by epoch until the training is complete or the ranks stop."""
-        self._loop_ended = self._reached_end = False
+    def _iterate_epochs(self, loader: Any, epochs: Optional[int], steps: Optional[int]) -> Iterator[Any]:
+        """Yield batches epoch by epoch until the training is complete or the ranks stop. ``epochs`` or
+        ``steps`` (the other is None): when it is complete, counted from the very start. Between two batches
+        the script calls ``step()``, which counts the step and may decide to stop."""
+        self._has_loop_ended = self._is_training_complete = False
         self._total_steps = self._estimate_total_steps(loader, epochs) if steps is None else steps
         if self._order is None and epochs is not None:
-            length = len(loader) if hasattr(loader, "__len__") else None
-            check_equal(self._group, length, "number of batches", _BATCHES_REMEDY, os.environ)
+            # A rank with fewer batches would end its epoch while the others wait for it.
+            batch_count = len(loader) if hasattr(loader, "__len__") else None
+            check_equal_on_all_ranks(  # if not, RuntimeError names the remedy
+                self._group, batch_count, "number of batches", _BATCH_COUNT_REMEDY, os.environ
+            )
         try:
             while True:
-                self._reached_end = self._is_complete(epochs, steps)
-                if self._reached_end or self._should_stop:
+                self._is_training_complete = self._are_epochs_or_steps_done(epochs, steps)
+                if self._is_training_complete or self._should_stop:
                     return
                 steps_before, has_batches = self.steps_done, False
-                for batch in self._rest_of_epoch(loader):
+                for batch in self._remaining_batches_of_epoch(loader):
                     has_batches = True
                     yield batch
-                    if self._position == self._completed_position:
-                        self._reached_end = self._is_complete(epochs, steps)
-                        if self._reached_end or self._should_stop:
+                    # step() sets the position after the last step to that of the loop, the batches given out.
+                    is_step_done = self._loop_position == self._position_after_last_step
+                    if is_step_done:  # else gradients are being accumulated over several batches
+                        self._is_training_complete = self._are_epochs_or_steps_done(epochs, steps)
+                        if self._is_training_complete or self._should_stop:
                             return
                 if has_batches and self.steps_done == steps_before:
                     raise RuntimeError("a whole epoch passed without a call of step()")
         finally:
-            self._loop_ended = True
-            self._set_position(self._completed_position)
+            self._has_loop_ended = True
+            # Back to that of the last step: batches that no step has used are not counted.
+            self._set_loop_position(self._position_after_last_step)
 
-    def _rest_of_epoch(self, loader: Any) -> Iterator[Any]:
-        """Yield the remaining batches of the epoch; then move to the start of the next one."""
-        order = self._order
-        if order is None:
-            skip_count = self._position.batches
-            for batch_number, batch in enumerate(self._data_wait.timed(loader)):
-                if batch_number >= skip_count:
-                    self._position = self._position._replace(batches=batch_number + 1)
-                    yield batch
-            self._position = _LoopPosition(self._position.epoch + 1)
-            return
-        for (position, keys), batch in zip(order.batches(), self._data_wait.timed(loader)):
-            self._step_samples += [index for _, index in keys]
-            self._set_position(_LoopPosition(order_position=position))
+    def _remaining_batches_of_epoch(self, loader: Any) -> Iterator[Any]:
+        """Yield the remaining batches of the epoch; then move to the start of the next one. The time spent
+        waiting for batches is measured."""
+        timed_batches = self._data_wait_monitor.time_batches(loader)
+        if self._order is None:
+            return self._remaining_unordered_batches(timed_batches)
+        return self._remaining_ordered_batches(timed_batches, self._order)
+
+    def _remaining_unordered_batches(self, timed_batches: Iterable[Any]) -> Iterator[Any]:
+        """Without an order of samples: load the batches used before a restart again, and skip them."""
+        batches_to_skip = self._loop_position.batches_in_epoch
+        for batch_index, batch in enumerate(timed_batches):
+            if batch_index >= batches_to_skip:
+                self._loop_position = self._loop_position._replace(batches_in_epoch=batch_index + 1)
+                yield batch
+        self._loop_position = _LoopPosition(self._loop_position.epoch + 1)
+
+    def _remaining_ordered_batches(
+        self, timed_batches: Iterable[Any], order: ResumableOrder
+    ) -> Iterator[Any]:
+        """With an order of samples: its loader begins at the order's position."""
+        for (position_after_batch, sample_keys), batch in zip(order.batches(), timed_batches):
+            self._sample_indices_of_step += [index for _epoch, index in sample_keys]
+            self._set_loop_position(_LoopPosition(order_position=position_after_batch))
             yield batch
-        self._set_position(_LoopPosition(order_position=order.next_epoch(order.position)))
+        self._set_loop_position(_LoopPosition(order_position=order.next_epoch(order.position)))
 
-    def _is_complete(self, epochs: Optional[int], steps: Optional[int]) -> bool:
-        """Return whether the epochs or steps are done."""
+    def _are_epochs_or_steps_done(self, epochs: Optional[int], steps: Optional[int]) -> bool:
+        """Return whether the training has done so many epochs, or so many steps; one of them is None."""
         if steps is not None:
             return self.steps_done >= steps
         assert epochs is not None
@@ -341,55 +406,61 @@ class Checkpointer:
             return self.steps_done + self._order.steps_until(epochs)
         return epochs * len(loader) if hasattr(loader, "__len__") else None
 
-    def _set_position(self, position: _LoopPosition) -> None:
-        self._position = position
+    def _set_loop_position(self, position: _LoopPosition) -> None:
+        self._loop_position = position
         if self._order is not None and position.order_position is not None:
             self._order.position = position.order_position
 
-    def _is_last_step(self) -> bool:
-        return self._segment.until_step is not None and self.steps_done >= self._segment.until_step
+    def _is_segment_complete(self) -> bool:
+        return (
+            self._segment_settings.until_step is not None
+            and self.steps_done >= self._segment_settings.until_step
+        )
 
-    def _announce_stop(self, reason: str) -> None:
+    def _decide_to_stop(self, reason: str) -> None:
         self._should_stop = True
         self._reporter.print_message("stops after step {}: {}".format(self.steps_done, reason))
 
-    def _step_votes(self) -> _StepVotes:
+    def _collect_own_votes(self) -> _StepVotes:
         """Return this rank's votes for the next step: stop, save, and what it knows of the running save."""
-        needed_seconds = self._interval.save_seconds + 2 * self._interval.step_seconds
-        self._stop_reason = self._stop_signal.reason(needed_seconds)
-        manager = self._manager
+        needed_seconds = self._save_interval.save_seconds + 2 * self._save_interval.step_seconds
+        self._stop_reason = self._stop_signal.reason_to_stop(needed_seconds)
+        manager = self._checkpoint_manager
         save_running = manager is not None and manager.is_saving
         save_failed = manager is not None and manager.has_failed
         # Clocks differ between hosts: only the leader decides when to save.
-        is_due = self.rank == 0 and self._interval.is_due(time.monotonic(), self._stop_signal.seconds_left())
+        is_due = self.rank == 0 and self._save_interval.is_due(
+            time.monotonic(), self._stop_signal.seconds_left()
+        )
         return _StepVotes(
             int(self._stop_reason is not None),
             int(is_due),
             int(save_running),
             int(save_failed),
-            self._data_wait.take_lost_microseconds(),
+            self._data_wait_monitor.take_lost_microseconds(),
         )
 
     def _is_save_due(self, votes: _StepVotes) -> bool:
-        if self._every_steps is not None:
-            return self.steps_done % self._every_steps == 0
+        if self._save_every_steps is not None:
+            return self.steps_done % self._save_every_steps == 0
         return bool(votes.save and not votes.save_running)
 
-    def _save(self, manager: CheckpointManager) -> None:
+    def _start_save(self, manager: CheckpointManager) -> None:
         loop_state: Dict[str, Any] = {
-            "epoch": self._completed_position.epoch,
-            "batches": self._completed_position.batches,
+            "epoch": self._position_after_last_step.epoch,
+            "batches": self._position_after_last_step.batches_in_epoch,
         }
         total_samples = self._order.position.total_samples if self._order is not None else None
-        manager.save(self.steps_done, loop_state, total_samples)
-        self._trace.record_checkpoint(self.steps_done, self._components)
+        manager.start_save(self.steps_done, loop_state, total_samples)
+        self._trace_writer.record_checkpoint(self.steps_done, self._components)
 
-    def _restore(self, manager: CheckpointManager) -> None:
-        """Restore the newest checkpoint, if there is one, and continue after its step."""
-        loop_state = manager.restore()
+    def _restore_newest_checkpoint(self, checkpoint_manager: CheckpointManager) -> None:
+        """Restore the newest checkpoint, if there is one, so that the training loop continues after its step;
+        or decide to stop at once if that step is the last of this segment, one job of a chain of jobs."""
+        loop_state = checkpoint_manager.restore_newest()
         if loop_state is None:
             return
-        self.steps_done = self.restored_step = manager.last_step or 0
+        self.steps_done = self.restored_step = checkpoint_manager.last_saved_step or 0
         order = self._order
         if order is not None and order.restored_batch_size != order.batch_size:
             self._reporter.print_message(
@@ -397,22 +468,30 @@ class Checkpointer:
                     order.restored_batch_size, order.batch_size
                 )
             )
-        self._completed_position = self._position = _LoopPosition(loop_state["epoch"], loop_state["batches"])
-        if self._is_last_step():  # an earlier attempt saved it and was then lost
-            self._announce_stop("step {} is the segment's last".format(self._segment.until_step))
+        self._position_after_last_step = self._loop_position = _LoopPosition(
+            loop_state["epoch"], loop_state["batches"]
+        )
+        if self._is_segment_complete():
+            # An earlier attempt of this segment saved its last step and was then lost.
+            self._decide_to_stop("step {} is the segment's last".format(self._segment_settings.until_step))
 
-    def _finish(self) -> None:
-        """Save everything and write the outcome."""
-        self._data_wait.add_last_wait(_StepVotes(*self._pending_votes()).data_wait_us)
-        self._reporter.print_line(self._data_wait.metric_line(is_last=True))
-        self._trace.record_end(self.steps_done, self._components)
-        manager = self._manager
+    def _save_final_checkpoint(self) -> None:
+        """Save the last step at the end of the training loop, if it is not saved yet, and write the outcome
+        of this segment (one job of a chain): whether the training is finished, or the next segment has to
+        continue it. Collective."""
+        # What the ranks reported with the last step (their votes) still comes in: only the time they spent
+        # waiting for data is used.
+        self._data_wait_monitor.add_last_wait(_StepVotes(*self._wait_for_votes()).data_wait_us)
+        self._reporter.print_line(self._data_wait_monitor.metric_line_if_due(is_last=True))
+        self._trace_writer.record_end(self.steps_done, self._components)
+        manager = self._checkpoint_manager
         if manager is None:
             return
         # All ranks must know the result of the previous save before they start the last one.
-        step = manager.finish_save()
-        if manager.last_step != self.steps_done:
-            self._save(manager)
-            step = manager.finish_save()
-        is_finished = self._reached_end or not self._should_stop
-        manager.write_outcome(FINISHED if is_finished else CONTINUE, step)
+        committed_step = manager.finish_save()
+        if manager.last_saved_step != self.steps_done:
+            self._start_save(manager)
+            committed_step = manager.finish_save()
+        # A script's own loop, which does not use batches(), is complete if it was not told to stop.
+        is_finished = self._is_training_complete or not self._should_stop
+        manager.write_outcome(FINISHED if is_finished else CONTINUE, committed_step)

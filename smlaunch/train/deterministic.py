@@ -6,24 +6,28 @@ sum, depends on the message's size) and 2360 (NVLS depends on the history of all
 
 import os
 import sys
-from typing import List, MutableMapping
+from typing import List, Mapping, MutableMapping
 
-_CUBLAS_WORKSPACES = (":4096:8", ":16:8")
+_DETERMINISTIC_CUBLAS_WORKSPACES = (":4096:8", ":16:8")
 """The two sizes with which cuBLAS guarantees the same result in every run."""
 
 
 def enable_determinism(environ: MutableMapping[str, str] = os.environ) -> List[str]:
-    """Switch PyTorch to deterministic algorithms. Return what cannot be guaranteed, one sentence each. Raises
-    RuntimeError if a setting that must be made earlier has another value."""
+    """Switch PyTorch to deterministic algorithms. Return the limitations, what cannot be guaranteed, one
+    sentence each. Raises RuntimeError if a setting has no effect, or had to be made earlier with another
+    value."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ["the script does not use PyTorch: nothing was set"]
-    problems = []
-    is_too_late = "CUBLAS_WORKSPACE_CONFIG" not in environ and torch.cuda.is_initialized()
-    workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES[0])
-    if workspace not in _CUBLAS_WORKSPACES:
+    problems: List[str] = []
+    is_workspace_set_too_late = "CUBLAS_WORKSPACE_CONFIG" not in environ and torch.cuda.is_initialized()
+    # cuBLAS is deterministic only with one of these workspaces; a value that is set already is kept.
+    cublas_workspace = environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _DETERMINISTIC_CUBLAS_WORKSPACES[0])
+    if cublas_workspace not in _DETERMINISTIC_CUBLAS_WORKSPACES:
         problems.append(
-            "CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(workspace, *_CUBLAS_WORKSPACES)
+            "CUBLAS_WORKSPACE_CONFIG is {}; set it to {} or {}".format(
+                cublas_workspace, *_DETERMINISTIC_CUBLAS_WORKSPACES
+            )
         )
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
@@ -39,16 +43,22 @@ def enable_determinism(environ: MutableMapping[str, str] = os.environ) -> List[s
         raise RuntimeError("deterministic: " + "; ".join(problems))
     if not torch.cuda.is_available():
         return []
-    notes = [
+    return _list_gpu_limitations(environ, is_workspace_set_too_late)
+
+
+def _list_gpu_limitations(environ: Mapping[str, str], is_workspace_set_too_late: bool) -> List[str]:
+    """Return what cannot be guaranteed on GPUs. ``is_workspace_set_too_late``: cuBLAS was in use before its
+    workspace was set."""
+    limitations = [
         "kernels of other libraries (Triton, flash-attention, custom CUDA) are not checked",
         "every segment needs the same GPU model, driver and PyTorch, which is not checked",
     ]
-    if is_too_late:
-        notes.append(
+    if is_workspace_set_too_late:
+        limitations.append(
             "CUDA was in use before CUBLAS_WORKSPACE_CONFIG was set, which cuBLAS reads at its start"
         )
     if "NCCL_ALGO" not in environ:
-        notes.append("NCCL chooses its algorithm by itself; NCCL_ALGO=Ring fixes the order of its sums")
+        limitations.append("NCCL chooses its algorithm by itself; NCCL_ALGO=Ring fixes the order of its sums")
     if environ.get("NCCL_NVLS_ENABLE") != "0":
-        notes.append("NCCL_NVLS_ENABLE=0 is not set: NVLS sums depend on the history of allocations")
-    return notes
+        limitations.append("NCCL_NVLS_ENABLE=0 is not set: NVLS sums depend on the history of allocations")
+    return limitations

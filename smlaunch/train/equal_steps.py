@@ -6,7 +6,7 @@ numbers named.
 """
 
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from smlaunch.train import rank_group as groups
 from smlaunch.train.rank_group import RankGroup
@@ -18,7 +18,15 @@ WRAP = "wrap"
 _MAX_NAMED_HOSTS = 16
 """With more hosts, an error names only the extremes."""
 
-_REMEDY = 'split the data again, or use equal_steps(..., rule="min") or rule="wrap"'
+_UNEQUAL_STEPS_REMEDY = 'split the data again, or use equal_steps(..., rule="min") or rule="wrap"'
+
+
+class RankValue(NamedTuple):
+    """What one rank has, and on which host it is."""
+
+    host: str
+    rank: int
+    value: Any
 
 
 def equal_steps(
@@ -39,71 +47,75 @@ def equal_steps(
     """
     if rule not in (SAME, MIN, WRAP):
         raise ValueError('rule: "{}", "{}" or "{}", not {!r}'.format(SAME, MIN, WRAP, rule))
+    # It connects the ranks: that of torch.distributed, or of a single rank.
     rank_group = groups.find_group(environ) if group is None else group
-    rows = _gather_rows(rank_group, steps, environ)
-    counts: List[int] = [count for _, _, count in rows]
-    if min(counts) < 1:
+    rank_values = _gather_rank_values(rank_group, steps, environ)  # of each rank: host and steps
+    step_counts: List[int] = [rank_value.value for rank_value in rank_values]
+    smallest_count, largest_count = min(step_counts), max(step_counts)
+    if smallest_count < 1:
         raise RuntimeError(
-            "some ranks have no step at all: {}; use fewer hosts".format(describe_counts(rows))
+            "some ranks have no step at all: {}; use fewer hosts".format(describe_counts(rank_values))
         )
     if rule == SAME:
-        _check_rows(rows, "steps of an epoch", _REMEDY)
-    agreed_steps = min(counts) if rule == MIN else max(counts)
+        _raise_if_unequal(rank_values, "steps of an epoch", _UNEQUAL_STEPS_REMEDY)
+    agreed_steps = smallest_count if rule == MIN else largest_count
     if rank_group.rank == 0:
-        spread = (
-            "" if min(counts) == max(counts) else " (ranks have {} to {})".format(min(counts), max(counts))
-        )
-        print("smlaunch: {} steps an epoch on every rank{}".format(agreed_steps, spread), flush=True)
+        is_equal = smallest_count == largest_count
+        range_note = "" if is_equal else " (ranks have {} to {})".format(smallest_count, largest_count)
+        print("smlaunch: {} steps an epoch on every rank{}".format(agreed_steps, range_note), flush=True)
     return agreed_steps
 
 
 def batches_for_steps(batches: Iterable[Any], steps: int) -> Iterator[Any]:
-    """Yield exactly ``steps`` batches: not all of them, or from the start again when they are used up. Raises
-    ValueError if there is no batch at all."""
-    remaining = steps
-    while remaining > 0:
-        remaining_before = remaining
+    """Yield exactly ``steps`` of the batches: not all of them, or from the start again when they are used up.
+    ``batches`` can be iterated several times, as a DataLoader can. Raises ValueError if there is no batch."""
+    remaining_steps = steps
+    while remaining_steps > 0:
+        steps_before_pass = remaining_steps
         for batch in batches:
             yield batch
-            remaining -= 1
-            if remaining == 0:
+            remaining_steps -= 1
+            if remaining_steps == 0:
                 return
-        if remaining == remaining_before:
+        if remaining_steps == steps_before_pass:  # another pass would not yield one either
             raise ValueError("there is no batch for {} steps".format(steps))
 
 
-def check_equal(group: RankGroup, value: Any, subject: str, remedy: str, environ: Mapping[str, str]) -> None:
+def check_equal_on_all_ranks(
+    group: RankGroup, value: Any, subject: str, remedy: str, environ: Mapping[str, str]
+) -> None:
     """Check that all ranks have the same ``value`` (JSON). Collective. Raises RuntimeError on all ranks if
     not."""
-    _check_rows(_gather_rows(group, value, environ), subject, remedy)
+    _raise_if_unequal(_gather_rank_values(group, value, environ), subject, remedy)
 
 
-def describe_counts(rows: List[Any]) -> str:
+def describe_counts(rank_values: Sequence[RankValue]) -> str:
     """Return the counts by host, as ``algo-1: 12, 12; algo-2: 15, 15``."""
     counts_by_host: Dict[str, List[str]] = {}
-    for host, _, value in rows:
-        counts_by_host.setdefault(host, []).append(str(value))
-    hosts = list(counts_by_host.items())
-    if len(hosts) > _MAX_NAMED_HOSTS:
-        smallest, largest = min(rows, key=_count_in), max(rows, key=_count_in)
+    for rank_value in rank_values:
+        counts_by_host.setdefault(rank_value.host, []).append(str(rank_value.value))
+    if len(counts_by_host) > _MAX_NAMED_HOSTS:
+        smallest, largest = min(rank_values, key=_sort_key), max(rank_values, key=_sort_key)
         return "{} hosts, from {} on {} to {} on {}".format(
-            len(hosts), smallest[2], smallest[0], largest[2], largest[0]
+            len(counts_by_host), smallest.value, smallest.host, largest.value, largest.host
         )
-    return "; ".join("{}: {}".format(host, ", ".join(values)) for host, values in hosts)
+    return "; ".join("{}: {}".format(host, ", ".join(counts)) for host, counts in counts_by_host.items())
 
 
-def _count_in(row: Any) -> Any:
-    return row[2] if isinstance(row[2], int) else str(row[2])
+def _sort_key(rank_value: RankValue) -> Any:
+    return rank_value.value if isinstance(rank_value.value, int) else str(rank_value.value)
 
 
-def _gather_rows(group: RankGroup, value: Any, environ: Mapping[str, str]) -> List[Any]:
-    return group.gather([environ.get("SM_CURRENT_HOST") or "localhost", group.rank, value])
+def _gather_rank_values(group: RankGroup, value: Any, environ: Mapping[str, str]) -> List[RankValue]:
+    """Return the value of every rank, by rank. Collective."""
+    host = environ.get("SM_CURRENT_HOST") or "localhost"
+    return [RankValue(*fields) for fields in group.gather([host, group.rank, value])]
 
 
-def _check_rows(rows: List[Any], subject: str, remedy: str) -> None:
-    if any(row[2] != rows[0][2] for row in rows):
+def _raise_if_unequal(rank_values: Sequence[RankValue], subject: str, remedy: str) -> None:
+    if any(rank_value.value != rank_values[0].value for rank_value in rank_values):
         raise RuntimeError(
             "ranks differ in their {}, so that some would wait for the others forever: {}; {}".format(
-                subject, describe_counts(rows), remedy
+                subject, describe_counts(rank_values), remedy
             )
         )

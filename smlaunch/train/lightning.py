@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from smlaunch.train import rng
 from smlaunch.train.checkpointer import Checkpointer
-from smlaunch.train.order import ResumableOrder
+from smlaunch.train.resumable_order import ResumableOrder
 
 # Each name of the library has classes of its own, and a Trainer accepts only its own.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
@@ -52,71 +52,80 @@ class Resume(pl.Callback):  # type: ignore[misc]
         directory: Optional[str] = None,
     ) -> None:
         self._order = order
-        self._settings: Dict[str, Any] = {
+        self._checkpointer_settings: Dict[str, Any] = {
             "every": every,
             "every_steps": every_steps,
             "keep": keep,
             "directory": directory,
         }
         self._checkpointer: Optional[Checkpointer] = None
-        self._generators: Optional[Mapping[str, Any]] = None
-        self._checkpointer_handler: Any = None
-        self._previous_handler: Any = None
-        self._optimizer_steps = 0
-        self._metrics: Optional[Dict[str, Any]] = None
+        self._restored_generator_states: Optional[Mapping[str, Any]] = None
+        self._checkpointer_sigterm_handler: Any = None
+        self._original_sigterm_handler: Any = None
+        self._last_global_step = 0
+        self._unreported_metrics: Optional[Dict[str, Any]] = None
         self.finished = False
         """After ``fit()``: whether the training is finished, rather than only the segment."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raises as entering a Checkpointer does, and TypeError for a strategy whose state cannot be
-        saved."""
-        strategy = type(trainer.strategy).__name__
-        if strategy.startswith("DeepSpeed"):
-            raise TypeError("{}: its state is not torch.optim's; use ddp".format(strategy))
+        """Create and enter the Checkpointer when Lightning has set up the model and the optimizers, and
+        thereby restore the newest checkpoint. Raises what entering a Checkpointer does, and TypeError for a
+        strategy whose state cannot be saved."""
+        strategy_name = type(trainer.strategy).__name__
+        if strategy_name.startswith("DeepSpeed"):
+            raise TypeError("{}: its state is not torch.optim's; use ddp".format(strategy_name))
         self.finished = False
         optimizers, schedulers = trainer.optimizers, trainer.lr_scheduler_configs
+        # What a checkpoint needs beside the Checkpointer's own model, optimizer, scheduler and order.
         extra_components: Dict[str, Any] = {
             "precision": trainer.precision_plugin,
-            "loops": _LoopProgress(trainer.fit_loop),
-            "callbacks": _CallbackStates(trainer, self),
-            "hooks": _HookStates(trainer, pl_module),
+            "loops": _FitLoopComponent(trainer.fit_loop),  # Lightning's counters
+            "callbacks": _OtherCallbacksComponent(trainer, self),  # all but this one
+            "hooks": _CheckpointHooksComponent(trainer, pl_module),  # what on_save_checkpoint() adds
         }
         for number, optimizer in enumerate(optimizers[1:], 2):
             extra_components["optimizer_{}".format(number)] = optimizer
         for number, config in enumerate(schedulers[1:], 2):
             extra_components["scheduler_{}".format(number)] = config.scheduler
-        self._previous_handler = signal.getsignal(signal.SIGTERM)
+        self._original_sigterm_handler = signal.getsignal(signal.SIGTERM)
         checkpointer = Checkpointer(
             model=trainer.strategy.model,
             optimizer=optimizers[0] if optimizers else None,
             scheduler=schedulers[0].scheduler if schedulers else None,
             order=self._order,
-            **self._settings,
+            **self._checkpointer_settings,
             **extra_components,
         )
-        self._checkpointer = checkpointer.__enter__()
-        self._checkpointer_handler = signal.getsignal(signal.SIGTERM)
-        # Before the first batch, Lightning and the module may draw the same numbers as at the very start.
-        self._generators = rng.capture() if checkpointer.restored_step is not None else None
-        self._optimizer_steps = trainer.global_step
-        self._metrics = None
+        # The Checkpointer handles SIGTERM by a stop after the current step; Lightning replaces its handler
+        # before on_train_start().
+        self._checkpointer = checkpointer.__enter__()  # left when the training ends, in another hook
+        self._checkpointer_sigterm_handler = signal.getsignal(signal.SIGTERM)
+        # Until the first batch, Lightning and the module may draw numbers as at the very start: the restored
+        # states are set again after that.
+        self._restored_generator_states = (
+            rng.capture_generator_states() if checkpointer.restored_step is not None else None
+        )
+        # A batch after which Lightning's global_step is another one has completed an optimizer's step.
+        self._last_global_step = trainer.global_step
+        self._unreported_metrics = None  # those of a step that the Checkpointer has not been told of
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        self._set_sigterm_handler(self._checkpointer_handler)
+        self._set_sigterm_handler(self._checkpointer_sigterm_handler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check that the loader is of the order, set the total steps, and restore the random generators as
-        they were when the checkpoint was restored."""
+        """Check that the training's loader uses this callback's order of samples, set the total steps, and
+        restore the random generators and the signal handler as they were when the checkpoint was restored."""
         loader = trainer.train_dataloader
         if getattr(loader, "order", None) is not self._order:
             raise ValueError("the training's loader must come from loader() of the order that Resume has")
+        # The number of optimizer steps of the whole training; inf if it has no end.
         if self._checkpointer is not None and math.isfinite(trainer.estimated_stepping_batches):
             self._checkpointer.set_total_steps(int(trainer.estimated_stepping_batches))
         # Lightning's handler would end this rank alone, and its collectives inside a signal handler hang.
-        self._set_sigterm_handler(self._checkpointer_handler)
-        if self._generators is not None:
-            rng.restore(self._generators)
-            self._generators = None
+        self._set_sigterm_handler(self._checkpointer_sigterm_handler)
+        if self._restored_generator_states is not None:
+            rng.restore_generator_states(self._restored_generator_states)
+            self._restored_generator_states = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._record_step()
@@ -127,13 +136,15 @@ class Resume(pl.Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Advance the order, and note the loss if the optimizer has made a step."""
+        """Advance the order of samples by one batch, and keep the loss to be reported if the optimizer has
+        made a step."""
         order = self._order
+        # position_after() returns None at the end of an epoch.
         order.position = order.position_after(order.position) or order.next_epoch(order.position)
-        if trainer.global_step != self._optimizer_steps:  # else gradients are still being accumulated
-            self._optimizer_steps = trainer.global_step
+        if trainer.global_step != self._last_global_step:  # else gradients are still being accumulated
+            self._last_global_step = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            self._metrics = {} if loss is None else {"loss": loss}
+            self._unreported_metrics = {} if loss is None else {"loss": loss}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         order = self._order
@@ -151,7 +162,7 @@ class Resume(pl.Callback):  # type: ignore[misc]
         # At its end Lightning restores the Checkpointer's handler: right for a rank that stops, which must
         # not be killed meanwhile, and wrong for a script that continues to its own end.
         if self.finished:
-            self._set_sigterm_handler(self._previous_handler)
+            self._set_sigterm_handler(self._original_sigterm_handler)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         checkpointer, self._checkpointer = self._checkpointer, None
@@ -160,8 +171,8 @@ class Resume(pl.Callback):  # type: ignore[misc]
 
     def _record_step(self) -> None:
         """Report the optimizer's last step to the Checkpointer, once."""
-        if self._checkpointer is not None and self._metrics is not None:
-            metrics, self._metrics = self._metrics, None
+        if self._checkpointer is not None and self._unreported_metrics is not None:
+            metrics, self._unreported_metrics = self._unreported_metrics, None
             self._checkpointer.step(**metrics)
 
     def _finish(self) -> None:
@@ -175,7 +186,7 @@ class Resume(pl.Callback):  # type: ignore[misc]
             signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
-class _LoopProgress:
+class _FitLoopComponent:
     """Lightning's counters. A batch that was fetched but not trained with does not count."""
 
     def __init__(self, loop: Any) -> None:
@@ -199,7 +210,7 @@ class _LoopProgress:
         self._loop.load_state_dict(state)
 
 
-class _CallbackStates:
+class _OtherCallbacksComponent:
     """The other callbacks, by their Lightning state keys."""
 
     def __init__(self, trainer: Any, resume: Resume) -> None:
@@ -218,7 +229,7 @@ class _CallbackStates:
         return [callback for callback in self._trainer.callbacks if callback is not self._resume]
 
 
-class _HookStates:
+class _CheckpointHooksComponent:
     """What the script's own hooks put into a checkpoint: the module's, the data module's, the callbacks'."""
 
     def __init__(self, trainer: Any, module: Any) -> None:

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from smlaunch.contract.progress import PROGRESS_KIND, format_line
+from smlaunch.contract.progress_line import PROGRESS_KIND, format_line
 
 
 class ProgressReporter:

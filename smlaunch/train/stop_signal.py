@@ -23,7 +23,7 @@ class StopSignal:
         self._stop_file = stop_file
         self._stop_at = stop_at
         self._clock = clock
-        self._sigterm_received = False
+        self._has_received_sigterm = False
         self._previous_handler: Any = None
         self._is_installed = False
 
@@ -43,13 +43,14 @@ class StopSignal:
             )
             self._is_installed = False
 
-    def reason(self, needed_seconds: float = 0.0) -> Optional[str]:
-        """Return why to stop now, or None. ``needed_seconds``: how long stopping takes, with everything to be
-        saved."""
-        if self._sigterm_received:
+    def reason_to_stop(self, needed_seconds: float = 0.0) -> Optional[str]:
+        """Return why this rank has to stop now, or None. ``needed_seconds``: how long stopping takes, with
+        everything to be saved; a planned end is met so much earlier."""
+        if self._has_received_sigterm:  # the signal handler only sets this
             return "SIGTERM"
         if self._stop_at is not None and self._clock() + needed_seconds >= self._stop_at:
             return "the planned end of the segment"
+        # Created by the host's main process, for all ranks of the host.
         if self._stop_file is not None and os.path.exists(self._stop_file):
             return "the host's stop file"
         return None
@@ -59,6 +60,6 @@ class StopSignal:
         return None if self._stop_at is None else self._stop_at - self._clock()
 
     def _on_sigterm(self, signal_number: int, frame: Optional[FrameType]) -> None:
-        self._sigterm_received = True
+        self._has_received_sigterm = True
         if callable(self._previous_handler):
             self._previous_handler(signal_number, frame)

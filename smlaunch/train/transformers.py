@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 from transformers import TrainerCallback
 
-from smlaunch.train import components, ddp_buckets, rng
+from smlaunch.train import checkpoint_components, ddp_buckets, rng
 from smlaunch.train.checkpointer import Checkpointer
 
 
@@ -71,26 +71,30 @@ class Resume(TrainerCallback):  # type: ignore[misc]
         keep: Optional[int] = None,
         directory: Optional[str] = None,
     ) -> None:
-        for name in ("fsdp", "deepspeed"):
-            if getattr(trainer, "is_{}_enabled".format(name), False):
-                raise ValueError("{}: the Trainer's checkpoint would be in pieces; use DDP".format(name))
+        """Make a Trainer of Hugging Face transformers resumable. ``every`` (seconds), ``every_steps``,
+        ``keep`` (how many checkpoints) and ``directory`` are the Checkpointer's. Raises ValueError for a
+        Trainer whose settings prevent an exact restart."""
+        for strategy in ("fsdp", "deepspeed"):
+            if getattr(trainer, "is_{}_enabled".format(strategy), False):
+                raise ValueError("{}: the Trainer's checkpoint would be in pieces; use DDP".format(strategy))
         if trainer.args.save_only_model or trainer.args.ignore_data_skip:
             raise ValueError("save_only_model and ignore_data_skip: must be off, else nothing is exact")
+        # A SeededDataset seeds the generators by epoch and sample; worker processes get a copy of it.
         if isinstance(trainer.train_dataset, SeededDataset) and trainer.args.dataloader_persistent_workers:
             raise ValueError(
                 "dataloader_persistent_workers: must be off, such workers do not see a new epoch"
             )
         self._trainer = trainer
-        self._settings: Dict[str, Any] = {
+        self._checkpointer_settings: Dict[str, Any] = {
             "every": every,
             "every_steps": every_steps,
             "keep": keep,
             "directory": directory,
         }
         self._checkpointer: Optional[Checkpointer] = None
-        self._files = _TrainerFiles(trainer)
-        self._loss: Any = None
-        self._is_step_done = False
+        self._trainer_files = _TrainerFiles(trainer)  # the Trainer's own checkpoint, as a component of ours
+        self._last_logged_loss: Any = None  # logged after a step, reported with it
+        self._has_unreported_step = False
         self.finished = False
         """After ``train()``: whether the training is finished, rather than only the segment."""
 
@@ -98,9 +102,9 @@ class Resume(TrainerCallback):  # type: ignore[misc]
         """Run ``trainer.train(**settings)`` from the newest checkpoint on; return its result, or None if the
         ranks stopped before the end. Raises what entering a Checkpointer does."""
         trainer = self._trainer
-        self.finished = self._is_step_done = False
+        self.finished = self._has_unreported_step = False
         trainer.add_callback(self)
-        files = self._files = _TrainerFiles(trainer)
+        files = self._trainer_files = _TrainerFiles(trainer)
         # Rank 0 writes the Trainer's state, equal for all ranks; the other ranks add their random state.
         rank = trainer.args.process_index
         components: Dict[str, Any] = {
@@ -110,7 +114,7 @@ class Resume(TrainerCallback):  # type: ignore[misc]
         result = None
         try:
             with tempfile.TemporaryDirectory(prefix="smlaunch-trainer-") as folder:
-                with Checkpointer(shared=("trainer",), **components, **self._settings) as run:
+                with Checkpointer(shared=("trainer",), **components, **self._checkpointer_settings) as run:
                     self._checkpointer = run
                     if run.restored_step is not None:
                         files.write_restored(folder)
@@ -127,14 +131,14 @@ class Resume(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         wrapped = self._trainer.model_wrapped
-        if components.is_ddp(wrapped):
+        if checkpoint_components.is_ddp(wrapped):
             ddp_buckets.rebuild_ddp_buckets(wrapped)
         if self._checkpointer is not None:
             self._checkpointer.set_total_steps(state.max_steps)
-        self._files.is_training = True
+        self._trainer_files.is_training = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._is_step_done = True
+        self._has_unreported_step = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record_step()
@@ -148,16 +152,17 @@ class Resume(TrainerCallback):  # type: ignore[misc]
         self._record_step()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._loss = (logs or {}).get("loss", self._loss)
+        self._last_logged_loss = (logs or {}).get("loss", self._last_logged_loss)
 
     def _record_step(self) -> None:
-        """Report the optimizer's last step to the Checkpointer, once; stop the Trainer if the ranks agreed
-        to."""
+        """Report the optimizer's last step to the Checkpointer, with the loss that was logged for it; several
+        callbacks of the Trainer call this, and the first one after a step counts. Stop the Trainer, by an
+        exception that ``train`` handles, if the ranks have agreed to stop."""
         checkpointer = self._checkpointer
-        if checkpointer is None or not self._is_step_done:
+        if checkpointer is None or not self._has_unreported_step:
             return
-        self._is_step_done = False
-        loss, self._loss = self._loss, None
+        self._has_unreported_step = False
+        loss, self._last_logged_loss = self._last_logged_loss, None
         checkpointer.step(**({} if loss is None else {"loss": loss}))
         if checkpointer.should_stop:
             raise _StopTraining

@@ -24,9 +24,9 @@ MAGIC = b"smlshrd" + str(formats.SHARD_FILE.major).encode("ascii")
 ALIGNMENT = 64
 """A cache line, and more than any element type requires."""
 
-_LENGTH = struct.Struct("<Q")
-_DOUBLE = struct.Struct(">d")
-_TAG = "$"
+_HEADER_LENGTH_STRUCT = struct.Struct("<Q")
+_DOUBLE_STRUCT = struct.Struct(">d")
+_TYPE_TAG_KEY = "$"
 _MAX_DEPTH = 100
 _INT64_LIMIT = 1 << 63
 """Integers below this are written as JSON numbers, which other JSON readers keep exactly too."""
@@ -80,7 +80,7 @@ class EncodedTree:
             position = start + data.nbytes
 
 
-def encode(tree: Any) -> EncodedTree:
+def encode_tree(tree: Any) -> EncodedTree:
     """Encode a tree. Raises UnstorableValueError naming every leaf that is neither plain nor a Buffer.
 
     Plain are None, bool, int, float, complex, str, bytes, bytearray, and lists, tuples, sets, frozensets,
@@ -92,23 +92,27 @@ def encode(tree: Any) -> EncodedTree:
     if encoder.problems:
         raise UnstorableValueError(encoder.problems)
     header = json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
-    return EncodedTree(MAGIC + _LENGTH.pack(len(header)) + header, encoder.buffers)
+    return EncodedTree(MAGIC + _HEADER_LENGTH_STRUCT.pack(len(header)) + header, encoder.buffers)
 
 
-def decode(content: BytesLike) -> Any:
-    """Return the tree in a content; its Buffers are views on ``content``. Raises InvalidTreeError, and
-    FormatError for a newer version."""
+def decode_tree(content: BytesLike) -> Any:
+    """Return the tree that a file's content holds: magic number, length of the header, header (the tree as
+    JSON), buffers. The tree's Buffers are views on ``content``. Raises InvalidTreeError, and FormatError for
+    a newer version of the format."""
     view = memoryview(content)
-    start = len(MAGIC) + _LENGTH.size
+    header_start = len(MAGIC) + _HEADER_LENGTH_STRUCT.size  # the length has 8 bytes
     magic = bytes(view[: len(MAGIC)])
+    # The last byte of the magic number is the format's major version: a newer one raises FormatError, which
+    # tells it from another kind of file.
     if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit():
         formats.SHARD_FILE.check_version(magic[-1:].decode("ascii") + ".0", "checkpoint")
-    if magic != MAGIC or view.nbytes < start:
+    if magic != MAGIC or view.nbytes < header_start:
         raise InvalidTreeError("it does not begin with {!r}".format(MAGIC.decode("ascii")))
-    end = start + _LENGTH.unpack(view[len(MAGIC) : start])[0]
+    (header_bytes,) = _HEADER_LENGTH_STRUCT.unpack(view[len(MAGIC) : header_start])
+    header_end = header_start + header_bytes
     try:
-        document = json.loads(bytes(view[start:end]).decode("ascii"))
-        return _TreeDecoder(view, end).decode_value(document)
+        document = json.loads(bytes(view[header_start:header_end]).decode("ascii"))
+        return _TreeDecoder(view, header_end).decode_value(document)  # the buffers begin at the header's end
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidTreeError("its header cannot be read: {!r}".format(error)) from error
 
@@ -128,7 +132,10 @@ class _TreeEncoder:
         self._buffers_end = 0
 
     def encode_value(self, value: Any, path: str, depth: int) -> Any:
-        """Return the JSON value for one node of the tree; problems are collected."""
+        """Return the JSON value for one node of the tree. Types that JSON does not have become objects with
+        the type's tag, ``{"$": "int", "v": ...}``; a Buffer (raw bytes) becomes a reference to its place in
+        the file; values that cannot be stored are collected as problems. ``path``: of the node, for messages;
+        ``depth``: levels below the root."""
         if depth > _MAX_DEPTH:
             self._add_problem(
                 path, "is nested more than {} levels deep; does it contain itself?".format(_MAX_DEPTH)
@@ -137,16 +144,19 @@ class _TreeEncoder:
         value_type = type(value)
         if value is None or value_type in (bool, str):
             return value
-        if value_type is int:
-            return value if -_INT64_LIMIT <= value < _INT64_LIMIT else {_TAG: "int", "v": hex(value)}
+        if value_type is int:  # larger integers are lost in some JSON readers
+            return value if -_INT64_LIMIT <= value < _INT64_LIMIT else {_TYPE_TAG_KEY: "int", "v": hex(value)}
         if value_type is float:
+            # JSON has no nan and infinities; for these the difference is nan.
             is_finite = value - value == 0.0
-            return value if is_finite else {_TAG: "float", "v": _DOUBLE.pack(value).hex()}
+            return value if is_finite else {_TYPE_TAG_KEY: "float", "v": _DOUBLE_STRUCT.pack(value).hex()}
         if value_type is Buffer:
             return self._encode_buffer(value, path)
-        encode_container = _ENCODERS.get(value_type)
+        # A method for each type of lists, dicts and the like, whose items are encoded by this function again;
+        # and for bytes, complex.
+        encode_container = _ENCODER_BY_TYPE.get(value_type)
         if encode_container is None:
-            self._add_problem(path, _type_problem(value))
+            self._add_problem(path, _describe_type_problem(value))
             return None
         return encode_container(self, value, path, depth + 1)
 
@@ -166,11 +176,11 @@ class _TreeEncoder:
 
     def encode_mapping(self, value: Dict[Any, Any], path: str, depth: int) -> Any:
         """Return a JSON object, or a list of pairs if a key is not text or is the tag."""
-        if all(type(key) is str for key in value) and _TAG not in value:
+        if all(type(key) is str for key in value) and _TYPE_TAG_KEY not in value:
             return {
                 key: self.encode_value(item, _child_path(path, key), depth) for key, item in value.items()
             }
-        return {_TAG: "dict", "v": self.encode_pairs(value, path, depth)}
+        return {_TYPE_TAG_KEY: "dict", "v": self.encode_pairs(value, path, depth)}
 
     def _encode_buffer(self, buffer: Buffer, path: str) -> Any:
         """Reserve the buffer's place in the file and return its description."""
@@ -184,7 +194,13 @@ class _TreeEncoder:
         self._buffers_end = offset + data.nbytes
         self.buffers.append(data)
         shape = [int(length) for length in buffer.shape]
-        return {_TAG: "buffer", "dtype": buffer.dtype, "shape": shape, "at": offset, "size": data.nbytes}
+        return {
+            _TYPE_TAG_KEY: "buffer",
+            "dtype": buffer.dtype,
+            "shape": shape,
+            "at": offset,
+            "size": data.nbytes,
+        }
 
     def _add_problem(self, path: str, problem: str) -> None:
         self.problems.append("{}: {}".format(path or "the tree", problem))
@@ -196,17 +212,19 @@ class _TreeDecoder:
         self._header_end = header_end
 
     def decode_value(self, value: Any) -> Any:
-        """Return the tree for one JSON value."""
+        """Return the tree that one JSON value of the file's header stands for; an object with a type tag,
+        ``{"$": "int", "v": ...}``, is a value of a type that JSON does not have."""
         if isinstance(value, list):
             return self.decode_items(value)
         if not isinstance(value, dict):
             return value
-        tag = value.get(_TAG)
+        tag = value.get(_TYPE_TAG_KEY)
         if tag is None:
             return {key: self.decode_value(item) for key, item in value.items()}
         if tag == "buffer":
             return self._decode_buffer(value)
-        return _DECODERS[tag](self, value["v"])
+        # The tag names a type, whose method decodes the member "v"; KeyError for an unknown tag.
+        return _DECODER_BY_TAG[tag](self, value["v"])
 
     def decode_items(self, values: List[Any]) -> List[Any]:
         return [self.decode_value(item) for item in values]
@@ -225,23 +243,29 @@ class _TreeDecoder:
 def _tagged_encoder(
     tag: str, encode_leaf: Callable[[Any], Any]
 ) -> Callable[[_TreeEncoder, Any, str, int], Any]:
-    return lambda writer, value, path, depth: {_TAG: tag, "v": encode_leaf(value)}
+    return lambda writer, value, path, depth: {_TYPE_TAG_KEY: tag, "v": encode_leaf(value)}
 
 
 def _collection_encoder(tag: str) -> Callable[[_TreeEncoder, Any, str, int], Any]:
-    return lambda writer, value, path, depth: {_TAG: tag, "v": writer.encode_items(value, path, depth)}
+    return lambda writer, value, path, depth: {
+        _TYPE_TAG_KEY: tag,
+        "v": writer.encode_items(value, path, depth),
+    }
 
 
 def _set_encoder(tag: str) -> Callable[[_TreeEncoder, Any, str, int], Any]:
     """Items are sorted by their encoding, so that equal sets give equal bytes in every process."""
     return lambda writer, value, path, depth: {
-        _TAG: tag,
+        _TYPE_TAG_KEY: tag,
         "v": sorted(writer.encode_items(value, path, depth), key=json.dumps),
     }
 
 
 def _pairs_encoder(tag: str) -> Callable[[_TreeEncoder, Any, str, int], Any]:
-    return lambda writer, value, path, depth: {_TAG: tag, "v": writer.encode_pairs(value, path, depth)}
+    return lambda writer, value, path, depth: {
+        _TYPE_TAG_KEY: tag,
+        "v": writer.encode_pairs(value, path, depth),
+    }
 
 
 def _base64_text(data: Any) -> str:
@@ -249,11 +273,11 @@ def _base64_text(data: Any) -> str:
 
 
 def _parse_double(digits: str) -> float:
-    number: float = _DOUBLE.unpack(bytes.fromhex(digits))[0]
+    number: float = _DOUBLE_STRUCT.unpack(bytes.fromhex(digits))[0]
     return number
 
 
-_ENCODERS: Dict[type, Callable[[_TreeEncoder, Any, str, int], Any]] = {
+_ENCODER_BY_TYPE: Dict[type, Callable[[_TreeEncoder, Any, str, int], Any]] = {
     list: lambda writer, value, path, depth: writer.encode_items(value, path, depth),
     dict: lambda writer, value, path, depth: writer.encode_mapping(value, path, depth),
     tuple: _collection_encoder("tuple"),
@@ -263,10 +287,12 @@ _ENCODERS: Dict[type, Callable[[_TreeEncoder, Any, str, int], Any]] = {
     Counter: _pairs_encoder("counter"),
     bytes: _tagged_encoder("bytes", _base64_text),
     bytearray: _tagged_encoder("bytearray", _base64_text),
-    complex: _tagged_encoder("complex", lambda v: [_DOUBLE.pack(v.real).hex(), _DOUBLE.pack(v.imag).hex()]),
+    complex: _tagged_encoder(
+        "complex", lambda v: [_DOUBLE_STRUCT.pack(v.real).hex(), _DOUBLE_STRUCT.pack(v.imag).hex()]
+    ),
 }
 
-_DECODERS: Dict[str, Callable[[_TreeDecoder, Any], Any]] = {
+_DECODER_BY_TAG: Dict[str, Callable[[_TreeDecoder, Any], Any]] = {
     "int": lambda reader, value: int(value, 16),
     "float": lambda reader, value: _parse_double(value),
     "complex": lambda reader, value: complex(_parse_double(value[0]), _parse_double(value[1])),
@@ -281,10 +307,12 @@ _DECODERS: Dict[str, Callable[[_TreeDecoder, Any], Any]] = {
 }
 
 
-def _type_problem(value: Any) -> str:
+def _describe_type_problem(value: Any) -> str:
     value_type = type(value)
     name = "{}.{}".format(value_type.__module__, value_type.__qualname__)
-    plain_base: Optional[type] = next((plain for plain in value_type.__mro__[1:] if plain in _PLAIN), None)
+    plain_base: Optional[type] = next(
+        (plain for plain in value_type.__mro__[1:] if plain in _PLAIN_TYPES), None
+    )
     if plain_base is not None:
         return "a {} cannot be saved: it would be read back as a plain {}; convert it with {}(...)".format(
             name, plain_base.__name__, plain_base.__name__
@@ -292,7 +320,7 @@ def _type_problem(value: Any) -> str:
     return "a {} cannot be saved; pass plain values, or its state_dict()".format(name)
 
 
-_PLAIN = (bool, int, float, str, *_ENCODERS)
+_PLAIN_TYPES = (bool, int, float, str, *_ENCODER_BY_TYPE)
 
 
 def _child_path(path: str, key: Any) -> str:

@@ -8,11 +8,12 @@ with a note.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from smlaunch.verify import causes
-from smlaunch.verify.diff import Comparison, RunDifference, describe_file_difference, escape_unprintable
+from smlaunch.verify.run_diff import Comparison, RunDifference, describe_file_difference, escape_unprintable
 
 _CHANGING_NUMBERS = re.compile(r"[0-9a-f]{6,}|\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")
@@ -38,92 +39,116 @@ class TimeSpan(NamedTuple):
         )
 
 
-def discount_unrepeatable(comparison: Comparison, repetition: Comparison, span: TimeSpan) -> Comparison:
-    """Return the comparison without irrelevant differences. ``repetition`` compares two unsplit runs."""
-    unrepeatable_keys = {difference.key for difference in repetition.differences}
-    unrepeatable_names = {
-        _CHANGING_NUMBERS.sub("#", difference.name)
-        for difference in repetition.differences
-        if difference.kind == "file" and difference.text
-    }
+def discount_unrepeatable(
+    comparison: Comparison, baseline_comparison: Comparison, all_runs_time: TimeSpan
+) -> Comparison:
+    """Return the comparison of a resumed run without differences that the resume did not cause and that are
+    no result of the training, such as a date in a file.
 
-    def is_caused_by_cut(difference: RunDifference) -> bool:
-        is_in_unrepeatable_file = (
-            difference.kind == "file"
-            and bool(difference.text)
-            and _CHANGING_NUMBERS.sub("#", difference.name) in unrepeatable_names
-        )
-        return difference.key not in unrepeatable_keys and not is_in_unrepeatable_file
-
-    cut_differences = [difference for difference in comparison.differences if is_caused_by_cut(difference)]
-    unrepeatable_differences = [
-        difference for difference in comparison.differences if not is_caused_by_cut(difference)
-    ]
-    if not unrepeatable_differences:
+    ``baseline_comparison`` compares two uninterrupted runs: what differs between them is unrepeatable even
+    without a resume. ``all_runs_time``: from the first run's start to the last one's end. Where weights,
+    losses or state are unrepeatable, the causes say so instead.
+    """
+    unrepeatable = _find_unrepeatable(comparison.differences, baseline_comparison.differences)
+    if not unrepeatable:
         return comparison
-    irrelevant_differences = [
+    # Values in files, other than weights, that are no result of the training: left out, with a note.
+    irrelevant = [
         difference
-        for difference in unrepeatable_differences
-        if _is_irrelevant(difference, repetition.has_compared_state, span)
+        for difference in unrepeatable
+        if _is_irrelevant(difference, baseline_comparison.has_compared_state, all_runs_time)
     ]
-    notes = [
-        describe_file_difference(
-            name, [difference for difference in irrelevant_differences if difference.name == name]
-        )
-        + ", as it does between two unsplit runs: the resume did not cause that"
-        for name in dict.fromkeys(difference.name for difference in irrelevant_differences)
-    ]
-    remaining_differences = [
-        difference for difference in comparison.differences if difference not in irrelevant_differences
-    ]
-    relevant_unrepeatable = [
-        difference for difference in unrepeatable_differences if difference not in irrelevant_differences
-    ]
-    ignored_paths_by_file: dict[str, list[str]] = {}
-    for difference in irrelevant_differences:
-        ignored_paths_by_file.setdefault(difference.name, []).append(
-            escape_unprintable(difference.value_path)
-        )
-    reduced_comparison = replace(
-        comparison,
-        differences=tuple(remaining_differences),
-        compared=tuple(
-            f"{name} but for {', '.join(ignored_paths_by_file[name])}"
-            if name in ignored_paths_by_file
-            else name
-            for name in comparison.compared
-            if "" not in ignored_paths_by_file.get(name, ())
-        ),
-        not_compared=(*comparison.not_compared, *notes),
-    )
-    if not remaining_differences:
-        return replace(reduced_comparison, causes=())
+    remaining = [difference for difference in comparison.differences if difference not in irrelevant]
+    # With a note about each file that has irrelevant differences.
+    reduced_comparison = _remove_irrelevant_differences(comparison, remaining, irrelevant)
+    if not remaining:
+        return replace(reduced_comparison, causes=())  # nothing is left to be explained
+    relevant_unrepeatable = [difference for difference in unrepeatable if difference not in irrelevant]
     if not relevant_unrepeatable:
         return reduced_comparison
-    not_repeatable_cause = causes.explain_not_repeatable(
-        replace(comparison, differences=tuple(relevant_unrepeatable)).difference_texts[0]
-    )
-    if not cut_differences or any(
+    # A Comparison only for its texts: the first says what is not repeatable.
+    first_text = Comparison(differences=tuple(relevant_unrepeatable)).difference_texts[0]
+    not_repeatable_cause = causes.explain_not_repeatable(first_text)
+    has_only_unrepeatable = len(unrepeatable) == len(comparison.differences)
+    # Of the kinds "ranks" (their number) and "steps", from which all later differences may follow.
+    has_unrepeatable_steps = any(
         difference.kind in ("ranks", "steps") for difference in relevant_unrepeatable
-    ):
-        return replace(
-            reduced_comparison, causes=(not_repeatable_cause, *comparison.seed_causes)
-        )  # the other causes may follow from this one
+    )
+    if has_only_unrepeatable or has_unrepeatable_steps:
+        # The comparison's own causes blame the resume, wrongly; but a missing seed (seed_causes) explains it.
+        return replace(reduced_comparison, causes=(not_repeatable_cause, *comparison.seed_causes))
     return replace(reduced_comparison, causes=(*comparison.causes, not_repeatable_cause))
 
 
-def is_repeatable(repetition: Comparison, span: TimeSpan) -> bool:
-    """Return whether two unsplit runs are the same in all relevant values."""
-    return all(
-        _is_irrelevant(difference, repetition.has_compared_state, span)
-        for difference in repetition.differences
+def _find_unrepeatable(
+    differences: Sequence[RunDifference], baseline_differences: Sequence[RunDifference]
+) -> list[RunDifference]:
+    """Return those of the differences that two uninterrupted runs have as well (``baseline_differences``). A
+    file that only one run has matches one whose name has other numbers, such as a time, in it."""
+    unrepeatable_keys = {difference.key for difference in baseline_differences}
+    unrepeatable_file_patterns = {
+        _CHANGING_NUMBERS.sub("#", difference.name)
+        for difference in baseline_differences
+        if _is_of_whole_file(difference)
+    }
+    return [
+        difference
+        for difference in differences
+        if difference.key in unrepeatable_keys
+        or (
+            _is_of_whole_file(difference)
+            and _CHANGING_NUMBERS.sub("#", difference.name) in unrepeatable_file_patterns
+        )
+    ]
+
+
+def _is_of_whole_file(difference: RunDifference) -> bool:
+    """Return whether a file as a whole is missing from one of the runs."""
+    return difference.kind == "file" and bool(difference.description)
+
+
+def _remove_irrelevant_differences(
+    comparison: Comparison, remaining: Sequence[RunDifference], irrelevant: Sequence[RunDifference]
+) -> Comparison:
+    """Return the comparison with the remaining differences only, and with notes about the irrelevant ones:
+    values in files that are no result of the training, such as a time."""
+    irrelevant_by_file: dict[str, list[RunDifference]] = {}
+    for difference in irrelevant:
+        irrelevant_by_file.setdefault(difference.name, []).append(difference)
+    notes = [
+        describe_file_difference(file_name, file_differences)
+        + ", as it does between two unsplit runs: the resume did not cause that"
+        for file_name, file_differences in irrelevant_by_file.items()
+    ]
+    compared_items: list[str] = []
+    for item in comparison.compared_items:
+        ignored_paths = [
+            escape_unprintable(difference.value_path) for difference in irrelevant_by_file.get(item, ())
+        ]
+        if "" in ignored_paths:  # the whole file is one value, which is ignored
+            continue
+        compared_items.append(f"{item} but for {', '.join(ignored_paths)}" if ignored_paths else item)
+    return replace(
+        comparison,
+        differences=tuple(remaining),
+        compared_items=tuple(compared_items),
+        not_compared_items=(*comparison.not_compared_items, *notes),
     )
 
 
-def _is_irrelevant(difference: RunDifference, has_compared_state: bool, span: TimeSpan) -> bool:
+def is_repeatable(baseline_comparison: Comparison, all_runs_time: TimeSpan) -> bool:
+    """Return whether two unsplit runs are the same in all relevant values."""
+    return all(
+        _is_irrelevant(difference, baseline_comparison.has_compared_state, all_runs_time)
+        for difference in baseline_comparison.differences
+    )
+
+
+def _is_irrelevant(difference: RunDifference, has_compared_state: bool, all_runs_time: TimeSpan) -> bool:
     """Return whether a value stands beside weights and state and is not a result of the training."""
-    if difference.kind != "file" or difference.is_bulk:
+    if difference.kind != "file" or difference.is_weight_like:
         return False
     return has_compared_state or (
-        bool(difference.short_texts) and all(map(span.contains_time, difference.short_texts))
+        bool(difference.short_value_texts)
+        and all(map(all_runs_time.contains_time, difference.short_value_texts))
     )

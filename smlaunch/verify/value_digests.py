@@ -20,8 +20,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from smlaunch.verify import pickles
-from smlaunch.verify.pickles import (
+from smlaunch.verify import pickle_parser
+from smlaunch.verify.pickle_parser import (
     ConstructedObject,
     DictItems,
     GlobalRef,
@@ -40,19 +40,35 @@ _MAX_VALUES = 300_000
 _MAX_REORDERED_ELEMENTS = 1 << 22
 """Limit for elements that are put into row-major order one by one."""
 
-_MAX_SHORT_TEXT = 40
+_MAX_SHORT_TEXT_LENGTH = 40
+_MAX_BYTES_OF_NO_WEIGHT = 16
+"""Longer byte strings may be weights."""
+
+_MAX_NPY_HEADER_BYTES = 10_000
+_UNFINISHED_SHA256 = ""
+"""In place of the hash of a container whose items are being hashed."""
+
+
 _T = TypeVar("_T")
-_ZIP, _ZIP_END, _GZIP, _NPY = b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"\x93NUMPY"
-_HEADER = struct.Struct("<Q")
+_ZIP_MAGIC, _ZIP_END_MAGIC = b"PK\x03\x04", b"PK\x05\x06"
+_GZIP_MAGIC, _NPY_MAGIC = b"\x1f\x8b", b"\x93NUMPY"
+_PICKLE_MAGIC = b"\x80"
+"""Opcode PROTO, with which pickles of protocol 2 and later begin."""
+
+_ZIP_END_RECORD_BYTES = 22
+_TAR_MAGIC_OFFSET = 257
+_TORCH_PICKLE_NAME = "data.pkl"
+
+_SAFETENSORS_HEADER_LENGTH = struct.Struct("<Q")
 
 
 class ValueDigest(NamedTuple):
     """Digest of one value in a file."""
 
-    digest: str
-    is_bulk: bool
+    sha256: str
+    is_weight_like: bool
     """Many numbers, or bytes of unknown format: what weights look like."""
-    short_text: str = ""
+    short_value_text: str = ""
     """A short value as text; else empty."""
 
 
@@ -63,12 +79,12 @@ TextMask = Callable[[str], str]
 """Removes from a text what differs from run to run by nature, such as a job's name."""
 
 
-def digest_values(content: bytes, mask: TextMask = str) -> ValueDigests:
+def digest_values(content: bytes, mask_text: TextMask = str) -> ValueDigests:
     """Return the digests of a file's values."""
     try:
-        return _FileReader(mask).read(content, 0)
+        return _FileDigester(mask_text).digest_file(content, 0)
     except Exception:  # a broken or hostile file may raise anything; its bytes are compared instead
-        return {"": _digest_bytes(content)}
+        return {"": _digest_whole_content(content)}
 
 
 def digest_chunks(chunks: Iterator[bytes]) -> ValueDigests:
@@ -76,137 +92,187 @@ def digest_chunks(chunks: Iterator[bytes]) -> ValueDigests:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
-    return {"": ValueDigest(digest.hexdigest(), is_bulk=True)}
+    return {"": ValueDigest(digest.hexdigest(), is_weight_like=True)}
 
 
-def _digest_bytes(content: bytes) -> ValueDigest:
-    return ValueDigest(hashlib.sha256(content).hexdigest(), is_bulk=True)
+def _digest_whole_content(content: bytes) -> ValueDigest:
+    return ValueDigest(hashlib.sha256(content).hexdigest(), is_weight_like=True)
 
 
-class _FileReader:
-    def __init__(self, mask: TextMask) -> None:
-        self._mask = mask
-        self._remaining_bytes = MAX_FILE_BYTES
+class _FileDigester:
+    """Computes the digests of one file's values, and of those of all files packed in it. ``mask_text``: see
+    TextMask."""
+
+    """Computes the digests of one file's values, and of those of all files packed in it. ``mask_text``: see
+    TextMask."""
+
+    def __init__(self, mask_text: TextMask) -> None:
+        self._mask_text = mask_text
+        self._remaining_unpack_bytes = MAX_FILE_BYTES
         self._value_count = 0
 
-    def read(self, content: bytes, depth: int) -> dict[str, ValueDigest]:
-        """Return digests of all values in a file of any known format. ``depth``: number of archives around
-        it."""
-        for read_format in (_read_npy, self._read_safetensors, self._read_json):
-            digests = read_format(content)
+    def digest_file(self, content: bytes, archive_depth: int) -> dict[str, ValueDigest]:
+        """Return the digests of all values in a file of any known format, by their path in it, such as
+        ``layers.0.weight``. A file of an unknown format is one value with an empty path.
+
+        ``archive_depth``: number of archives around the file. Raises UnreadableContent for a damaged archive
+        or pickle.
+        """
+        # These return None for content of another format.
+        for digest_format in (_digest_npy, self._digest_safetensors, self._digest_json):
+            digests = digest_format(content)
             if digests is not None:
                 return digests
-        members = None if depth >= _MAX_ARCHIVE_DEPTH else self._unpack(content)
-        if members is not None:
-            return self._read_members(members, depth)
-        if content[:1] == b"\x80":
-            return self._read_pickle(content, {})
-        return {"": self._read_text(content) or _digest_bytes(content)}
+        # None for a file that is no archive, and for one in too many others.
+        unpacked_files = None if archive_depth >= _MAX_ARCHIVE_DEPTH else self._unpack_archive(content)
+        if unpacked_files is not None:
+            return self._digest_archive_files(unpacked_files, archive_depth)
+        if content[:1] == _PICKLE_MAGIC:  # a pickle by itself, without PyTorch's storages beside it
+            return self._digest_pickle(content, {})
+        # Text is hashed without names that differ from run to run; None for content that is no text.
+        return {"": self._digest_text(content) or _digest_whole_content(content)}
 
     # ---- archives ------------------------------------------------------------------------------------------
 
-    def _unpack(self, content: bytes) -> dict[str, bytes] | None:
-        """Return the files of a zip, gzip or tar archive by path; None for other content. Raises
-        UnreadableContent."""
+    def _unpack_archive(self, content: bytes) -> dict[str, bytes] | None:
+        """Return the files of a zip, gzip or tar archive by path; None for other content. A gzip file has one
+        file with an empty path.
+
+        Raises UnreadableContent for a damaged archive, and for one that unpacks to more than MAX_FILE_BYTES.
+        """
         try:
-            if content[:4] == _ZIP:
-                with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                    if content.rfind(_ZIP_END) + 22 + len(archive.comment) != len(content):
-                        raise UnreadableContent("something follows the archive")
-                    files = [info for info in archive.infolist() if not info.is_dir()]
-                    return _by_unique_path(
-                        (info.filename, self._read_member(archive.open(info))) for info in files
-                    )
-            if content[:2] == _GZIP:
-                return {"": self._read_member(gzip.GzipFile(fileobj=io.BytesIO(content)))}
-            if content[257:262] == b"ustar":
-                with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                    members = [member for member in tar if member.isfile()]
-                    return _by_unique_path(
-                        (member.name, self._read_member(tar.extractfile(member))) for member in members
-                    )
-        except UnreadableContent:
+            if content[:4] == _ZIP_MAGIC:
+                return self._unpack_zip(content)
+            if content[:2] == _GZIP_MAGIC:
+                return {"": self._read_unpacked_file(gzip.GzipFile(fileobj=io.BytesIO(content)))}
+            if content[_TAR_MAGIC_OFFSET : _TAR_MAGIC_OFFSET + 5] == b"ustar":
+                return self._unpack_tar(content)
+        except UnreadableContent:  # with its own message
             raise
         except Exception as error:  # zipfile, zlib and tarfile raise many types for a broken file
             raise UnreadableContent(str(error)) from error
         return None
 
-    def _read_member(self, file: Any) -> bytes:
+    def _unpack_zip(self, content: bytes) -> dict[str, bytes]:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            end_record_offset = content.rfind(_ZIP_END_MAGIC)
+            if end_record_offset + _ZIP_END_RECORD_BYTES + len(archive.comment) != len(content):
+                raise UnreadableContent("something follows the archive")
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            return _number_duplicate_paths(
+                (info.filename, self._read_unpacked_file(archive.open(info))) for info in files
+            )
+
+    def _unpack_tar(self, content: bytes) -> dict[str, bytes]:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            files = [member for member in archive if member.isfile()]
+            return _number_duplicate_paths(
+                (member.name, self._read_unpacked_file(archive.extractfile(member))) for member in files
+            )
+
+    def _read_unpacked_file(self, file: Any) -> bytes:
         """Read one unpacked file. All of them count against one limit, because a small archive may hold a
         huge file."""
         with file:
-            content: bytes = file.read(self._remaining_bytes + 1)
-        self._remaining_bytes -= len(content)
-        if self._remaining_bytes < 0:
+            content: bytes = file.read(self._remaining_unpack_bytes + 1)
+        self._remaining_unpack_bytes -= len(content)
+        if self._remaining_unpack_bytes < 0:
             raise UnreadableContent("too large when it is unpacked")
         return content
 
-    def _read_members(self, files: Mapping[str, bytes], depth: int) -> dict[str, ValueDigest]:
-        """Return digests of the values in an archive. ``depth``: number of archives around them."""
-        pickle_name = next((name for name in files if name.endswith("/data.pkl")), "")
-        root = pickle_name.removesuffix("data.pkl")  # PyTorch's, named like the file
-        storages = {
-            name.removeprefix(f"{root}data/"): content
-            for name, content in files.items()
-            if pickle_name and name.startswith(f"{root}data/")
-        }
+    def _digest_archive_files(
+        self, content_by_path: Mapping[str, bytes], archive_depth: int
+    ) -> dict[str, ValueDigest]:
+        """Return the digests of all values in an archive's files, by file name and path in the file.
 
-        def member_digests() -> Iterator[tuple[str, ValueDigest]]:
-            for name, content in files.items():
-                if pickle_name and (
-                    name.startswith(f"{root}data/") or name == f"{root}.data/serialization_id"
-                ):
-                    continue
-                if pickle_name and name == pickle_name:
-                    yield from self._read_pickle(content, storages).items()
-                    continue
-                name_in_archive = name.removeprefix(root).removesuffix(".npy")
-                for value_path, digest in self.read(content, depth + 1).items():
-                    yield " ".join(filter(None, (name_in_archive, value_path))), digest
+        ``archive_depth``: number of archives around this one. In a file of ``torch.save``, a zip archive, the
+        pickle ``<root>/data.pkl`` refers to the tensors' elements in ``<root>/data/<key>`` (storages), which
+        count as parts of its values and not as files.
+        """
+        pickle_path = next(
+            (path for path in content_by_path if path.endswith(f"/{_TORCH_PICKLE_NAME}")), None
+        )
+        if pickle_path is None:
+            return _number_duplicate_paths(self._digest_plain_files(content_by_path, "", archive_depth))
+        root = pickle_path.removesuffix(_TORCH_PICKLE_NAME)
+        storage_prefix = f"{root}data/"
+        storage_bytes_by_key: dict[str, bytes] = {}
+        other_files: dict[str, bytes] = {}
+        for path, content in content_by_path.items():
+            if path.startswith(storage_prefix):
+                storage_bytes_by_key[path.removeprefix(storage_prefix)] = content
+            elif path != f"{root}.data/serialization_id":  # differs with each save
+                other_files[path] = content
+        path_digest_pairs: list[tuple[str, ValueDigest]] = []
+        for path, content in other_files.items():
+            if path == pickle_path:
+                path_digest_pairs += self._digest_pickle(content, storage_bytes_by_key).items()
+            else:
+                path_digest_pairs += self._digest_plain_files({path: content}, root, archive_depth)
+        return _number_duplicate_paths(path_digest_pairs)  # a dict: a path that comes twice gets a number
 
-        return _by_unique_path(member_digests())
+    def _digest_plain_files(
+        self, content_by_path: Mapping[str, bytes], root: str, archive_depth: int
+    ) -> Iterator[tuple[str, ValueDigest]]:
+        """Yield the digest of each value in these files of an archive, by file name and path in the file.
+        ``root``: the folder in the archive that names are relative to."""
+        for path, content in content_by_path.items():
+            file_name = path.removeprefix(root).removesuffix(".npy")
+            for value_path, digest in self.digest_file(content, archive_depth + 1).items():
+                yield " ".join(filter(None, (file_name, value_path))), digest
 
     # ---- single formats ------------------------------------------------------------------------------------
 
-    def _read_safetensors(self, content: bytes) -> dict[str, ValueDigest] | None:
-        """Return digests of the tensors of a safetensors file; None for other content."""
-        if len(content) < 10 or content[8:9] != b"{":
+    def _digest_safetensors(self, content: bytes) -> dict[str, ValueDigest] | None:
+        """Return the digests of the tensors and the metadata of a safetensors file, by name; None for other
+        content.
+
+        The format: 8 bytes with the header's length, a JSON header with type, shape and data offsets of each
+        tensor, then the data.
+        """
+        if len(content) < 10 or content[8:9] != b"{":  # with which the JSON header begins
             return None
-        end = 8 + _HEADER.unpack(content[:8])[0]
-        if end > len(content):
+        (header_bytes,) = _SAFETENSORS_HEADER_LENGTH.unpack(content[:8])
+        data_start = 8 + header_bytes
+        if data_start > len(content):
             return None
+        digests: dict[str, ValueDigest] = {}
         try:
-            header = json.loads(content[8:end])
-            digests = {}
+            header = json.loads(content[8:data_start])
             for name, tensor_info in header.items():
                 if name == "__metadata__":
-                    digests.update(
-                        {f"{name}.{key}": self._digest_value(value) for key, value in tensor_info.items()}
-                    )
+                    for key, value in tensor_info.items():
+                        digests[f"{name}.{key}"] = self._digest_value(value)
                     continue
-                start, stop = tensor_info["data_offsets"]
+                start, end = tensor_info["data_offsets"]
+                # Tensors with the same bytes are equal only if type and shape are, too.
                 type_and_shape = f"{tensor_info['dtype']} {tensor_info['shape']}".encode()
-                data = content[end + start : end + stop]
+                tensor_bytes = content[data_start + start : data_start + end]
                 digests[name] = ValueDigest(
-                    hashlib.sha256(type_and_shape + data).hexdigest(), math.prod(tensor_info["shape"]) > 1
+                    hashlib.sha256(type_and_shape + tensor_bytes).hexdigest(),
+                    is_weight_like=math.prod(tensor_info["shape"]) > 1,
                 )
         except (ValueError, TypeError, KeyError, AttributeError):
-            return None
+            return None  # some other format that happens to have a brace at this place
         return digests
 
-    def _read_json(self, content: bytes) -> dict[str, ValueDigest] | None:
-        if content[:1] == b"\x80":
+    def _digest_json(self, content: bytes) -> dict[str, ValueDigest] | None:
+        if content[:1] == _PICKLE_MAGIC:
             return None
         try:
             tree = json.loads(content)
         except ValueError:
             return None
-        return _by_unique_path(self._walk(_as_dict_items(tree), "", _PickleDigester({})))
+        return _number_duplicate_paths(self._digest_tree(_convert_json_dicts(tree), "", _PickleDigester({})))
 
-    def _read_pickle(self, content: bytes, storages: Mapping[str, bytes]) -> dict[str, ValueDigest]:
-        return _by_unique_path(self._walk(pickles.parse_pickle(content), "", _PickleDigester(storages)))
+    def _digest_pickle(
+        self, content: bytes, storage_bytes_by_key: Mapping[str, bytes]
+    ) -> dict[str, ValueDigest]:
+        return _number_duplicate_paths(
+            self._digest_tree(pickle_parser.parse_pickle(content), "", _PickleDigester(storage_bytes_by_key))
+        )
 
-    def _read_text(self, content: bytes) -> ValueDigest | None:
+    def _digest_text(self, content: bytes) -> ValueDigest | None:
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:
@@ -215,181 +281,213 @@ class _FileReader:
             return None
         words = re.split(r"[\s,;]+", text.strip())
         is_bulk = len(words) > 1 and all(map(_is_number, words))
-        masked_text = self._mask(text)
+        masked_text = self._mask_text(text)
         return ValueDigest(
-            hashlib.sha256(masked_text.encode()).hexdigest(), is_bulk, _short_or_empty(masked_text)
+            hashlib.sha256(masked_text.encode()).hexdigest(), is_bulk, _text_if_short(masked_text)
         )
 
     # ---- trees ---------------------------------------------------------------------------------------------
 
-    def _walk(self, node: Any, path: str, storages: _PickleDigester) -> Iterator[tuple[str, ValueDigest]]:
-        """Yield the digest of each array, list of numbers and single value in a tree."""
-        self._value_count += 1
+    def _digest_tree(
+        self, node: Any, path: str, pickle_digester: _PickleDigester
+    ) -> Iterator[tuple[str, ValueDigest]]:
+        """Yield path and digest of each array, list of numbers and single value in a parsed pickle or JSON
+        document.
+
+        ``node``: the document or a part of it, where dicts are DictItems (lists of pairs) and objects are
+        described by the call that would make them. ``path``: of that part, empty for all of it.
+        ``pickle_digester``: knows the tensors that the pickle refers to. Raises UnreadableContent for too
+        many values.
+        """
+        self._value_count += 1  # over all files of one archive
         if self._value_count > _MAX_VALUES:
             raise UnreadableContent("too many values")
-        array = storages.array_digest(node)
-        if array is not None:
-            yield path, array
-        elif isinstance(node, ConstructedObject):
-            if node.state is None and not node.list_items and not node.dict_items and not node.arguments:
-                yield path, ValueDigest(storages.digest(node), is_bulk=False)
-                return
-            constructor_call = (node.constructor, node.arguments)
-            yield (
-                _join_path(path, "()"),
-                ValueDigest(storages.digest(constructor_call), storages.is_bulk(node.arguments)),
-            )
-            for content in (node.dict_items, _state_without_metadata(node), node.list_items):
-                if content:
-                    yield from self._walk(content, path, storages)
+        # None unless the node describes a tensor or a NumPy array.
+        array_digest = pickle_digester.digest_array_object(node)
+        if array_digest is not None:
+            yield path, array_digest
+        elif isinstance(node, ConstructedObject):  # any other object, by the call that would make it
+            yield from self._digest_constructed_object(node, path, pickle_digester)
         elif isinstance(node, DictItems) and node:
             for key, value in node:
-                name = key if isinstance(key, str) else f"[{key!r}]"
-                if not isinstance(key, (str, int)):
-                    name = f"({storages.digest(key)[:8]})"
-                yield from self._walk(value, _join_path(path, name), storages)
-        elif (
-            isinstance(node, (list, tuple))
-            and not isinstance(node, (GlobalRef, PersistentRef, SetItems))
-            and node
-        ):
-            if storages.is_numeric(node):
-                yield path, ValueDigest(storages.digest(node), is_bulk=len(node) > 1)
+                key_text = _path_text_of_key(key, pickle_digester)
+                yield from self._digest_tree(value, _append_to_value_path(path, key_text), pickle_digester)
+        elif _is_sequence(node) and node:
+            if pickle_digester.is_nested_number_list(node):  # counts as one value
+                yield path, ValueDigest(pickle_digester.sha256_of(node), is_weight_like=len(node) > 1)
                 return
             for index, item in enumerate(node):
-                yield from self._walk(item, f"{path}[{index}]", storages)
+                yield from self._digest_tree(item, f"{path}[{index}]", pickle_digester)
         else:
-            yield path, self._digest_value(node, storages)
+            yield path, self._digest_value(node, pickle_digester)
 
-    def _digest_value(self, value: Any, storages: _PickleDigester | None = None) -> ValueDigest:
-        """Return the digest of one value. ``storages``: digests of the tensors that a pickle refers to."""
-        if isinstance(value, str):
-            value = self._mask(value)
-        digest = (storages or _PickleDigester({})).digest(value)
-        is_plain = isinstance(value, (str, int, float)) or value is None
-        is_large = isinstance(value, (bytes, bytearray)) and len(value) > 16
-        return ValueDigest(
-            digest,
-            is_large,
-            _short_or_empty(value if isinstance(value, str) else repr(value)) if is_plain else "",
+    def _digest_constructed_object(
+        self, node: ConstructedObject, path: str, pickle_digester: _PickleDigester
+    ) -> Iterator[tuple[str, ValueDigest]]:
+        """Yield path and digest of the call that would make a pickled object, and of each value in its
+        content: state, and items of a list or dict."""
+        is_plain_call = not (node.state is not None or node.list_items or node.dict_items or node.arguments)
+        if is_plain_call:
+            yield path, ValueDigest(pickle_digester.sha256_of(node), is_weight_like=False)
+            return
+        constructor_call = (node.constructor, node.arguments)
+        # "()" in the path stands for the call.
+        yield (
+            _append_to_value_path(path, "()"),
+            ValueDigest(
+                pickle_digester.sha256_of(constructor_call), pickle_digester.is_weight_like(node.arguments)
+            ),
         )
+        # PyTorch adds layer versions (_metadata) to a state_dict(), and not to its copies: they are left out.
+        for content in (node.dict_items, _state_without_layer_versions(node), node.list_items):
+            if content:
+                yield from self._digest_tree(content, path, pickle_digester)
+
+    def _digest_value(self, value: Any, pickle_digester: _PickleDigester | None = None) -> ValueDigest:
+        """Return the digest of one value, with its text if it is short, for a message. ``pickle_digester``:
+        knows the tensors that a pickle refers to; None for a value of another format."""
+        if isinstance(value, str):
+            value = self._mask_text(value)  # without names that differ from run to run
+        sha256 = (pickle_digester or _PickleDigester({})).sha256_of(value)  # {}: no tensors outside the value
+        is_weight_like = isinstance(value, (bytes, bytearray)) and len(value) > _MAX_BYTES_OF_NO_WEIGHT
+        short_value_text = ""
+        if isinstance(value, (str, int, float)) or value is None:
+            short_value_text = _text_if_short(value if isinstance(value, str) else repr(value))
+        return ValueDigest(sha256, is_weight_like, short_value_text)
 
 
 class _PickleDigester:
-    """Digests of a pickle's values. ``storage_bytes``: PyTorch's storages beside the pickle, by key."""
+    """Digests of a pickle's values. ``storage_bytes_by_key``: PyTorch's storages beside the pickle, by
+    key."""
 
-    def __init__(self, storage_bytes: Mapping[str, bytes]) -> None:
-        self._storage_bytes = storage_bytes
-        self._digest_by_id: dict[int, tuple[Any, str]] = {}
-        self._is_numeric_by_id: dict[int, bool] = {}
+    def __init__(self, storage_bytes_by_key: Mapping[str, bytes]) -> None:
+        self._storage_bytes_by_key = storage_bytes_by_key
+        self._node_and_sha256_by_id: dict[int, tuple[Any, str]] = {}
+        self._is_number_list_by_id: dict[int, bool] = {}
 
-    def digest(self, node: Any) -> str:
-        """Return the digest of a value. An object that is referenced twice has the same digest as two equal
-        ones."""
-        known_digest = self._digest_by_id.get(id(node))
-        if known_digest is not None:
-            if not known_digest[1]:
+    def sha256_of(self, node: Any) -> str:
+        """Return the SHA-256 of a value in the pickle, in hexadecimal.
+
+        An object that is referenced twice has the same hash as two equal ones, and is hashed once. Raises
+        UnreadableContent for a value that contains itself.
+        """
+        known = self._node_and_sha256_by_id.get(id(node))
+        if known is not None:
+            _, known_sha256 = known
+            if known_sha256 == _UNFINISHED_SHA256:
                 raise UnreadableContent("it contains itself")
-            return known_digest[1]
-        if isinstance(node, (list, tuple, ConstructedObject)):
-            self._digest_by_id[id(node)] = (node, "")
-        array = self.array_digest(node)
-        digest = hashlib.sha256(
-            self._canonical_bytes(node) if array is None else array.digest.encode()
-        ).hexdigest()
-        if isinstance(node, (list, tuple, ConstructedObject)):
-            self._digest_by_id[id(node)] = (
-                node,
-                digest,
-            )  # keeps the node alive, so that its id is not reused
-        return digest
+            return known_sha256
+        is_container = isinstance(node, (list, tuple, ConstructedObject))
+        if is_container:  # its items, which are hashed below, may lead back to it
+            self._node_and_sha256_by_id[id(node)] = (node, _UNFINISHED_SHA256)
+        array_digest = self.digest_array_object(node)  # None unless it is a tensor or a NumPy array
+        identifying_bytes = (
+            self._canonical_bytes(node) if array_digest is None else array_digest.sha256.encode()
+        )
+        sha256 = hashlib.sha256(identifying_bytes).hexdigest()
+        if is_container:
+            # The entry keeps the node alive, so that its id is not reused.
+            self._node_and_sha256_by_id[id(node)] = (node, sha256)
+        return sha256
 
-    def is_numeric(self, items: Sequence[Any]) -> bool:
-        """Return whether these are nested lists of numbers."""
-        is_known_numeric = self._is_numeric_by_id.get(id(items))
-        if is_known_numeric is None:
-            is_known_numeric = self._is_numeric_by_id[id(items)] = all(
-                isinstance(item, (int, float)) or (type(item) in (list, tuple) and self.is_numeric(item))
+    def is_nested_number_list(self, items: Sequence[Any]) -> bool:
+        """Return whether these are numbers, or nested lists of numbers."""
+        is_number_list = self._is_number_list_by_id.get(id(items))
+        if is_number_list is None:
+            is_number_list = all(
+                isinstance(item, (int, float))
+                or (type(item) in (list, tuple) and self.is_nested_number_list(item))
                 for item in items
             )
-        return is_known_numeric
+            self._is_number_list_by_id[id(items)] = is_number_list
+        return is_number_list
 
-    def is_bulk(self, node: Any) -> bool:
+    def is_weight_like(self, node: Any) -> bool:
+        """Return whether a constructor's arguments look like weights: more than a few bytes, or several
+        floats."""
         if isinstance(node, (bytes, bytearray)):
-            return len(node) > 16
+            return len(node) > _MAX_BYTES_OF_NO_WEIGHT
         if isinstance(node, (list, tuple)):
             return len(node) > 1 and all(isinstance(item, float) for item in node)
         return False
 
-    def array_digest(self, node: Any) -> ValueDigest | None:
-        """Return the digest of a tensor or array by type, shape and elements in row-major order; None for
-        other values."""
+    def digest_array_object(self, node: Any) -> ValueDigest | None:
+        """Return the digest of a pickled tensor or NumPy array by type, shape and elements in row-major
+        order; None for other values. A pickled object is described by the function that would make it."""
         if not isinstance(node, ConstructedObject) or not isinstance(node.constructor, GlobalRef):
             return None
         try:
+            # The functions by which PyTorch and NumPy rebuild an array, given its type, shape and elements.
             if node.constructor in _TENSOR_CONSTRUCTORS:
-                return self._tensor_digest(node.arguments)
-            if node.constructor in _PARAMETER_CONSTRUCTORS:
-                return self.array_digest(node.arguments[0])
+                return self._digest_tensor(node.arguments)
+            if node.constructor in _PARAMETER_CONSTRUCTORS:  # a parameter around its tensor
+                return self.digest_array_object(node.arguments[0])
             if node.constructor.name == "_reconstruct" and node.constructor.module in _NUMPY_MODULES:
-                _, shape, dtype, is_fortran, data = node.state
-                kind = self.digest(dtype)
-                return _digest_array(
-                    kind,
-                    _array_bytes(data),
-                    _element_size(shape, _array_bytes(data)),
-                    shape,
-                    _strides(shape, is_fortran),
-                )
+                return self._digest_numpy_array(node.state)
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, struct.error):
-            return None
+            return None  # not of the form that the constructor's name promises: compared as any other object
         return None
 
-    def _tensor_digest(self, arguments: Any) -> ValueDigest | None:
+    def _digest_numpy_array(self, state: Any) -> ValueDigest:
+        """``state``: what ``ndarray.__setstate__`` takes."""
+        _, shape, dtype, is_fortran_order, data = state
+        element_type = self.sha256_of(dtype)
+        data_bytes = _numpy_data_bytes(data)
+        strides = _compute_element_strides(shape, is_fortran_order)
+        return _digest_array_elements(
+            element_type, data_bytes, _element_bytes(shape, data_bytes), shape, strides
+        )
+
+    def _digest_tensor(self, arguments: Any) -> ValueDigest | None:
+        """``arguments``: of ``torch._utils._rebuild_tensor_v2``."""
         storage, offset, shape, strides = arguments[:4]
-        _, kind, key, _, count = storage.persistent_id
-        data = self._storage_bytes[str(key)]
-        size = len(data) // count if count else 1
-        return _digest_array(kind.name, data, size, shape, strides, offset)
+        _, storage_type, key, _, element_count = storage.persistent_id
+        data_bytes = self._storage_bytes_by_key[str(key)]
+        element_bytes = len(data_bytes) // element_count if element_count else 1
+        return _digest_array_elements(storage_type.name, data_bytes, element_bytes, shape, strides, offset)
 
     def _canonical_bytes(self, node: Any) -> bytes:
-        """Return bytes that only equal values share. They are never parsed."""
-        if isinstance(node, PersistentRef):
-            persistent_id = node.persistent_id
-            storage_bytes = (
-                self._storage_bytes.get(str(persistent_id[2]))
-                if isinstance(persistent_id, tuple) and len(persistent_id) > 2
-                else None
-            )
-            if storage_bytes is None:
-                return b"kept " + self.digest(persistent_id).encode()
-            return (
-                b"storage " + self.digest(persistent_id[1]).encode() + hashlib.sha256(storage_bytes).digest()
-            )
-        if isinstance(node, GlobalRef):
+        """Return bytes that are the same for equal values of a pickle only: a value's type as a word, and its
+        content or the hashes of its parts. They are hashed and never parsed."""
+        if isinstance(node, PersistentRef):  # to a tensor's elements, which are outside of the pickle
+            # The id says which of the storages, files beside the pickle, has them.
+            return self._canonical_storage_bytes(node.persistent_id)
+        if isinstance(node, GlobalRef):  # a function or class, by its name
             return f"name {node.module} {node.name}".encode("utf-8", "surrogatepass")
         if isinstance(node, DictItems):
-            pairs = sorted(self.digest(key) + self.digest(value) for key, value in node)
-            return ("dict " + " ".join(pairs)).encode()
+            # Sorted, because the order of keys does not matter.
+            pair_hashes = sorted(self.sha256_of(key) + self.sha256_of(value) for key, value in node)
+            return ("dict " + " ".join(pair_hashes)).encode()
         if isinstance(node, SetItems):
-            return ("set " + " ".join(sorted(map(self.digest, node)))).encode()
+            return ("set " + " ".join(sorted(map(self.sha256_of, node)))).encode()
         if isinstance(node, (list, tuple)):
-            kind = "list" if isinstance(node, list) else "tuple"
-            if all(type(item) in (int, float, bool) for item in node):
-                return f"{kind} of {node!r}".encode()
-            return f"{kind} {' '.join(map(self.digest, node))}".encode()
-        if isinstance(node, ConstructedObject):
-            parts: tuple[Any, ...] = (
+            type_name = "list" if isinstance(node, list) else "tuple"
+            if all(type(item) in (int, float, bool) for item in node):  # without a hash of each number
+                return f"{type_name} of {node!r}".encode()
+            return f"{type_name} {' '.join(map(self.sha256_of, node))}".encode()
+        if isinstance(node, ConstructedObject):  # an object, by the call that would make it
+            object_parts: tuple[Any, ...] = (
                 node.constructor,
                 node.arguments,
-                _state_without_metadata(node),
+                _state_without_layer_versions(node),  # without the _metadata of PyTorch's state_dict()
                 node.list_items,
                 node.dict_items,
             )
-            return ("called " + " ".join(map(self.digest, parts))).encode()
+            return ("called " + " ".join(map(self.sha256_of, object_parts))).encode()
         if isinstance(node, (bytes, bytearray)):
             return b"bytes " + bytes(node)
         return f"{type(node).__name__} {node!r}".encode("utf-8", "surrogatepass")
+
+    def _canonical_storage_bytes(self, persistent_id: Any) -> bytes:
+        """Return the canonical bytes of a tensor's storage, which PyTorch refers to by a tuple of "storage",
+        type, key, device and length. Any other persistent id counts as a value."""
+        storage_bytes = None
+        if isinstance(persistent_id, tuple) and len(persistent_id) > 2:
+            storage_bytes = self._storage_bytes_by_key.get(str(persistent_id[2]))
+        if storage_bytes is None:
+            return b"kept " + self.sha256_of(persistent_id).encode()
+        storage_type = persistent_id[1]
+        return b"storage " + self.sha256_of(storage_type).encode() + hashlib.sha256(storage_bytes).digest()
 
 
 _TENSOR_CONSTRUCTORS = (
@@ -400,85 +498,131 @@ _PARAMETER_CONSTRUCTORS = (GlobalRef("torch._utils", "_rebuild_parameter"),)
 _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
-def _read_npy(content: bytes) -> dict[str, ValueDigest] | None:
-    """Return the digest of a NumPy file with one array; None for other content."""
-    if content[:6] != _NPY or len(content) < 12:
+def _digest_npy(content: bytes) -> dict[str, ValueDigest] | None:
+    """Return the digest of a NumPy .npy file with one array, under an empty path; None for other content.
+
+    The format: 6 bytes of magic, 2 of version, the header's length, a header that is a Python literal, then
+    the elements.
+    """
+    if content[:6] != _NPY_MAGIC or len(content) < 12:
         return None
-    start, length = (10, "<H") if content[6] == 1 else (12, "<I")
+    major_version = content[6]
+    # The header's length has 2 bytes in version 1, and 4 bytes in later ones.
+    header_start, length_format = (10, "<H") if major_version == 1 else (12, "<I")
     try:
-        end = start + struct.unpack(length, content[8:start])[0]
-        header = ast.literal_eval(content[start : min(end, start + 10_000)].decode("latin-1").strip())
-        type_text, shape, data = repr(header["descr"]), header["shape"], content[end:]
-        if "O" in type_text:  # a pickle follows
+        (header_bytes,) = struct.unpack(length_format, content[8:header_start])
+        data_start = header_start + header_bytes
+        header_end = min(data_start, header_start + _MAX_NPY_HEADER_BYTES)
+        header = ast.literal_eval(content[header_start:header_end].decode("latin-1").strip())
+        type_text, shape, data_bytes = repr(header["descr"]), header["shape"], content[data_start:]
+        # The type is, for example, '<f4': byte order, kind, bytes of an element. Any other file is no match.
+        if "O" in type_text:  # Python objects: a pickle follows
             return None
         type_match = re.fullmatch(r"'[<>|=]?[biufcmMSV](\d+)(\[.*\])?'", type_text)
-        if type_match is None or math.prod(shape) * int(type_match[1]) != len(data):
-            return None  # records, or more than one array in the file
+        if type_match is None:
+            return None  # elements that are records
+        element_bytes = int(type_match[1])
+        if math.prod(shape) * element_bytes != len(data_bytes):
+            return None  # more than one array in the file, or a type whose unit is not a byte
+        strides = _compute_element_strides(shape, is_fortran_order=header["fortran_order"])
         return {
-            "": _digest_array(
-                type_text, data, int(type_match[1]), shape, _strides(shape, header["fortran_order"])
+            "": _digest_array_elements(
+                element_type=type_text,
+                data_bytes=data_bytes,
+                element_bytes=element_bytes,
+                shape=shape,
+                strides=strides,
             )
         }
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, struct.error):
         return None
 
 
-def _digest_array(
-    kind: str, data: bytes, element_size: int, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+def _digest_array_elements(
+    element_type: str,
+    data_bytes: bytes,
+    element_bytes: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    offset: int = 0,
 ) -> ValueDigest:
-    """Digest an array's elements in row-major order. ``element_size`` is in bytes, ``strides`` and ``offset``
-    in elements."""
-    count = math.prod(shape)
-    row_major_strides = tuple(_strides(shape, False))
-    stored_layout = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length != 1]
-    row_major_layout = [
-        (length, stride) for length, stride in zip(shape, row_major_strides, strict=True) if length != 1
-    ]
-    if count == 0 or stored_layout == row_major_layout:
-        content = memoryview(data)[offset * element_size : (offset + count) * element_size]
-    elif 0 < count <= _MAX_REORDERED_ELEMENTS:
-        element_indexes = [offset]
-        for length, stride in zip(shape, strides, strict=True):
-            element_indexes = [index + step * stride for index in element_indexes for step in range(length)]
-        content = memoryview(
-            b"".join(data[index * element_size : (index + 1) * element_size] for index in element_indexes)
-        )
-    else:
-        kind, content = f"{kind} {strides} {offset}", memoryview(data)
-    if content.nbytes < count * element_size:
+    """Return the digest of an array by type, shape and elements in row-major order, however they are stored.
+
+    A stride is the distance of neighbours along one axis. Strides and ``offset`` (of the first element in
+    ``data_bytes``) count elements, not bytes. An array that is too large to be reordered is hashed as it is
+    stored. Raises ValueError for too little data.
+    """
+    element_count = math.prod(shape)
+    row_major_strides = _compute_element_strides(shape, is_fortran_order=False)
+    # The effective layout leaves out axes of length 1, whose strides have no meaning.
+    is_row_major = _effective_layout(shape, strides) == _effective_layout(shape, row_major_strides)
+    if is_row_major or element_count == 0:
+        end = offset + element_count
+        content = memoryview(data_bytes)[offset * element_bytes : end * element_bytes]
+    elif 0 < element_count <= _MAX_REORDERED_ELEMENTS:
+        content = memoryview(_reorder_elements(data_bytes, element_bytes, shape, strides, offset))
+    else:  # the layout becomes part of what is hashed
+        element_type, content = f"{element_type} {strides} {offset}", memoryview(data_bytes)
+    if content.nbytes < element_count * element_bytes:
         raise ValueError("it ends too early")
-    header = f"array {kind} {tuple(shape)} ".encode()
-    return ValueDigest(hashlib.sha256(header + content).hexdigest(), is_bulk=count > 1)
+    header = f"array {element_type} {tuple(shape)} ".encode()
+    return ValueDigest(hashlib.sha256(header + content).hexdigest(), is_weight_like=element_count > 1)
 
 
-def _strides(shape: Sequence[int], is_fortran: bool) -> list[int]:
-    """Return how many elements lie between neighbours along each axis of an array."""
+def _reorder_elements(
+    data_bytes: bytes, element_bytes: int, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> bytes:
+    """Return an array's elements in row-major order: the last index changes fastest."""
+    element_indexes = [offset]
+    for length, stride in zip(shape, strides, strict=True):
+        element_indexes = [index + step * stride for index in element_indexes for step in range(length)]
+    return b"".join(
+        data_bytes[index * element_bytes : (index + 1) * element_bytes] for index in element_indexes
+    )
+
+
+def _effective_layout(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Return length and stride of each axis that has more or less than one element: the stride of any other
+    axis has no meaning."""
+    return [(length, stride) for length, stride in zip(shape, strides, strict=True) if length != 1]
+
+
+def _compute_element_strides(shape: Sequence[int], is_fortran_order: bool) -> list[int]:
+    """Return the distance, in elements, of neighbours along each axis of an array. In Fortran's order the
+    first index changes fastest; otherwise the last one does (row-major order)."""
+    axis_lengths = list(shape) if is_fortran_order else list(reversed(shape))
     strides, stride = [], 1
-    for length in shape if is_fortran else reversed(shape):
+    for length in axis_lengths:  # from the fastest axis to the slowest
         strides.append(stride)
         stride *= length
-    return strides if is_fortran else strides[::-1]
+    return strides if is_fortran_order else strides[::-1]
 
 
-def _element_size(shape: Sequence[int], data: bytes) -> int:
-    count = math.prod(shape)
-    return len(data) // count if count else 1
+def _element_bytes(shape: Sequence[int], data_bytes: bytes) -> int:
+    element_count = math.prod(shape)
+    return len(data_bytes) // element_count if element_count else 1
 
 
-def _array_bytes(data: Any) -> bytes:
+def _numpy_data_bytes(data: Any) -> bytes:
     """Return the bytes of an array's data. Pickle protocols before 3 have no bytes and store latin-1 text."""
     if isinstance(data, ConstructedObject) and data.constructor == GlobalRef("_codecs", "encode"):
         return bytes(data.arguments[0], "latin-1")
     return bytes(data)
 
 
-def _as_dict_items(tree: Any) -> Any:
-    """Convert JSON's dicts to the form of a pickle's dicts."""
-    if isinstance(tree, dict):
-        return DictItems((key, _as_dict_items(value)) for key, value in tree.items())
-    if isinstance(tree, list):
-        return [_as_dict_items(item) for item in tree]
-    return tree
+def _convert_json_dicts(document: Any) -> Any:
+    """Return a parsed JSON document whose dicts have the form of a parsed pickle's dicts."""
+    if isinstance(document, dict):
+        return DictItems((key, _convert_json_dicts(value)) for key, value in document.items())
+    if isinstance(document, list):
+        return [_convert_json_dicts(item) for item in document]
+    return document
+
+
+def _is_sequence(node: Any) -> bool:
+    """Return whether a part of a parsed pickle is a list or tuple, and not one of the parser's own types,
+    some of which are subclasses of these."""
+    return isinstance(node, (list, tuple)) and not isinstance(node, (GlobalRef, PersistentRef, SetItems))
 
 
 def _is_number(text: str) -> bool:
@@ -489,7 +633,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _state_without_metadata(node: ConstructedObject) -> Any:
+def _state_without_layer_versions(node: ConstructedObject) -> Any:
     """Return an object's state without the layer versions that PyTorch adds to a ``state_dict()``, but not to
     its copies."""
     state = node.state
@@ -498,21 +642,33 @@ def _state_without_metadata(node: ConstructedObject) -> Any:
     return state
 
 
-def _by_unique_path(path_value_pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return a dict in which duplicate paths get a number, so that no value is lost."""
+def _number_duplicate_paths(path_value_pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Return the values by path. Of several values with the same path, all but the first get a number after
+    it, so that none is lost."""
     value_by_path: dict[str, _T] = {}
     for path, value in path_value_pairs:
-        number, name = 1, path
-        while name in value_by_path:
+        number, unique_path = 1, path
+        while unique_path in value_by_path:
             number += 1
-            name = f"{path} #{number}"
-        value_by_path[name] = value
+            unique_path = f"{path} #{number}"
+        value_by_path[unique_path] = value
     return value_by_path
 
 
-def _join_path(path: str, name: str) -> str:
-    return name if not path else path + name if name.startswith(("[", "(")) else f"{path}.{name}"
+def _path_text_of_key(key: Any, pickle_digester: _PickleDigester) -> str:
+    """Return a dict's key as a part of a value's path; of a key that is no text or number, a short hash."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int):
+        return f"[{key!r}]"
+    return f"({pickle_digester.sha256_of(key)[:8]})"
 
 
-def _short_or_empty(text: str) -> str:
-    return text if len(text) <= _MAX_SHORT_TEXT else ""
+def _append_to_value_path(path: str, key_text: str) -> str:
+    if not path:
+        return key_text
+    return path + key_text if key_text.startswith(("[", "(")) else f"{path}.{key_text}"
+
+
+def _text_if_short(text: str) -> str:
+    return text if len(text) <= _MAX_SHORT_TEXT_LENGTH else ""

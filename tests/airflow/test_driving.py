@@ -12,24 +12,23 @@ from smlaunch.airflow.task_runs import (
     StartedRun,
     TaskTry,
     fetch_outcome,
-    follow_run,
     reattach,
     start_or_reattach,
     submit_due_jobs,
 )
-from smlaunch.connection.connect import endpoint_target
+from smlaunch.connection.open_connection import target_of_endpoint
 from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
+from smlaunch.runs.attach_run import attach
 from smlaunch.runs.job_poller import Event
-from smlaunch.runs.run import Run
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 from tests.e2e.chains import SEGMENTS, write_script
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with Endpoint(tmp_path_factory.mktemp("home")) as info:
-        yield endpoint_target(info)
+        yield target_of_endpoint(info)
 
 
 class TaskTries:
@@ -49,7 +48,7 @@ class TaskTries:
         return start_or_reattach(this, self.job, self.target, self.messages.append)
 
     def jobs(self) -> list[str]:
-        names = sorted(row.name for row in self.target.control.list(self.base))
+        names = sorted(row.name for row in self.target.control_plane.list_jobs(self.base))
         return [name.removeprefix(f"{self.base}-") for name in names]
 
 
@@ -64,7 +63,7 @@ def step_by_step(name: str, target: Target, messages: list[str]) -> None:
         if task_state.run_has_ended:
             return
         while any(
-            target.control.describe(job)["TrainingJobStatus"] == "InProgress"
+            target.control_plane.describe_job(job)["TrainingJobStatus"] == "InProgress"
             for job in task_state.running_jobs
         ):
             time.sleep(0.02)
@@ -82,7 +81,7 @@ def test_each_try_finds_the_run_in_another_process(target: Target, tmp_path: Pat
     # Cleared after that: to be done again, under the name of that try; a retry of it goes on with it.
     assert tries.begin(4, last_cleared=3).run.name == "steps-t4"
     assert tries.begin(5, last_cleared=3).run.name == "steps-t4"
-    follow_run(tries.begin(5, last_cleared=3).run, tries.events.append)
+    tries.begin(5, last_cleared=3).run.wait(tries.events.append)
     assert tries.jobs() == CHAIN + [f"t4-{job}" for job in CHAIN]
 
 
@@ -90,12 +89,12 @@ def test_a_failed_chain_is_resumed_and_a_changed_job_starts_a_new_run(target: Ta
     tries = TaskTries(target, tmp_path, "fails")
     script_text = tries.script.read_text()
     tries.script.write_text("import smlaunch.train\nraise SystemExit(3)\n")
-    follow_run(tries.begin(1).run, tries.events.append)
+    tries.begin(1).run.wait(tries.events.append)
     assert fetch_outcome("fails", target).exit_code == 1 and tries.jobs() == ["s1-a1"]
-    follow_run(tries.begin(2).run, tries.events.append)
+    tries.begin(2).run.wait(tries.events.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"], "a retry is the next attempt"
     tries.script.write_text(script_text)
-    follow_run(tries.begin(3, last_cleared=2).run, tries.events.append)
+    tries.begin(3, last_cleared=2).run.wait(tries.events.append)
     assert tries.jobs() == ["s1-a1", "s1-a2"] + [f"t3-{job}" for job in CHAIN]
 
 
@@ -105,7 +104,7 @@ def test_a_try_waits_for_a_run_that_is_being_stopped(target: Target, tmp_path: P
     run = tries.begin(1).run
     while not any("progress" in line.text for line in run.logs()):
         time.sleep(0.05)
-    Run.attach(run.name, target).stop()
-    follow_run(tries.begin(2).run, tries.events.append)
+    attach(run.name, target).stop()
+    tries.begin(2).run.wait(tries.events.append)
     assert tries.jobs()[:2] == ["s1-a1", "s1-a2"]
     assert fetch_outcome("stopped", target).exit_code == 0

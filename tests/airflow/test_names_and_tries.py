@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.airflow.run_ids import MAX_BASE_LENGTH, base_run_id, run_id_of_try, try_of_run, validate_run_id
-from smlaunch.airflow.start_action import LatestRun, StartAction, choose_start_action, tries_before_clear
-from smlaunch.contract.names import is_run_id, parse_job_name, shard_run_id
+from smlaunch.airflow.start_action import LatestRun, StartAction, choose_start_action, last_try_before_clear
+from smlaunch.contract.run_names import is_run_id, parse_job_name, shard_run_id
 from smlaunch.errors import JobError
 
 TEXTS = st.text(max_size=300)
@@ -61,6 +61,6 @@ def test_the_start_action_of_a_try(newest: LatestRun | None, was_cleared: int, a
 
 def test_tries_before_clear() -> None:
     """In Airflow, max_tries is the task's retries, plus the number of its try when it was cleared."""
-    assert tries_before_clear(max_tries=2, retries=2) == 0
-    assert tries_before_clear(max_tries=1 + 2, retries=2) == 1
-    assert tries_before_clear(max_tries=0, retries=2) == 0, "retries that were raised since"
+    assert last_try_before_clear(max_tries=2, retries=2) == 0
+    assert last_try_before_clear(max_tries=1 + 2, retries=2) == 1
+    assert last_try_before_clear(max_tries=0, retries=2) == 0, "retries that were raised since"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from smlaunch.catalog.algorithms import (
-    algorithm_image,
     algorithm_versions,
     find_algorithm,
+    find_algorithm_image,
     known_algorithms,
     unknown_algorithm_message,
 )
@@ -46,11 +46,11 @@ def test_names_that_are_none() -> None:
 
 def test_images() -> None:
     kmeans, catboost = known_algorithms()["kmeans"], known_algorithms()["catboost"]
-    image = algorithm_image(kmeans, "us-west-2", "aws", "cpu")
+    image = find_algorithm_image(kmeans, "us-west-2", "aws", "cpu")
     assert image.uri == "174872318107.dkr.ecr.us-west-2.amazonaws.com/kmeans:1"
     assert algorithm_versions(kmeans) == ["1"]
     with pytest.raises(UnknownImage, match="JumpStart hosts CatBoost") as caught:
-        algorithm_image(catboost, "us-west-2", "aws", "cpu")
+        find_algorithm_image(catboost, "us-west-2", "aws", "cpu")
     assert caught.value.unknown_part == "jumpstart"
     with pytest.raises(UnknownImage, match="K-Means has no version 2; it has 1"):
-        algorithm_image(kmeans, "us-west-2", "aws", "cpu", "2")
+        find_algorithm_image(kmeans, "us-west-2", "aws", "cpu", "2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smlaunch.catalog import images
-from smlaunch.catalog.images import UnknownImage, training_image
+from smlaunch.catalog.images import UnknownImage, find_training_image
 from tests.tables import table
 
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -46,7 +46,7 @@ DEFAULTS: dict[tuple[str, str], tuple[str, str, str | None]] = {
 @table(("family", "processor"), DEFAULTS)
 def test_the_default(family: str, processor: str) -> None:
     registry, tag, end_of_patch = DEFAULTS[family, processor]
-    image = training_image(family, "us-east-1", "aws", processor)
+    image = find_training_image(family, "us-east-1", "aws", processor)
     assert (image.uri, image.end_of_patch) == (f"{registry}/{tag}", end_of_patch)
     assert (image.family, image.processor) == (family, processor)
 
@@ -69,7 +69,7 @@ PYTORCH = {
 
 @pytest.mark.parametrize("version", PYTORCH)
 def test_published_images_of_pytorch(version: str) -> None:
-    image = training_image("pytorch", "us-east-1", "aws", "gpu", version)
+    image = find_training_image("pytorch", "us-east-1", "aws", "gpu", version)
     assert (image.uri, image.end_of_patch) == (f"{DLC}/{PYTORCH[version][0]}", PYTORCH[version][1])
     assert image.note == ""
 
@@ -89,11 +89,11 @@ NOTED = [
 
 @pytest.mark.parametrize(("family", "processor", "version", "note"), NOTED)
 def test_what_is_not_sure_is_said(family: str, processor: str, version: str, note: str) -> None:
-    assert note in training_image(family, "us-east-1", "aws", processor, version).note
+    assert note in find_training_image(family, "us-east-1", "aws", processor, version).note
 
 
 def test_what_is_said_of_gpus_is_not_said_of_cpus() -> None:
-    assert training_image("xgboost", "us-east-1", "aws", "cpu", "3.2").note == ""
+    assert find_training_image("xgboost", "us-east-1", "aws", "cpu", "3.2").note == ""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_is_said_of_gpus_is_not_said_of_cpus() -> None:
     ],
 )
 def test_registries(region: str, partition: str, host: str) -> None:
-    assert training_image("pytorch", region, partition, "gpu").uri.startswith(host + "/pytorch:")
+    assert find_training_image("pytorch", region, partition, "gpu").uri.startswith(host + "/pytorch:")
 
 
 HERE = ("us-east-1", "aws")
@@ -140,7 +140,7 @@ UNKNOWN = [
 @table(("arguments", "part", "message"), UNKNOWN)
 def test_what_is_not_known(arguments: tuple[str, ...], part: str, message: str) -> None:
     with pytest.raises(UnknownImage) as caught:
-        training_image(*arguments)
+        find_training_image(*arguments)
     assert caught.value.unknown_part == part
     assert message in str(caught.value)
 

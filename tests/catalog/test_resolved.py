@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 from smlaunch.discovery.sdk_images import resolve_image
+from smlaunch.facts.discovered_facts import ResolvedImage
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import ResolvedImage
 from tests.strategies.requests import channel, documented_request, plan_job, refusals, request_of
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:9.9-cpu-amzn2023-sagemaker"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.levels import LEVELS
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS
 from tests.e2e.command import SMLAUNCH
 from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
@@ -160,7 +160,7 @@ def test_any_process_is_killed(level: str, embedded: bool) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "background"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
 def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
     seed = new_seed()
     rng = random.Random(seed)
@@ -176,7 +176,7 @@ def test_every_process_is_killed_in_turn(level: str, embedded: bool) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
 def test_kills_at_random_moments(level: str) -> None:
     """Kills one process, or several at once, before, while and after hosts start."""
     seed = new_seed()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from smlaunch.local.executors.levels import LEVELS
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS
 from tests.e2e.command import ENTRYPOINTS, SMLAUNCH, weights_hash
 from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 from tests.local.executors.conftest import eventually
@@ -179,7 +179,7 @@ def seed_of_the_day() -> int:
 def test_three_ranks_on_one_host(capsys: pytest.CaptureFixture[str]) -> None:
     seed = seed_of_the_day()
     print("seed", seed, file=sys.stderr)
-    assert sum(train_under_fire(LEVELS[0], Shape(1, 3, 0), kills=3, seed=seed).values()) == 3
+    assert sum(train_under_fire(ISOLATION_LEVELS[0], Shape(1, 3, 0), kills=3, seed=seed).values()) == 3
 
 
 @pytest.mark.chaos
@@ -187,7 +187,7 @@ def test_three_ranks_on_one_host(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("shape", [Shape(1, 2, 2), Shape(1, 3, 0), Shape(2, 2, 0)], ids=str)
 def test_many_kills(shape: Shape) -> None:
     kills = int(os.environ.get("SMLAUNCH_CHAOS_KILLS", "20"))
-    kill_counts = train_under_fire(LEVELS[0], shape, kills, seed_of_the_day())
+    kill_counts = train_under_fire(ISOLATION_LEVELS[0], shape, kills, seed_of_the_day())
     print(kill_counts, flush=True)
     assert sum(kill_counts.values()) == kills
 

@@ -12,13 +12,13 @@ from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.cli.display import format_duration
 from smlaunch.cli.main import cli, run_command
 from smlaunch.cli.options import _parse_inputs, _parse_pairs
 from smlaunch.errors import Problem
+from smlaunch.text.format import format_elapsed
 from tests.cli.conftest import Shell
 
-HEAVY = ("boto3", "botocore", "pydantic", "rich", "yaml", "asyncio")
+HEAVY = ("boto3", "botocore", "rich", "yaml", "asyncio")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["local", "--help"], ["--version"]])
@@ -131,7 +131,7 @@ def test_pairs_arrive_exactly(pairs: dict[str, str]) -> None:
     [(0, "0 s"), (0.42, "0.4 s"), (59, "59 s"), (60, "1:00"), (3599, "59:59"), (93784, "1d 2:03:04")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+    assert format_elapsed(seconds) == text
 
 
 def test_a_dry_run_and_a_plan_leave_nothing_behind(shell: Shell) -> None:

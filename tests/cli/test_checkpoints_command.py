@@ -10,19 +10,19 @@ from tests.cli.conftest import Shell
 
 SAVING_SCRIPT = """\
 import os
-from smlaunch.train.tree_format import encode
+from smlaunch.train.tree_format import encode_tree
 from smlaunch.train.checkpoint_store import CheckpointStore
 store = CheckpointStore(os.environ["SMLAUNCH_CHECKPOINTS"], 0, 1, job=os.environ["SMLAUNCH_JOB"])
 for step in (10, 20):
-    part = store.write_shard(step, encode({"step": step}).chunks())
-    store.commit(step, [part], samples=step * 2)
-store.write_shard(30, encode({"step": 30}).chunks())
+    part = store.write_shard(step, encode_tree({"step": step}).chunks())
+    store.commit(step, [part], total_samples=step * 2)
+store.write_shard(30, encode_tree({"step": 30}).chunks())
 """
 
 DIRECT_UPLOAD_SCRIPT = """\
 import os
 from pathlib import Path
-from smlaunch.contract.checkpoint import Shard, shard_name
+from smlaunch.contract.checkpoint_layout import Shard, shard_name
 from smlaunch.contract.segment import Segment
 from smlaunch.train.transports import open_transport
 from smlaunch.train.checkpoint_store import CheckpointStore
@@ -31,7 +31,7 @@ segment = Segment.from_environment(os.environ)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 names = {"job": segment.job, "writer": segment.writer}
 store = CheckpointStore(segment.checkpoint_dir, rank, world_size, transport=open_transport(segment), **names)
-newest = store.newest_intact([rank])
+newest = store.newest_intact_manifest([rank])
 there = sorted(path.name[:10] for path in Path(store.directory).rglob("rank-*"))
 print("rank", rank, "began with", newest and newest.step, there, flush=True)
 

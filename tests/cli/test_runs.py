@@ -33,6 +33,8 @@ def test_a_run_from_start_to_result(endpoint_shell: Shell) -> None:
     assert "fine" in [run["run"] for run in listing["runs"]]
     log = endpoint_shell("logs", "fine", "--local")
     assert "smlaunch: progress step=1" in log.out
+    log_lines = json.loads(endpoint_shell("logs", "fine", "--local", "--json").out)["lines"]
+    assert list(log_lines[0]) == ["job", "host", "at", "text"]
     second_result = endpoint_shell(
         "run", "train.py", "--local", "--name", "fine", "--hp", "text=true", "--", "fine", "a b"
     )

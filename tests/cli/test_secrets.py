@@ -13,7 +13,7 @@ import pytest
 
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
-from smlaunch.runs.api import plan
+from smlaunch.runs.plan_job import plan
 from tests.cli.conftest import Shell
 from tests.runs.fakes import ROLE, fake_target
 
@@ -139,7 +139,7 @@ def test_nothing_that_is_shown_holds_a_secret(shell: Shell) -> None:
 
 def test_a_plan_in_python_shows_no_secret_and_sends_them_all(shell: Shell) -> None:
     (shell.folder / "job.yaml").write_text(JOB)
-    job = Job.from_file(shell.folder / "job.yaml").model_copy(update={"role": ROLE})
+    job = Job.from_file(shell.folder / "job.yaml").with_changes(role=ROLE)
     job_plan = plan(job, fake_target())
     assert (
         find_leaks(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from threading import Lock
 
-from smlaunch.data.parallel_listing import KeyPage
+from smlaunch.aws.interfaces import KeyPage
 
 MODIFIED_AT = "2026-11-21T12:34:56.000Z"
 

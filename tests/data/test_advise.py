@@ -12,9 +12,9 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from smlaunch.cli.main import run_command
-from smlaunch.data.inventory import SCHEMA, Inventory, InventoryWriter
+from smlaunch.data.inventory_file import SCHEMA, Inventory, InventoryWriter
 from smlaunch.data.size_stats import summarize_inventory
-from smlaunch.planner.dataset_stats import DatasetCounter
+from smlaunch.facts.dataset_stats import DatasetCounter
 
 
 def inventory(path: Path, objects: list[tuple[str, int]]) -> Path:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smlaunch.data.folder_inventory import list_folder
-from smlaunch.data.inventory import ROW_GROUP, SCHEMA, Inventory, InventoryWriter
+from smlaunch.data.inventory_file import ROW_GROUP_ROWS, SCHEMA, Inventory, InventoryWriter
 from smlaunch.data.sorted_runs import SortedRuns
 from smlaunch.errors import JobError
 
@@ -63,13 +63,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_row_groups_are_bounded(tmp_path: Path) -> None:
-    keys = [f"{number:07d}" for number in range(2 * ROW_GROUP + 7)]
+    keys = [f"{number:07d}" for number in range(2 * ROW_GROUP_ROWS + 7)]
     with InventoryWriter(tmp_path / "keys.parquet", "b", "") as file:
         for start in range(0, len(keys), 50_000):
             file.write(table_of(keys[start : start + 50_000]))
     metadata = pq.read_metadata(tmp_path / "keys.parquet")
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    assert rows == [ROW_GROUP, ROW_GROUP, 7]
+    assert rows == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 7]
 
 
 @pytest.mark.parametrize("tables", [[["b", "a"]], [["a", "a"]], [["a", "b"], ["b"]], [["b"], ["a"]]])
@@ -136,7 +136,7 @@ def test_overlapping_runs_come_out_in_order_and_in_pieces(tmp_path: Path) -> Non
     with SortedRuns(tmp_path / "out", {"what": "test"}, resume=False) as runs:
         for start in range(0, len(keys), 10_000):
             runs.add(table_of(keys[start : start + 10_000]), [start])
-        tables = list(runs.merged_tables(batch_rows=1000))
+        tables = list(runs.iter_merged_tables(batch_rows=1000))
     merged = [key for table in tables for key in table.column("key").to_pylist()]
     assert merged == sorted(keys)
     assert len(tables) > 1
@@ -183,7 +183,7 @@ sys.exit(run_command(["data", "inventory", ".", "--out", "keys.parquet"]))
 def test_other_commands_do_not_load_the_extra() -> None:
     check = """\
 import sys
-import smlaunch, smlaunch.runs.api, smlaunch.cli.run, smlaunch.cli.plan, smlaunch.cli.data
+import smlaunch, smlaunch.runs.launch_plan, smlaunch.cli.run, smlaunch.cli.plan, smlaunch.cli.data_group
 from smlaunch.cli.main import run_command
 assert run_command(["--help"]) == 0 and run_command(["data", "--help"]) == 0
 print([name for name in ("numpy", "pyarrow", "obstore") if name in sys.modules], file=sys.stderr)

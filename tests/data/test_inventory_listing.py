@@ -18,16 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.aws.interfaces import UNREACHABLE, CallError
-from smlaunch.aws.s3_list import S3Pager, parse_object_list
+from smlaunch.aws.interfaces import UNREACHABLE, CallError, KeyPage
+from smlaunch.aws.s3_pager import S3Pager, parse_object_list
 from smlaunch.cli.main import run_command
-from smlaunch.connection.connect import endpoint_target
-from smlaunch.data.inventory import Inventory
+from smlaunch.connection.open_connection import target_of_endpoint
+from smlaunch.data.inventory_file import Inventory
 from smlaunch.data.key_ranges import KeyRange, key_between, merge_ranges, uncovered_ranges
-from smlaunch.data.parallel_listing import KeyPage, ListingProgress, list_prefix
+from smlaunch.data.parallel_listing import ListingProgress, list_prefix
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 from tests.data.pagers import MODIFIED_AT, MemoryPager
 from tests.data.test_inventory import HOSTILE
 from tests.local.client import EndpointClient
@@ -76,11 +76,11 @@ ranges = st.builds(
 
 @given(st.lists(ranges, max_size=8), st.booleans())
 def test_what_is_taken_and_what_is_left_make_up_everything(
-    taken_ranges: list[KeyRange], open_end: bool
+    occupied_ranges: list[KeyRange], open_end: bool
 ) -> None:
     if open_end:
-        taken_ranges = [*taken_ranges, KeyRange("b", None)]
-    remaining_ranges = uncovered_ranges(taken_ranges)
+        occupied_ranges = [*occupied_ranges, KeyRange("b", None)]
+    remaining_ranges = uncovered_ranges(occupied_ranges)
     for key in ("a", "aa", "ab", "abc", "b", "bb", "c", "cc", "ccc", "d"):
 
         def count_ranges_with(key_ranges: list[KeyRange], key: str = key) -> int:
@@ -89,8 +89,8 @@ def test_what_is_taken_and_what_is_left_make_up_everything(
                 for key_range in key_ranges
             )
 
-        assert count_ranges_with(remaining_ranges) == (not count_ranges_with(taken_ranges))
-        assert count_ranges_with(merge_ranges(taken_ranges)) == bool(count_ranges_with(taken_ranges))
+        assert count_ranges_with(remaining_ranges) == (not count_ranges_with(occupied_ranges))
+        assert count_ranges_with(merge_ranges(occupied_ranges)) == bool(count_ranges_with(occupied_ranges))
 
 
 @given(key_sets, st.integers(1, 7), st.integers(1, 6), st.sampled_from(["", "a", "a/", "b"]))
@@ -138,7 +138,7 @@ def test_what_ends_early_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_request: int
 ) -> None:
     """No key is lost or listed twice, and saved pages are not requested again."""
-    monkeypatch.setattr("smlaunch.data.parallel_listing._RUN_ROWS", 50)
+    monkeypatch.setattr("smlaunch.data.parallel_listing._MAX_UNSAVED_ROWS", 50)
     keys = [f"{folder}/{number:04d}" for folder in "abc" for number in range(400)]
     out = tmp_path / "keys.parquet"
 
@@ -326,7 +326,7 @@ def test_hostile_keys_of_a_service(home: Path, tmp_path: Path) -> None:
         client = EndpointClient(info)
         for number, key in enumerate(HOSTILE):
             client.put(key, b"x" * number)
-        pages = S3Pager(endpoint_target(info).client("s3"))
+        pages = S3Pager(target_of_endpoint(info).client("s3"))
         page = pages.list_page("tests", "", "")
         client_entries = client.s3.list_objects_v2(Bucket="tests")["Contents"]
         assert page.keys == [entry["Key"] for entry in client_entries] == sorted(HOSTILE)

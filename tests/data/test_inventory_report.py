@@ -20,8 +20,8 @@ import pytest
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.cli.main import run_command
-from smlaunch.data.inventory import Inventory
-from smlaunch.data.s3_inventory import ReportProgress, inventory_from_report, read_report
+from smlaunch.data.inventory_file import Inventory
+from smlaunch.data.s3_inventory_report import ReportProgress, inventory_from_report, read_inventory_report
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
 from tests.data.test_inventory import HOSTILE
@@ -116,7 +116,7 @@ def report(kind: str, files: Sequence[bytes], columns: Sequence[str], /, **chang
 
 
 def read(storage: FakeStorage, out: Path, prefix: str = "", **settings: Any) -> list[dict[str, Any]]:
-    inventory_from_report(storage, read_report(storage, "dest", MANIFEST), prefix, out, **settings)
+    inventory_from_report(storage, read_inventory_report(storage, "dest", MANIFEST), prefix, out, **settings)
     names = ("key", "size", "etag", "modified")
     return [entry for batch in Inventory(out).batches(names) for entry in batch.to_pylist()]
 
@@ -182,10 +182,10 @@ def test_what_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
     out = tmp_path / "keys.parquet"
     storage = report("CSV", files, PLAIN)
     with pytest.raises(JobError, match=r"name the manifest\.json"):
-        read_report(storage, "dest", "inv/data/all/data/0.csv")
+        read_inventory_report(storage, "dest", "inv/data/all/data/0.csv")
     with pytest.raises(JobError, match="does not exist"):
-        read_report(storage, "dest", "inv/manifest.json")
-    storage.delete("dest", [MANIFEST.replace(".json", ".checksum")])
+        read_inventory_report(storage, "dest", "inv/manifest.json")
+    storage.delete_objects("dest", [MANIFEST.replace(".json", ".checksum")])
     with pytest.raises(JobError, match=r"manifest\.checksum is missing beside it"):
         read(storage, out)
     storage.put_bytes("dest", MANIFEST.replace(".json", ".checksum"), b"0" * 32)
@@ -215,7 +215,7 @@ def test_a_spoilt_file_is_found_and_the_others_are_not_read_again(tmp_path: Path
     with pytest.raises(JobError, match=r"s3://dest/inv/data/all/data/4\.csv: (has|its MD5)"):
         read(storage, out)
     storage.put_bytes("dest", damaged_key, files[4])
-    storage.delete("dest", [f"inv/data/all/data/{number}.csv" for number in range(4)])
+    storage.delete_objects("dest", [f"inv/data/all/data/{number}.csv" for number in range(4)])
     progress_reports: list[ReportProgress] = []
     entries = read(storage, out, resume=True, on_progress=progress_reports.append)
     assert [entry["key"] for entry in entries] == list("012345")
@@ -226,7 +226,7 @@ def test_a_spoilt_file_is_found_and_the_others_are_not_read_again(tmp_path: Path
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     storage = report("CSV", [as_csv([row("a", 1)], PLAIN)], PLAIN)
-    storage.delete("dest", ["inv/data/all/data/0.csv"])
+    storage.delete_objects("dest", ["inv/data/all/data/0.csv"])
     with pytest.raises(CallError, match="NoSuchKey"):
         read(storage, tmp_path / "keys.parquet")
 

@@ -15,9 +15,9 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 from smlaunch.contract.shard_lists import ShardListIndex, parse_json_lines  # noqa: E402
-from smlaunch.data.inventory import SCHEMA, Inventory, InventoryWriter  # noqa: E402
+from smlaunch.data.inventory_file import SCHEMA, Inventory, InventoryWriter  # noqa: E402
 from smlaunch.data.inventory_split import split_inventory  # noqa: E402
-from smlaunch.data.split_files import SplitFiles, summary_with_files, write_split  # noqa: E402
+from smlaunch.data.split_files import SplitFiles, add_files_to_summary, write_split  # noqa: E402
 from smlaunch.errors import JobError  # noqa: E402
 
 PREFIX = "data/träin/"
@@ -100,7 +100,7 @@ def test_any_key_is_in_one_list(tmp_path: Path, hosts: int) -> None:
         )
     assert written_split.invalid_names == len(NO_FILES)
     assert written_split.first_invalid_name in " ".join(
-        summary_with_files(key_split.summary, written_split)["warnings"]
+        add_files_to_summary(key_split.summary, written_split)["warnings"]
     )
     index = ShardListIndex.from_json((out / "lists" / "shards.json").read_text())
     assert [shard.files for shard in index.shards] == [len(names) for names in lists]

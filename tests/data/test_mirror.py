@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from smlaunch.cli.main import cli
 from smlaunch.data.folder_sync import plan_pull
 from smlaunch.errors import JobError
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 from tests.runs.fakes import BUCKET, fake_target
 
 
@@ -29,7 +29,7 @@ def put(target: Target, *keys: str) -> None:
 
 def pull(target: Target, uri: str, folder: Path) -> list[str]:
     pull_plan = plan_pull(target.storage, target.transfer, uri, folder)
-    target.transfer.get(pull_plan.bucket, pull_plan.items, lambda size, files: None)
+    target.transfer.download_files(pull_plan.bucket, pull_plan.items, lambda size, files: None)
     return sorted(item.path.relative_to(folder).as_posix() for item in pull_plan.items)
 
 
@@ -88,7 +88,7 @@ def test_there_and_back_by_the_command_line(
         return answer
 
     # The embedded endpoint keeps its objects in SMLAUNCH_HOME; the bucket is the one it makes for results.
-    from smlaunch.local.request_context import ACCOUNT, DEFAULT_REGION
+    from smlaunch.local.front.request_context import ACCOUNT, DEFAULT_REGION
 
     uri = f"s3://sagemaker-{DEFAULT_REGION}-{ACCOUNT}/pushed"
     assert run("push", str(source), uri) == {"files": 4, "bytes": 70_002, "kept": 0}

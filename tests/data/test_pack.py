@@ -28,13 +28,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.data import file_stats, folder_worker, pack_destination, tar_writer
+from smlaunch.data import folder_worker, pack_destination, parallel_stat, tar_writer
 from smlaunch.data.folder_worker_pool import FolderWorkerPool
 from smlaunch.data.pack import FolderSource, PackEngine, PackOptions, PackResult, pack
 from smlaunch.data.pack_destination import FolderDestination
 from smlaunch.data.packing_list import SourceFiles, make_packing_list, sample_key
-from smlaunch.data.shard_index import encode_index, parse_index
-from smlaunch.data.tar_shards import find_gnu_tar, plan_shards
+from smlaunch.data.shard_index import encode_shard_index, parse_shard_index
+from smlaunch.data.tar_shard_writers import find_gnu_tar, plan_shards
 from smlaunch.errors import JobError, ServiceError
 
 NAMES = [
@@ -115,7 +115,7 @@ def test_every_file_is_there_once_and_reads_back(tree: Path, tmp_path: Path) -> 
     result = pack_folder(tree, tmp_path / "dst", shard_count=3)
     contents = members(tmp_path / "dst")
     assert dict(contents) == content(tree) and len(contents) == len(NAMES) + 1
-    index = parse_index((tmp_path / "dst" / "index.json").read_bytes())
+    index = parse_shard_index((tmp_path / "dst" / "index.json").read_bytes())
     assert (
         index == result.index
         and index.files == len(contents)
@@ -206,8 +206,8 @@ def test_plans_are_whole_and_balanced(sizes: list[int], count: int, hosts: int, 
     shards = plan_shards(files, shard_bytes=None, count=count, host_count=hosts)
     samples = len(files.sample_starts)
     assert len(shards) == min(-(-count // hosts) * hosts, samples)
-    assert [shard.begin for shard in shards] == [0, *(shard.end for shard in shards[:-1])]
-    assert shards[-1].end == len(sizes) and all(shard.sample_count for shard in shards)
+    assert [shard.first_file for shard in shards] == [0, *(shard.end_file for shard in shards[:-1])]
+    assert shards[-1].end_file == len(sizes) and all(shard.sample_count for shard in shards)
     assert sum(shard.sample_count for shard in shards) == samples
     largest = max(end - start for start, end in zip([0, *files.sample_ends], files.sample_ends, strict=False))
     assert (
@@ -236,13 +236,13 @@ def test_files_without_a_sample_name_are_told(tree: Path, tmp_path: Path) -> Non
 
 def test_many_files_are_looked_up_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes look up links as well as files."""
-    monkeypatch.setattr(file_stats, "_FILES_PER_REQUEST", 50)
+    monkeypatch.setattr(parallel_stat, "_FILES_PER_REQUEST", 50)
     many(tmp_path, 330)
     (tmp_path / "link").symlink_to("0/00000.bin")
     (tmp_path / "0" / "00007.bin").chmod(0)
     for follow in (False, True):
         workers = FolderWorkerPool(str(tmp_path), 2, follow)
-        names, facts, unreadable = file_stats.stat_files(str(tmp_path), workers, follow)
+        names, facts, unreadable = parallel_stat.stat_files(str(tmp_path), workers, follow)
         workers.close()
         assert len(names) == 331 and names == sorted(names) and not unreadable
         for name, *values in zip(names, *facts, strict=True):
@@ -259,13 +259,13 @@ def test_a_process_that_is_killed_is_told_and_others_take_its_place(tmp_path: Pa
     (process,) = workers._processes
     process.kill()
     with pytest.raises(ChildProcessError, match="has ended with -9"):
-        workers.request(folder_worker.STAT_REQUEST, b"a")
+        workers.send_request(folder_worker.STAT_REQUEST, b"a")
     workers.close()
-    (answer,) = workers.request(folder_worker.STAT_REQUEST, b"a")
+    (answer,) = workers.send_request(folder_worker.STAT_REQUEST, b"a")
     assert array("q", answer)[1] == 700
     workers.stop()
     with pytest.raises(ChildProcessError, match="stopped"):
-        workers.request(folder_worker.STAT_REQUEST, b"a")
+        workers.send_request(folder_worker.STAT_REQUEST, b"a")
     workers.close()
 
 
@@ -353,7 +353,7 @@ def test_two_packs_never_work_in_one_place(
 ) -> None:
     monkeypatch.setattr(pack_destination, "LOCK_WAIT_SECONDS", 0.2)
     destination = FolderDestination(tmp_path / "dst")
-    with destination.open(resume=False), pytest.raises(JobError, match="another pack is writing"):
+    with destination.open_for_writing(resume=False), pytest.raises(JobError, match="another pack is writing"):
         pack_folder(tree, tmp_path / "dst", resume=True)
 
 
@@ -397,7 +397,7 @@ def test_a_worker_that_still_creates_files_does_not_stop_the_pack_that_resumes(t
     timer = threading.Timer(0.5, stop.set)
     for thread in (*workers, timer):
         thread.start()
-    with FolderDestination(tmp_path).open(resume=True):
+    with FolderDestination(tmp_path).open_for_writing(resume=True):
         assert not stale_folder.exists()
     for thread in (*workers, timer):
         thread.join()
@@ -558,9 +558,9 @@ def test_shards_of_another_kind_of_checksum_are_written_again(
 
 def test_the_index_of_a_later_minor_version_is_read(tree: Path, tmp_path: Path) -> None:
     result = pack_folder(tree, tmp_path / "dst", shard_count=2, checksum="sha256")
-    document = json.loads(encode_index(result.index))
+    document = json.loads(encode_shard_index(result.index))
     later_minor = json.dumps({**document, "version": "1.9", "more": [1]}).encode()
-    assert parse_index(later_minor) == result.index
+    assert parse_shard_index(later_minor) == result.index
     (tmp_path / "dst" / "index.json").write_bytes(later_minor)
     assert pack_folder(tree, tmp_path / "dst", shard_count=2, resume=True).reused_shards == 2
     (tmp_path / "dst" / "shards" / "shard-00000.tar").write_bytes(b"spoilt")
@@ -570,8 +570,8 @@ def test_the_index_of_a_later_minor_version_is_read(tree: Path, tmp_path: Path) 
 
 def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> None:
     index = pack_folder(tree, tmp_path / "dst", shard_count=2).index
-    document = json.loads(encode_index(index))
-    assert parse_index(encode_index(index)) == index
+    document = json.loads(encode_shard_index(index))
+    assert parse_shard_index(encode_shard_index(index)) == index
     document["shards"][0]["name"] = "shards/../../etc/passwd"
     newer = json.dumps({"kind": document["kind"], "version": "2.0"}).encode()
     for content_, message in (
@@ -581,7 +581,7 @@ def test_indexes_are_read_or_refused_in_words(tree: Path, tmp_path: Path) -> Non
         (b"{", "not JSON"),
     ):
         with pytest.raises(ValueError, match=message):
-            parse_index(content_)
+            parse_shard_index(content_)
 
 
 def test_large_files_are_copied_piece_by_piece(tmp_path: Path) -> None:

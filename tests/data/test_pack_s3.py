@@ -15,8 +15,8 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.data.pack import FolderSource, PackOptions, PackResult, pack
 from smlaunch.data.pack_destination import FolderDestination
 from smlaunch.data.pack_s3 import S3Destination, S3PackSource, obstore_fetch
-from smlaunch.data.shard_index import parse_index
-from smlaunch.data.transfer import FastTransferFailed
+from smlaunch.data.s3_transfer import FastTransferFailed
+from smlaunch.data.shard_index import parse_shard_index
 from smlaunch.errors import JobError
 from tests.cli.conftest import Shell
 from tests.runs.fakes import BUCKET, FakeStorage
@@ -68,7 +68,7 @@ def test_from_s3_to_s3_and_the_same_bytes_from_a_folder(tmp_path: Path) -> None:
     index = pack_prefix(storage).index
     objects = objects_below(storage, "packed/")
     assert sorted(objects) == ["index.json", *(record.name for record in index.shards)]
-    assert parse_index(objects["index.json"]) == index and len(index.shards) == 4
+    assert parse_shard_index(objects["index.json"]) == index and len(index.shards) == 4
     members: dict[str, bytes] = {}
     for record in index.shards:
         with tarfile.open(fileobj=io.BytesIO(objects[record.name])) as tar:
@@ -140,10 +140,10 @@ class FailingStorage(FakeStorage):
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         return self.replacements[key] if key in self.replacements else super().get_bytes(bucket, key)
 
-    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+    def read_chunks(self, bucket: str, key: str) -> Iterator[bytes]:
         if key in self.replacements:
             raise CallError("GetObject", "NoSuchKey", "gone", 404)
-        return super().chunks(bucket, key)
+        return super().read_chunks(bucket, key)
 
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         if self.uploads == 0:

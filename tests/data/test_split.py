@@ -14,8 +14,8 @@ np = pytest.importorskip("numpy")
 
 from smlaunch.data import bin_packing  # noqa: E402
 from smlaunch.data import split as module  # noqa: E402
-from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split, split_blocks  # noqa: E402
-from smlaunch.planner import partitioning  # noqa: E402
+from smlaunch.data.split import RANGES_METHOD, STABLE_METHOD, HostSplit, split_size_blocks, split_sizes  # noqa: E402
+from smlaunch.storage import multiway_partitioning  # noqa: E402
 
 
 def distributions(count: int, seed: int = 0) -> Iterator[tuple[str, Any]]:
@@ -46,15 +46,19 @@ def check(host_split: HostSplit, sizes: Any, hosts: int) -> None:
     ranges = [
         sizes[h * len(sizes) // hosts : (h + 1) * len(sizes) // hosts].sum().item() for h in range(hosts)
     ]
-    assert list(host_split.by_count.round_robin) == (turns if exact else pytest.approx(turns, abs=slack))
-    assert list(host_split.by_count.contiguous) == (ranges if exact else pytest.approx(ranges, abs=slack))
-    assert host_split.imbalance <= host_split.imbalance_by_count * (1 if exact else 1 + 1e-9)
+    assert list(host_split.loads_by_row_count.round_robin) == (
+        turns if exact else pytest.approx(turns, abs=slack)
+    )
+    assert list(host_split.loads_by_row_count.contiguous) == (
+        ranges if exact else pytest.approx(ranges, abs=slack)
+    )
+    assert host_split.imbalance <= host_split.imbalance_by_row_count * (1 if exact else 1 + 1e-9)
 
 
 @pytest.mark.parametrize("hosts", [16, 64])
 def test_a_million_keys_are_even(hosts: int) -> None:
     for name, sizes in distributions(1_000_000):
-        host_split = split(sizes, hosts)
+        host_split = split_sizes(sizes, hosts)
         check(host_split, sizes, hosts)
         assert host_split.imbalance <= 1.00001, name
 
@@ -96,11 +100,13 @@ def test_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(module, "BLOCK_ROWS", int(draw.choice([1, 3, 64, 1000])) if seed % 3 else 1 << 20)
         monkeypatch.setattr(bin_packing, "_MAX_HEAD_ROWS", int(draw.choice([1, 8, 100])))
-        monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 0, 0, 50])))
+        monkeypatch.setattr(
+            multiway_partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 0, 0, 50]))
+        )
         sizes, hosts = random_case(draw)
         if module.BLOCK_ROWS == 1 and len(sizes) > 200:
             sizes = sizes[:200]
-        host_split = split(sizes, hosts)
+        host_split = split_sizes(sizes, hosts)
         check(host_split, sizes, hosts)
         start = int(draw.integers(0, len(sizes) + 1))
         stop = int(draw.integers(start, len(sizes) + 1))
@@ -120,7 +126,7 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
         lengths, hosts = draw.integers(0, 13, 10_000).tolist(), draw.integers(1, 7, 10_000).tolist()
         for row, length, count in zip(tables.tolist(), lengths, hosts, strict=True):
             sizes = row[:length]
-            partition = partitioning.best_partition(sizes, count)
+            partition = multiway_partitioning.best_partition(sizes, count)
             loads = [0] * count
             for size, host in zip(sizes, partition.host_by_item, strict=True):
                 loads[host] += size
@@ -136,7 +142,7 @@ def test_small_cases_by_the_thousand(cases: int) -> None:
 def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest load is at most that of the head, largest first, or an even share and one key outside of
     the head."""
-    monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", 0)
+    monkeypatch.setattr(multiway_partitioning, "KARMARKAR_KARP_MAX_ITEMS", 0)
     for seed in range(cases):
         draw = np.random.default_rng(seed)
         sizes, hosts = random_case(draw)
@@ -147,9 +153,11 @@ def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> 
         del places
         head = np.zeros(hosts, dtype=np.int64)
         np.add.at(
-            head, partitioning.assign_largest_first(scanned.head[1].tolist(), [0] * hosts), scanned.head[1]
+            head,
+            multiway_partitioning.assign_largest_first(scanned.head_rows[1].tolist(), [0] * hosts),
+            scanned.head_rows[1],
         )
-        rest_sizes = np.delete(sizes, scanned.head[0])
+        rest_sizes = np.delete(sizes, scanned.head_rows[0])
         assert max(loads) <= max(
             head.max(), sizes.sum() / hosts + (rest_sizes.max() if len(rest_sizes) else 0) + 1
         )
@@ -157,10 +165,10 @@ def test_the_bound_that_is_told(cases: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_blocks_of_any_length_give_the_same() -> None:
     sizes = next(sizes for name, sizes in distributions(50_000, 3) if name == "wide")
-    whole_split = split(sizes, 13)
+    whole_split = split_sizes(sizes, 13)
     for length in (1777, 50_000, 49_999):
         cut = [sizes[start : start + length] for start in range(0, len(sizes), length)]
-        split_again = split_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
+        split_again = split_size_blocks(lambda cut=cut: [cut[0][:0], *cut], len(sizes), 13)
         assert (split_again.hosts_of(0, 50_000) == whole_split.hosts_of(0, 50_000)).all()
         assert split_again.loads == whole_split.loads
     assert whole_split.method == RANGES_METHOD
@@ -180,7 +188,7 @@ def test_memory_does_not_grow_with_the_keys() -> None:
             yield np.random.default_rng(start).integers(1, 1000, 1 << 18)
 
     tracemalloc.start()
-    host_split = split_blocks(blocks, 16 << 18, 64)
+    host_split = split_size_blocks(blocks, 16 << 18, 64)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert host_split.imbalance < 1.0001
@@ -188,18 +196,18 @@ def test_memory_does_not_grow_with_the_keys() -> None:
 
 
 def test_edges() -> None:
-    assert split([], 3).loads == (0, 0, 0)
-    assert split([], 3).imbalance == 1.0
-    few_keys = split([5, 0, 3], 8)
+    assert split_sizes([], 3).loads == (0, 0, 0)
+    assert split_sizes([], 3).imbalance == 1.0
+    few_keys = split_sizes([5, 0, 3], 8)
     assert few_keys.row_counts.count(0) == 5
-    giant = split(np.r_[np.ones(200_000, dtype=np.int64), 10**9], 16)
+    giant = split_sizes(np.r_[np.ones(200_000, dtype=np.int64), 10**9], 16)
     assert giant.imbalance == 1.0
     assert sorted(giant.row_counts)[1] > 10_000
-    nothing = split(np.zeros(100_000, dtype=np.int64), 16)
+    nothing = split_sizes(np.zeros(100_000, dtype=np.int64), 16)
     assert set(nothing.row_counts) == {6250}
-    samples = split(np.full(20_000, 0.1), 7)
+    samples = split_sizes(np.full(20_000, 0.1), 7)
     assert samples.imbalance < 1.001
-    lone = split(np.r_[10**9, np.zeros(99_999, dtype=np.int64)], 16)
+    lone = split_sizes(np.r_[10**9, np.zeros(99_999, dtype=np.int64)], 16)
     assert max(lone.loads) == 10**9
 
 
@@ -220,12 +228,12 @@ def test_edges() -> None:
 )
 def test_what_cannot_be_split_is_named(sizes: Any, hosts: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        split(sizes, hosts)
+        split_sizes(sizes, hosts)
 
 
 def test_a_stream_that_ends_early_is_noticed() -> None:
     with pytest.raises(ValueError, match="20000 sizes were announced, but 5 were read"):
-        split_blocks(lambda: [np.ones(5, dtype=np.int64)], 20_000, 2)
+        split_size_blocks(lambda: [np.ones(5, dtype=np.int64)], 20_000, 2)
 
 
 # ---- keys are added ----------------------------------------------------------------------------------------
@@ -236,7 +244,7 @@ def test_keys_added_all_over_move_few(name: str) -> None:
     """The order stays, and every hundredth key is new. Ranges of 16 hosts end about where they did."""
     all_sizes = dict(distributions(200_000, 5))[name]
     is_old = np.random.default_rng(6).random(len(all_sizes)) >= 0.01
-    split_before, split_now = split(all_sizes[is_old], 16), split(all_sizes, 16)
+    split_before, split_now = split_sizes(all_sizes[is_old], 16), split_sizes(all_sizes, 16)
     assert split_before.method == split_now.method == RANGES_METHOD
     is_same_host = (
         split_before.hosts_of(0, int(is_old.sum())) == split_now.hosts_of(0, len(all_sizes))[is_old]
@@ -246,9 +254,9 @@ def test_keys_added_all_over_move_few(name: str) -> None:
 
 def test_previous_moves_nothing_that_need_not() -> None:
     for name, all_sizes in distributions(100_000, 7):
-        split_before = split(all_sizes[:-1000], 16)
+        split_before = split_sizes(all_sizes[:-1000], 16)
         previous = np.r_[split_before.hosts_of(0, len(all_sizes) - 1000), np.full(1000, -1)].astype(np.int64)
-        split_now = split(all_sizes, 16, previous=previous)
+        split_now = split_sizes(all_sizes, 16, previous=previous)
         check(split_now, all_sizes, 16)
         assert split_now.method == STABLE_METHOD, name
         assert split_now.moved is not None
@@ -260,14 +268,14 @@ def test_previous_moves_nothing_that_need_not() -> None:
 
 def test_previous_with_fewer_and_with_more_hosts() -> None:
     sizes = dict(distributions(100_000, 8))["images"]
-    hosts_before = split(sizes, 16).hosts_of(0, len(sizes))
-    fewer_hosts = split(sizes, 12, previous=hosts_before)
+    hosts_before = split_sizes(sizes, 16).hosts_of(0, len(sizes))
+    fewer_hosts = split_sizes(sizes, 12, previous=hosts_before)
     check(fewer_hosts, sizes, 12)
     assert fewer_hosts.imbalance < 1.0001
     assert (
         fewer_hosts.moved is not None and fewer_hosts.moved[1] < sizes.sum() * 0.26
     )  # what the last four hosts had
-    more_hosts = split(sizes, 20, previous=hosts_before)
+    more_hosts = split_sizes(sizes, 20, previous=hosts_before)
     check(more_hosts, sizes, 20)
     assert more_hosts.imbalance < 1.0001
     assert (
@@ -281,9 +289,9 @@ def test_previous_random_cases(cases: int, monkeypatch: pytest.MonkeyPatch) -> N
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(bin_packing, "_MAX_HEAD_ROWS", int(draw.choice([1, 8, 100])))
         monkeypatch.setattr(module, "_MAX_DEALT_ROWS", int(draw.choice([0, 100])))
-        monkeypatch.setattr(partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 50])))
+        monkeypatch.setattr(multiway_partitioning, "KARMARKAR_KARP_MAX_ITEMS", int(draw.choice([0, 50])))
         sizes, hosts = random_case(draw)
         previous = draw.integers(-1, hosts + 2, len(sizes))
-        check(split(sizes, hosts, previous=previous), sizes, hosts)
+        check(split_sizes(sizes, hosts, previous=previous), sizes, hosts)
     with pytest.raises(ValueError, match="one whole number per size"):
-        split([1, 2, 3], 2, previous=[0, 1])
+        split_sizes([1, 2, 3], 2, previous=[0, 1])

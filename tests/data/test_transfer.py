@@ -12,9 +12,11 @@ import pytest
 from smlaunch.aws.interfaces import CallError, MultipartUpload, ObjectChecksum, TransferItem, UploadedPart
 from smlaunch.aws.s3_multipart import S3Multipart
 from smlaunch.data import multipart_transfer
-from smlaunch.data.checksums import (
+from smlaunch.data.s3_checksums import (
     LARGE_FILE_BYTES,
     MIN_PART_BYTES,
+    DigestAlgorithm,
+    RunningDigest,
     expected_digest,
     file_digest,
     multipart_digest,
@@ -22,12 +24,12 @@ from smlaunch.data.checksums import (
     part_ranges,
     part_size,
 )
-from smlaunch.data.thread_pool import for_each
-from smlaunch.data.transfer import CONNECTIONS, FastTransfer, FastTransferFailed, S3Transfer
+from smlaunch.data.s3_transfer import CONNECTIONS, FastTransfer, FastTransferFailed, S3Transfer
+from smlaunch.data.thread_pool import for_each_in_threads
 from smlaunch.data.transfer_progress import TransferProgress
 from smlaunch.errors import JobError
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 
 obstore = pytest.importorskip("obstore", reason="needs the extra data")
 
@@ -45,7 +47,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with Endpoint(tmp_path_factory.mktemp("home"), isolation="plain") as info:
         target = Target.endpoint(info.url, info.region, info.access_key, info.secret_key)
-        target.storage.make_bucket(BUCKET, info.region)
+        target.storage.create_bucket(BUCKET, info.region)
         yield target
 
 
@@ -55,15 +57,19 @@ def transfer(request: pytest.FixtureRequest, target: Target) -> S3Transfer:
 
 
 def by_obstore(target: Target) -> S3Transfer:
-    from smlaunch.data.transfer_obstore import open_obstore
+    from smlaunch.data.obstore_transfer import open_obstore
 
-    fast_transfer = open_obstore(target.s3(), target.session, target.owner_for())
+    fast_transfer = open_obstore(
+        target.owner_checked_s3_client(), target.session, target.bucket_owner_check()
+    )
     assert fast_transfer is not None
-    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: StrictTransfer(fast_transfer))
+    return S3Transfer(
+        target.storage, S3Multipart(target.owner_checked_s3_client()), lambda: StrictTransfer(fast_transfer)
+    )
 
 
 def by_botocore(target: Target) -> S3Transfer:
-    return S3Transfer(target.storage, S3Multipart(target.s3()), lambda: None)
+    return S3Transfer(target.storage, S3Multipart(target.owner_checked_s3_client()), lambda: None)
 
 
 class StrictTransfer:
@@ -72,7 +78,7 @@ class StrictTransfer:
     def __init__(self, fast_transfer: FastTransfer) -> None:
         self.supports_key = fast_transfer.supports_key
         self.put = _fail_on_error(fast_transfer.put)
-        self.put_file = _fail_on_error(fast_transfer.put_file)
+        self.upload_file = _fail_on_error(fast_transfer.upload_file)
         self.get_range = _fail_on_error(fast_transfer.get_range)
 
 
@@ -98,7 +104,7 @@ def files(folder: Path, contents: dict[str, bytes], prefix: str) -> list[Transfe
 def store_files(target: Target, prefix: str, folder: Path) -> list[TransferItem]:
     return [
         TransferItem(item.key, folder / f"{number}.back", item.size, item.etag)
-        for number, item in enumerate(target.storage.list(BUCKET, prefix))
+        for number, item in enumerate(target.storage.list_objects(BUCKET, prefix))
     ]
 
 
@@ -115,12 +121,12 @@ def test_every_key_and_content_comes_back_as_it_was(
 ) -> None:
     prefix = f"hostile-{request.node.callspec.id}/"
     progress = TransferProgress(len(HOSTILE), sum(map(len, HOSTILE.values())))
-    transfer.put(BUCKET, files(tmp_path, HOSTILE, prefix), progress.add)
+    transfer.upload_files(BUCKET, files(tmp_path, HOSTILE, prefix), progress.add)
     assert (progress.done_files, progress.done_bytes) == (progress.total_files, progress.total_bytes)
 
     items = store_files(target, prefix, tmp_path)
     assert {item.key.removeprefix(prefix) for item in items} == set(HOSTILE)
-    transfer.get(BUCKET, items, TransferProgress(0, 0).add)
+    transfer.download_files(BUCKET, items, TransferProgress(0, 0).add)
     for item in items:
         assert item.path.read_bytes() == HOSTILE[item.key.removeprefix(prefix)]
         assert transfer.has_same_content(BUCKET, item)
@@ -133,14 +139,14 @@ def test_large_files_go_in_parts_and_are_checked_by_the_parts_digests(
     prefix = f"large-{request.node.callspec.id}/"
     content = random.Random(1).randbytes(LARGE_FILE_BYTES + 12_345)
     progress = TransferProgress(1, len(content))
-    transfer.put(BUCKET, files(tmp_path, {"big": content}, prefix), progress.add)
+    transfer.upload_files(BUCKET, files(tmp_path, {"big": content}, prefix), progress.add)
     assert progress.done_bytes == len(content)
     [item] = store_files(target, prefix, tmp_path)
-    check = S3Multipart(target.client("s3")).object_checksum(BUCKET, item.key)
+    check = S3Multipart(target.client("s3")).get_object_checksum(BUCKET, item.key)
     assert check.part_size == MIN_PART_BYTES and check.sha256 == file_digest(
         tmp_path / "0", "sha256", MIN_PART_BYTES
     )
-    transfer.get(BUCKET, [item], TransferProgress(0, 0).add)
+    transfer.download_files(BUCKET, [item], TransferProgress(0, 0).add)
     assert item.path.read_bytes() == content
     assert transfer.has_same_content(BUCKET, item)
     item.path.write_bytes(content[:-1] + b"?")
@@ -155,35 +161,51 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
     content = random.Random(2).randbytes(3 * MIN_PART_BYTES + 99)
     [item] = files(tmp_path, {"cut": content}, "resumed/")
     parts = S3Multipart(target.client("s3"))
-    upload = parts.begin(BUCKET, item.key)
+    upload = parts.create_multipart_upload(BUCKET, item.key)
     for number, (start, length) in enumerate(part_ranges(len(content), MIN_PART_BYTES), 1):
         if number != 3:
             piece = content[start : start + length] if number != 2 else bytes(length)
-            parts.put_part(BUCKET, item.key, upload, number, piece)
+            parts.upload_part(BUCKET, item.key, upload, number, piece)
     part_numbers: list[int] = []
-    put_part = S3Multipart.put_part
+    put_part = S3Multipart.upload_part
 
     def record_part(self: S3Multipart, *arguments: object) -> UploadedPart:
         part_numbers.append(int(str(arguments[3])))
         return put_part(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(S3Multipart, "put_part", record_part)
+    monkeypatch.setattr(S3Multipart, "upload_part", record_part)
     progress = TransferProgress(1, len(content))
-    by_obstore(target).put(BUCKET, [item], progress.add)
+    by_obstore(target).upload_files(BUCKET, [item], progress.add)
     assert sorted(part_numbers) == [2, 3]
     assert progress.done_bytes == len(content)
     assert target.storage.get_bytes(BUCKET, item.key) == content
     assert parts.list_resumable_uploads(BUCKET, item.key) == []
 
 
+def test_parts_are_hashed_for_comparison_only_if_s3_has_them(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``upload_part`` hashes what it sends: hashing it twice would slow uploads down."""
+    hashed_sizes: list[int] = []
+
+    def record_digest(algorithm: DigestAlgorithm, content: bytes = b"") -> RunningDigest:
+        hashed_sizes.append(len(content))
+        return new_digest(algorithm, content)
+
+    monkeypatch.setattr(multipart_transfer, "new_digest", record_digest)
+    [item] = files(tmp_path, {"new": bytes(LARGE_FILE_BYTES)}, "hashed/")
+    by_botocore(target).upload_files(BUCKET, [item], TransferProgress(1, 0).add)
+    assert hashed_sizes == []
+
+
 def test_an_upload_of_another_file_is_left_alone(target: Target, tmp_path: Path) -> None:
     content = bytes(LARGE_FILE_BYTES)
     [item] = files(tmp_path, {"other": content}, "left/")
     parts = S3Multipart(target.client("s3"))
-    upload = parts.begin(BUCKET, item.key)
+    upload = parts.create_multipart_upload(BUCKET, item.key)
     for number, size in ((1, MIN_PART_BYTES), (2, MIN_PART_BYTES - 1), (3, MIN_PART_BYTES)):
-        parts.put_part(BUCKET, item.key, upload, number, bytes(size))
-    by_botocore(target).put(BUCKET, [item], TransferProgress(1, 0).add)
+        parts.upload_part(BUCKET, item.key, upload, number, bytes(size))
+    by_botocore(target).upload_files(BUCKET, [item], TransferProgress(1, 0).add)
     assert target.storage.get_bytes(BUCKET, item.key) == content
     assert [unfinished.upload_id for unfinished in parts.list_resumable_uploads(BUCKET, item.key)] == [upload]
 
@@ -195,7 +217,9 @@ class DamagingMultipart:
     """PartStorage that returns one byte wrong."""
 
     def __init__(self, parts: S3Multipart, check: ObjectChecksum | None = None) -> None:
-        self.begin, self.put_part, self.complete = parts.begin, parts.put_part, parts.complete
+        self.create_multipart_upload = parts.create_multipart_upload
+        self.upload_part = parts.upload_part
+        self.complete_multipart_upload = parts.complete_multipart_upload
         self.list_resumable_uploads = parts.list_resumable_uploads
         self._parts, self._check = parts, check
 
@@ -203,14 +227,14 @@ class DamagingMultipart:
         for number, piece in enumerate(self._parts.get_range(bucket, key, start, length, etag)):
             yield piece if start or number else bytes([piece[0] ^ 1]) + piece[1:]
 
-    def object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
-        return self._check or self._parts.object_checksum(bucket, key)
+    def get_object_checksum(self, bucket: str, key: str) -> ObjectChecksum:
+        return self._check or self._parts.get_object_checksum(bucket, key)
 
 
 @pytest.mark.parametrize("size", [1000, LARGE_FILE_BYTES])
 def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: int) -> None:
     prefix = f"damaged-{size}/"
-    by_botocore(target).put(
+    by_botocore(target).upload_files(
         BUCKET, files(tmp_path, {"x": os.urandom(size)}, prefix), TransferProgress(1, 0).add
     )
     [item] = store_files(target, prefix, tmp_path)
@@ -219,7 +243,7 @@ def test_what_comes_damaged_is_not_kept(target: Target, tmp_path: Path, size: in
         target.storage, DamagingMultipart(S3Multipart(target.client("s3"))), lambda: None
     )
     with pytest.raises(JobError, match="does not match S3's checksum"):
-        damaging_transfer.get(BUCKET, [item], TransferProgress(1, 0).add)
+        damaging_transfer.download_files(BUCKET, [item], TransferProgress(1, 0).add)
     assert item.path.read_bytes() == b"what was there"
     assert not list(tmp_path.glob(".*.part"))
 
@@ -244,25 +268,27 @@ def test_what_others_sent_with_crc32_is_compared_with_that(
         )
     client.complete_multipart_upload(**location, UploadId=upload, MultipartUpload={"Parts": sent_parts})
     parts = S3Multipart(client)
-    digest = expected_digest(parts.object_checksum(BUCKET, location["Key"]), len(content))
+    digest = expected_digest(parts.get_object_checksum(BUCKET, location["Key"]), len(content))
     assert digest is not None and digest[0] == "crc32" and digest[1].endswith("-3") == (kind == "COMPOSITE")
     [item] = store_files(target, location["Key"], tmp_path)
     using = S3Transfer(target.storage, DamagingMultipart(parts) if damaged else parts, lambda: None)
     if damaged:
         with pytest.raises(JobError, match="does not match S3's checksum"):
-            using.get(BUCKET, [item], TransferProgress(1, 0).add)
+            using.download_files(BUCKET, [item], TransferProgress(1, 0).add)
     else:
-        using.get(BUCKET, [item], TransferProgress(1, 0).add)
+        using.download_files(BUCKET, [item], TransferProgress(1, 0).add)
         assert item.path.read_bytes() == content and using.has_same_content(BUCKET, item)
     assert item.path.exists() != damaged
 
 
 def test_an_etag_that_is_no_checksum_is_not_taken_for_one(target: Target, tmp_path: Path) -> None:
     """Under a KMS key ETags look like MD5 sums and are not; no other checksum is known here."""
-    by_botocore(target).put(BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), TransferProgress(1, 0).add)
+    by_botocore(target).upload_files(
+        BUCKET, files(tmp_path, {"x": b"content"}, "kms/"), TransferProgress(1, 0).add
+    )
     [item] = store_files(target, "kms/", tmp_path)
     parts = DamagingMultipart(S3Multipart(target.client("s3")), ObjectChecksum(None, None, None))
-    S3Transfer(target.storage, parts, lambda: None).get(BUCKET, [item], TransferProgress(1, 0).add)
+    S3Transfer(target.storage, parts, lambda: None).download_files(BUCKET, [item], TransferProgress(1, 0).add)
     assert item.path.read_bytes() == b"bontent"
 
 
@@ -273,22 +299,22 @@ def test_an_object_that_changed_since_it_was_listed_is_refused(
     [item] = store_files(target, "moving", tmp_path)
     target.storage.put_bytes(BUCKET, "moving", b"after!")
     with pytest.raises(CallError, match="PreconditionFailed"):
-        by_botocore(target).get(BUCKET, [item], TransferProgress(1, 0).add)
+        by_botocore(target).download_files(BUCKET, [item], TransferProgress(1, 0).add)
 
 
 def test_files_that_change_or_vanish_are_told(transfer: S3Transfer, target: Target, tmp_path: Path) -> None:
     items = files(tmp_path, {"small": b"12345", "large": bytes(LARGE_FILE_BYTES)}, "changing/")
     items[0].path.write_bytes(b"1234")
     with pytest.raises(JobError, match="has changed while it was being sent"):
-        transfer.put(BUCKET, items[:1], TransferProgress(1, 0).add)
+        transfer.upload_files(BUCKET, items[:1], TransferProgress(1, 0).add)
     with items[1].path.open("ab") as stream:
         stream.write(b"more")
     with pytest.raises(JobError, match="has changed while it was being sent"):
-        transfer.put(BUCKET, items[1:], TransferProgress(1, 0).add)
-    assert target.storage.size(BUCKET, items[1].key) is None, "half of one and half of another"
+        transfer.upload_files(BUCKET, items[1:], TransferProgress(1, 0).add)
+    assert target.storage.object_size(BUCKET, items[1].key) is None, "half of one and half of another"
     items[0].path.unlink()
     with pytest.raises(JobError, match="cannot be read: No such file"):
-        transfer.put(BUCKET, items[:1], TransferProgress(1, 0).add)
+        transfer.upload_files(BUCKET, items[:1], TransferProgress(1, 0).add)
 
 
 def test_keys_that_s3_cannot_have_are_all_refused_before_anything_is_sent(
@@ -296,9 +322,9 @@ def test_keys_that_s3_cannot_have_are_all_refused_before_anything_is_sent(
 ) -> None:
     accepted, *rejected = files(tmp_path, {"good": b"x", "k" * 1100: b"x", "\udcff": b"x"}, "refused/")
     with pytest.raises(JobError) as caught:
-        transfer.put(BUCKET, [accepted, *rejected], TransferProgress(3, 0).add)
+        transfer.upload_files(BUCKET, [accepted, *rejected], TransferProgress(3, 0).add)
     assert len(caught.value.problems) == 2
-    assert target.storage.size(BUCKET, accepted.key) is None
+    assert target.storage.object_size(BUCKET, accepted.key) is None
 
 
 # ---- obstore only speeds things up -----------------------------------------------------------------------
@@ -317,10 +343,14 @@ class FailingTransfer:
         self.call_count += 1
         raise FastTransferFailed
 
-    def put_file(
-        self, bucket: str, item: TransferItem, at_once: int, on_progress: Callable[[int, int], None]
+    def upload_file(
+        self,
+        bucket: str,
+        item: TransferItem,
+        max_concurrent_parts: int,
+        on_transferred: Callable[[int, int], None],
     ) -> None:
-        on_progress(1000, 0)
+        on_transferred(1000, 0)
         self.put(bucket, item.key, b"")
 
     def get_range(self, bucket: str, key: str, start: int, length: int, etag: str | None) -> Iterator[bytes]:
@@ -334,11 +364,11 @@ def test_what_obstore_cannot_do_goes_by_botocore(target: Target, tmp_path: Path)
     failing = FailingTransfer()
     transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: failing)
     progress = TransferProgress(101, LARGE_FILE_BYTES + 100)
-    transfer.put(BUCKET, files(tmp_path, contents, "fallen-back/"), progress.add)
+    transfer.upload_files(BUCKET, files(tmp_path, contents, "fallen-back/"), progress.add)
     assert (progress.done_files, progress.done_bytes) == (101, LARGE_FILE_BYTES + 100)
     assert failing.call_count <= CONNECTIONS, "after a failure it is not asked again"
     back = store_files(target, "fallen-back/", tmp_path)
-    transfer.get(BUCKET, back, TransferProgress(0, 0).add)
+    transfer.download_files(BUCKET, back, TransferProgress(0, 0).add)
     assert sum(item.path.stat().st_size for item in back) == LARGE_FILE_BYTES + 100
 
 
@@ -346,7 +376,7 @@ def test_an_error_is_s3s_own_answer(transfer: S3Transfer, tmp_path: Path, target
     failing_transfer = S3Transfer(target.storage, S3Multipart(target.client("s3")), lambda: FailingTransfer())
     for way in (by_botocore(target), failing_transfer):
         with pytest.raises(CallError, match="NoSuchBucket"):
-            way.put(
+            way.upload_files(
                 "nowhere", files(tmp_path, {str(n): b"x" for n in range(20)}, ""), TransferProgress(20, 0).add
             )
 
@@ -354,11 +384,14 @@ def test_an_error_is_s3s_own_answer(transfer: S3Transfer, tmp_path: Path, target
 def test_obstore_is_left_out_where_only_botocore_knows_the_way(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from smlaunch.data.transfer_obstore import open_obstore
+    from smlaunch.data.obstore_transfer import open_obstore
 
-    assert open_obstore(target.s3(), target.session, target.owner_for()) is not None
+    assert (
+        open_obstore(target.owner_checked_s3_client(), target.session, target.bucket_owner_check())
+        is not None
+    )
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert open_obstore(target.s3(), target.session, target.owner_for()) is None
+    assert open_obstore(target.owner_checked_s3_client(), target.session, target.bucket_owner_check()) is None
 
 
 @pytest.mark.parametrize(
@@ -374,7 +407,7 @@ def test_where_obstore_looks_for_a_bucket(endpoint: str, bucket: str, address: s
 
     from obstore.store import S3Store
 
-    from smlaunch.data.transfer_obstore import address_options
+    from smlaunch.data.obstore_transfer import address_options
 
     store = S3Store(
         bucket,
@@ -416,7 +449,7 @@ def test_parts_that_cannot_be_of_the_file_are_not_gone_on_with() -> None:
         )
 
     file_bytes = 2 * MIN_PART_BYTES + 5
-    uniform = multipart_transfer._uniform_part_size
+    uniform = multipart_transfer._find_uniform_part_size
     assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 5), file_bytes) == MIN_PART_BYTES
     assert uniform(upload(MIN_PART_BYTES), file_bytes) == MIN_PART_BYTES
     assert uniform(upload(MIN_PART_BYTES, MIN_PART_BYTES, 6), file_bytes) is None
@@ -433,7 +466,7 @@ def test_workers_stop_at_the_first_error() -> None:
         finished.append(number)
 
     with pytest.raises(CallError, match="Broken"):
-        for_each(work, iter(range(10**9)), 3)
+        for_each_in_threads(work, iter(range(10**9)), 3)
     assert set(range(5)) <= set(finished)
 
 
@@ -463,7 +496,7 @@ def test_ctrl_c_ends_large_files_between_parts(
 ) -> None:
     """Uploads of very large files are resumed; those of other files leave nothing behind."""
     monkeypatch.setattr(
-        "smlaunch.data.transfer._RESUMABLE_BYTES", LARGE_FILE_BYTES if is_resumable else 1 << 40
+        "smlaunch.data.s3_transfer._MIN_RESUMABLE_BYTES", LARGE_FILE_BYTES if is_resumable else 1 << 40
     )
     content = random.Random(3).randbytes(4 * MIN_PART_BYTES)
     [item] = files(tmp_path, {"long": content}, f"interrupted-{is_resumable}/")
@@ -476,12 +509,12 @@ def test_ctrl_c_ends_large_files_between_parts(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        transfer.put(BUCKET, [item], interrupt_after_three)
-    assert target.storage.size(BUCKET, item.key) is None
+        transfer.upload_files(BUCKET, [item], interrupt_after_three)
+    assert target.storage.object_size(BUCKET, item.key) is None
     unfinished = S3Multipart(target.client("s3")).list_resumable_uploads(BUCKET, item.key)
     assert bool(unfinished) is is_resumable
     progress = TransferProgress(1, len(content))
-    transfer.put(BUCKET, [item], progress.add)
+    transfer.upload_files(BUCKET, [item], progress.add)
     assert target.storage.get_bytes(BUCKET, item.key) == content
     assert progress.done_bytes == len(content)
 
@@ -500,17 +533,19 @@ def test_parts_of_unequal_sizes_are_not_taken_for_damage() -> None:
 
 
 def test_credentials_that_are_gone_are_botocores_to_tell(target: Target, tmp_path: Path) -> None:
-    from smlaunch.data.transfer_obstore import ObstoreTransfer
+    from smlaunch.data.obstore_transfer import ObstoreTransfer
 
     class MissingCredentials:
         def get_frozen_credentials(self) -> None:
             raise RuntimeError("the session has expired")
 
-    fast_transfer = ObstoreTransfer(target.s3(), MissingCredentials(), target.owner_for())
+    fast_transfer = ObstoreTransfer(
+        target.owner_checked_s3_client(), MissingCredentials(), target.bucket_owner_check()
+    )
     with pytest.raises(FastTransferFailed):
         fast_transfer.put(BUCKET, "never", b"x")
     with pytest.raises(FastTransferFailed):
-        fast_transfer.put_file(
+        fast_transfer.upload_file(
             BUCKET,
             files(tmp_path, {"x": bytes(LARGE_FILE_BYTES)}, "never/")[0],
             3,

@@ -22,9 +22,9 @@ SEGMENTS = STEPS // PER_SEGMENT
 
 SCRIPT = f"""\
 import hashlib, os, signal, sys, time
-from smlaunch.contract.outcome import CONTINUE, FINISHED
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
-from smlaunch.train.tree_format import encode
+from smlaunch.train.tree_format import encode_tree
 from smlaunch.train.checkpoint_store import CheckpointStore
 
 STEPS, PER_SEGMENT = {STEPS}, {PER_SEGMENT}
@@ -37,9 +37,9 @@ segment = Segment.from_environment(os.environ)
 received_signals = []
 signal.signal(signal.SIGTERM, lambda *_: received_signals.append("SIGTERM"))
 names = {"job": segment.job, "writer": segment.writer}
-store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep=segment.keep_steps, **names)
+store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep_last=segment.keep_steps, **names)
 step, weights, first_step = 0, "", 0
-newest = store.newest_intact()
+newest = store.newest_intact_manifest()
 if newest is not None:
     state = store.open_shard(newest).read_tree()
     step, weights, first_step = state["step"], state["weights"], state["step"]
@@ -47,7 +47,7 @@ print("begins at step", step, flush=True)
 
 
 def save():
-    encoded = encode({"step": step, "weights": weights})
+    encoded = encode_tree({"step": step, "weights": weights})
     store.commit(step, [store.write_shard(step, encoded.chunks())])
 
 

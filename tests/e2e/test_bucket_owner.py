@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from smlaunch.cli.main import run_command
-from smlaunch.connection.connect import open_connection
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.request_context import ACCOUNT
+from smlaunch.connection.open_connection import open_connection
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import ACCOUNT
 from smlaunch.local.services.s3.service import S3Service, bucket_and_key
 from tests.e2e.chains import drive_command, write_script
 
@@ -103,7 +103,7 @@ def bucket_maker(home: Path) -> MakeBucket:
 @pytest.fixture
 def default_bucket(home: Path) -> str:
     with open_connection({"local": True, "region": None, "profile": None}) as connection:
-        connection.target.storage.make_bucket(str(connection.target.bucket), "us-east-1")
+        connection.target.storage.create_bucket(str(connection.target.bucket), "us-east-1")
         return str(connection.target.bucket)
 
 
@@ -270,7 +270,7 @@ def test_a_source_that_somebody_replaced_is_not_run(
     assert smlaunch("run", script, "--local") == 0
     with open_connection({"local": True, "region": None, "profile": None}) as connection:
         storage = connection.target.storage
-        (source_object,) = storage.list(default_bucket, "smlaunch/source/")
+        (source_object,) = storage.list_objects(default_bucket, "smlaunch/source/")
         planted = io.BytesIO()
         with tarfile.open(fileobj=planted, mode="w:gz") as archive:
             info = tarfile.TarInfo("train.py")

@@ -133,11 +133,11 @@ def test_files_are_cleaned_by_a_processing_job(home: Path, tmp_path: Path) -> No
     (output,) = home.glob("s3/*/smlaunch/clean/output/clean-s1-a1/output")
     summaries = [json.loads(path.read_text()) for path in sorted(output.glob("summary-algo-*.json"))]
     assert [len(summary) for summary in summaries] == [4, 4]
-    kept_counts = {name: counts["kept"] for summary in summaries for name, counts in summary.items()}
+    row_counts = {name: counts["kept"] for summary in summaries for name, counts in summary.items()}
     for path in (tables / "sales").glob("*.csv"):
         with path.open(newline="") as file:
             expected_rows = [row for row in csv.DictReader(file) if int(row["cents"]) >= 100]
         with (output / path.name).open(newline="") as file:
             assert list(csv.DictReader(file)) == expected_rows
-        assert kept_counts.pop(path.name) == len(expected_rows)
-    assert not kept_counts
+        assert row_counts.pop(path.name) == len(expected_rows)
+    assert not row_counts

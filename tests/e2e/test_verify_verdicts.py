@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import pytest
 
-from smlaunch.connection.connect import endpoint_target
+from smlaunch.connection.open_connection import target_of_endpoint
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
-from smlaunch.runs.target import Target
-from smlaunch.verify.proof import VerifyReport, verify_resume
-from smlaunch.verify.runner import CutSignal, draw_cuts
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.runs.launch_target import Target
+from smlaunch.verify.resume_verification import VerifyReport, verify_resume
+from smlaunch.verify.trial_runner import CutSignal, draw_cuts
 from tests.e2e.resume_scripts import CUT, PACE, RIGHT, STEPS, WITH_TORCH, WRONG, Script
 
 SIGNALS: tuple[CutSignal, ...] = get_args(CutSignal)
@@ -31,7 +31,7 @@ def places() -> Iterator[tuple[Target, Path]]:
     with TemporaryDirectory(prefix="smlaunch-verdicts-", dir="/var/tmp") as folder:
         (Path(folder) / "traces").mkdir()
         with Endpoint(Path(folder) / "home", settings=settings) as info:
-            yield endpoint_target(info), Path(folder) / "traces"
+            yield target_of_endpoint(info), Path(folder) / "traces"
 
 
 def seed_for(signal: CutSignal) -> int:

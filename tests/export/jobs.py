@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import ScriptFacts
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
+from smlaunch.render.plan import Plan
 from tests.planner import fixtures
+from tests.planner.fixtures import make_plan
 
 SCRIPT = ScriptFacts(imports=frozenset({"torch", "torch.distributed", "smlaunch.train"}))
 LIMITS = {"max_runtime": "60h", "segment": "24h"}

@@ -23,21 +23,21 @@ folder.mkdir()
 
 TRAIN = """
 import hashlib, json, os, pathlib
-from smlaunch.contract.outcome import CONTINUE, FINISHED
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
 from smlaunch.contract.segment import Segment
-from smlaunch.train.tree_format import encode
+from smlaunch.train.tree_format import encode_tree
 from smlaunch.train.checkpoint_store import CheckpointStore
 
 segment = Segment.from_environment(os.environ)
 rows = json.loads(pathlib.Path(os.environ["SM_CHANNEL_TRAIN"], "rows.json").read_text())
 names = {"job": segment.job, "writer": segment.writer}
-store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep=segment.keep_steps, **names)
-manifest = store.newest_intact()
+store = CheckpointStore(segment.checkpoint_dir, 0, 1, keep_last=segment.keep_steps, **names)
+manifest = store.newest_intact_manifest()
 state = {"step": 0, "weights": ""} if manifest is None else store.open_shard(manifest).read_tree()
 for row in rows[3 * state["step"]:][:3]:  # a third for each segment
     state["weights"] = hashlib.sha256((state["weights"] + str(row)).encode()).hexdigest()
 state["step"] += 1
-store.commit(state["step"], [store.write_shard(state["step"], encode(state).chunks())])
+store.commit(state["step"], [store.write_shard(state["step"], encode_tree(state).chunks())])
 done = 3 * state["step"]
 result = FINISHED if done == len(rows) else CONTINUE
 store.write_outcome(result, state["step"])

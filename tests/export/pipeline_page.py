@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.job.yaml_file import dump_job_yaml
-from smlaunch.local.pipelines import definition as endpoint_reader
+from smlaunch.local.pipelines import pipeline_definition as endpoint_reader
 from tests.conftest import ROOT
 from tests.export.test_pipeline_steps import LONG, WORK, export_file
 

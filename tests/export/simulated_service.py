@@ -7,35 +7,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smlaunch.api.request import CREATE_PROCESSING_JOB, name_member, operation_of
-from smlaunch.contract.names import JobName, parse_job_name
-from smlaunch.contract.outcome import (
-    CONTINUE,
-    FINISHED,
-    OUTCOME_PATH_PREFIX,
-    SegmentOutcome,
-    find_newest_outcome,
-)
+from smlaunch.api.job_kinds import PROCESSING, job_kind_of, job_name_of
+from smlaunch.chain.next_action import FinishRun, ObservedJob, ObservedRun, SubmitJob, next_action
+from smlaunch.chain.workflow import ENDING_BY_FAILURE_REASON, JobEnding, Workflow, classify_ending
+from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,
     FROM_STEP_VARIABLE,
     STOP_AFTER_VARIABLE,
 )
-from smlaunch.planner.reconcile import Finish, ObservedJob, ObservedRun, Submit, next_action
-from smlaunch.planner.workflow import ENDING_BY_FAILURE, Ending, Workflow, classify_ending
+from smlaunch.contract.segment_outcome import (
+    CONTINUE,
+    FINISHED,
+    OUTCOME_PATH_PREFIX,
+    SegmentOutcome,
+    find_newest_outcome,
+)
 from tests.export.asl_interpreter import Execution, Failed
 
 RUN = "nightly"
 NOW = 1_800_000_000.0
-REASONS = {ending: word for word, ending in ENDING_BY_FAILURE.items()}
+REASONS = {ending: word for word, ending in ENDING_BY_FAILURE_REASON.items()}
 
 
 @dataclass(frozen=True)
 class Fate:
     """How a job ends. ``gain``: steps added by it; its outcome file has them where ``has_outcome``."""
 
-    ending: Ending
+    ending: JobEnding
     gain: int = 10
     result: str = CONTINUE
     has_outcome: bool = True
@@ -44,7 +44,7 @@ class Fate:
     billed: int = 3600
 
 
-FINISHED_JOB = Fate(Ending.COMPLETED, result=FINISHED)
+FINISHED_JOB = Fate(JobEnding.COMPLETED, result=FINISHED)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Service:
                 status = {**status_of(self.fate(index)), "TrainingJobArn": f"arn:{name}"}
                 return {
                     **request,
-                    **(as_processing(status) if operation_of(request) == CREATE_PROCESSING_JOB else status),
+                    **(as_processing(status) if job_kind_of(request) is PROCESSING else status),
                 }
         raise Failed("SageMaker.SageMakerException", "Requested resource not found. (Service: SageMaker)")
 
@@ -166,13 +166,13 @@ class Service:
         fate = self.create(parameters)
         if len(self.requests) in self.lost_answers:
             raise Failed("SageMaker.SdkClientException", "Unable to execute HTTP request: Read timed out")
-        if fate.ending is not Ending.COMPLETED:
+        if fate.ending is not JobEnding.COMPLETED:
             raise Failed("States.TaskFailed", json.dumps(self.description(name_of(parameters))))
         return self.description(name_of(parameters))
 
 
 def name_of(request: Mapping[str, Any]) -> str:
-    return str(request[name_member(request)])
+    return job_name_of(request)
 
 
 def as_processing(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def as_processing(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def status_of(fate: Fate) -> dict[str, Any]:
     times = {"TrainingTimeInSeconds": fate.seconds, "BillableTimeInSeconds": fate.billed}
-    if fate.ending is Ending.COMPLETED:
+    if fate.ending is JobEnding.COMPLETED:
         artifacts = {"S3ModelArtifacts": "s3://b/model.tar.gz"}
         return {
             "TrainingJobStatus": "Completed",
@@ -234,7 +234,7 @@ def run_machine(definition: dict[str, Any], service: Service) -> RunResult:
 
 
 def run_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) -> RunResult:
-    """Drive the run by ``planner.reconcile.next_action``; checkpoints are those of the newest outcome."""
+    """Drive the run by ``planner.next_action.next_action``; checkpoints are those of the newest outcome."""
     jobs: list[ObservedJob] = []
     while True:
         outcome = find_newest_outcome(service.outcomes, service.outcomes.__getitem__, RUN)
@@ -251,10 +251,10 @@ def run_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) 
             files,
         )
         action = next_action(workflow, observed)
-        if isinstance(action, Finish):
+        if isinstance(action, FinishRun):
             error = errors[action.exit_code] if action.exit_code else None
             return RunResult(tuple(map(varying_members, service.requests)), error, action.summary)
-        assert isinstance(action, Submit)
+        assert isinstance(action, SubmitJob)
         if action.clears_outcome:
             del service.outcomes[action.clears_outcome]
         fate = service.create(action.request)

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from smlaunch.chain.workflow import RULE_BY_ENDING
 from smlaunch.errors import EXIT_COMPLETED
 from smlaunch.export.run_template import ORCHESTRATOR_ERRORS
-from smlaunch.export.sfn_endings import next_states
+from smlaunch.export.sfn_after_job_end import next_states
 from smlaunch.export.sfn_policies import RARE_ACTIONS, REASONS
-from smlaunch.planner.workflow import ENDING_RULES
 from tests.conftest import ROOT
 from tests.export.test_step_functions import MACHINES
 
@@ -56,7 +56,7 @@ def _picture(definition: dict[str, Any]) -> Iterator[str]:
 def _errors() -> Iterator[str]:
     yield "| a job ended with | remedy | the execution's Error when there is none left |"
     yield "|---|---|---|"
-    for ending, rule in ENDING_RULES.items():
+    for ending, rule in RULE_BY_ENDING.items():
         if rule.exit_code != EXIT_COMPLETED and rule.exit_code not in ORCHESTRATOR_ERRORS:
             continue  # only the client's machine has such errors
         yield f"| {ending.value} | {rule.remedy.value} | {_error(rule.exit_code)} |"

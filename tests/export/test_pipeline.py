@@ -13,19 +13,19 @@ from typing import Any
 import boto3
 import pytest
 
-from smlaunch.contract.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from smlaunch.errors import JobError
 from smlaunch.export.pipeline import DEFINITION_FILE, export_pipeline
 from smlaunch.export.pipeline_steps import FINISHED_METRIC
 from smlaunch.job.model import Checkpoints, Compute, Job, Limits
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.faults import FaultPlan, HostLost
-from smlaunch.local.pipelines import definition as endpoint_reader
-from smlaunch.local.settings import Settings
-from smlaunch.runs.api import prepare_export
-from smlaunch.runs.stage import stage
-from smlaunch.runs.target import Target
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.fault_injection import FaultPlan, HostLost
+from smlaunch.local.pipelines import pipeline_definition as endpoint_reader
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import prepare_export
+from smlaunch.runs.plan_upload import upload_plan_files
 from tests.export.jobs import (
     CAPPED,
     CHAIN,
@@ -166,7 +166,7 @@ def test_three_segments_run_and_the_rest_does_not(endpoint: EndpointInfo, tmp_pa
     )
     prepared = prepare_export(job, target)
     definition = export_pipeline(prepared.plan, time_scale=target.polling.time_scale)[DEFINITION_FILE]
-    stage(prepared.plan, prepared.source, target, print)
+    upload_plan_files(prepared.plan, prepared.source, target, print)
     sagemaker = boto3.Session(endpoint.access_key, endpoint.secret_key, region_name=endpoint.region).client(
         "sagemaker", endpoint_url=endpoint.url
     )

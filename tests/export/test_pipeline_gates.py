@@ -17,10 +17,10 @@ from smlaunch.export.pipeline import DEFINITION_FILE, export_steps
 from smlaunch.export.pipeline_file import PipelineStep, Requirement, StepOutput
 from smlaunch.export.pipeline_steps import FINISHED_METRIC
 from smlaunch.job.model import Job
-from smlaunch.local.pipelines import conditions, ready_steps
-from smlaunch.local.pipelines import definition as endpoint_reader
-from smlaunch.local.pipelines.records import StepRecord
-from smlaunch.planner.plan import Plan
+from smlaunch.local.pipelines import pipeline_conditions, ready_steps
+from smlaunch.local.pipelines import pipeline_definition as endpoint_reader
+from smlaunch.local.pipelines.pipeline_records import StepRecord
+from smlaunch.render.plan import Plan
 from tests.export.test_pipeline_steps import LONG, TRAIN, WORK, input_uri, plan_for
 
 KINDS: Mapping[str, Mapping[str, Any]] = {"work": WORK, "train": TRAIN, "long": LONG}
@@ -109,7 +109,7 @@ def test_every_job_runs_once_and_after_all_that_it_needs(
             outcome = None
             if step.type == "Condition":
                 outcome = all(
-                    conditions.evaluate(condition, ExecutionScope(ends))
+                    pipeline_conditions.evaluate_condition(condition, ExecutionScope(ends))
                     for condition in step.arguments["Conditions"]
                 )
             else:
@@ -159,7 +159,7 @@ def test_nothing_follows_on_a_requirement_that_does_not_hold(
             outcome = None
             if started_step.type == "Condition":
                 outcome = all(
-                    conditions.evaluate(condition, ExecutionScope(ends))
+                    pipeline_conditions.evaluate_condition(condition, ExecutionScope(ends))
                     for condition in started_step.arguments["Conditions"]
                 )
             elif started_step.type == "Fail":

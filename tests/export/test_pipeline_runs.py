@@ -12,15 +12,15 @@ import boto3
 import pytest
 
 from smlaunch.cli.export_pipeline import prepare_steps
-from smlaunch.connection.connect import endpoint_target
+from smlaunch.connection.open_connection import target_of_endpoint
 from smlaunch.errors import JobError
 from smlaunch.export.pipeline import DEFINITION_FILE
 from smlaunch.export.pipeline_file import read_pipeline_file
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.settings import Settings
-from smlaunch.runs.deploy_pipelines import deploy_pipeline
-from smlaunch.runs.stage import stage
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.runs.deploy_pipeline import deploy_pipeline
+from smlaunch.runs.plan_upload import upload_plan_files
 from tests.export.pipeline_jobs import RAW, index_steps, report, steps, weights_of, write
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.2, close_grace_seconds=1)
@@ -31,7 +31,7 @@ class PipelineHarness:
     def __init__(self, info: EndpointInfo, folder: Path) -> None:
         self.info = info
         self.folder = folder
-        self.target = endpoint_target(info)
+        self.target = target_of_endpoint(info)
         session = boto3.Session(info.access_key, info.secret_key, region_name=info.region)
         self.sagemaker = session.client("sagemaker", endpoint_url=info.url)
         self.s3 = session.client("s3", endpoint_url=info.url)
@@ -43,7 +43,7 @@ class PipelineHarness:
         wanted = read_pipeline_file(write(self.folder, steps("s3://mine/raw/", **changes)))
         jobs, files = prepare_steps(wanted, self.target)
         for job in jobs:
-            stage(job.plan, job.source, self.target, lambda _: None)
+            upload_plan_files(job.plan, job.source, self.target, lambda _: None)
         return files[DEFINITION_FILE]
 
     def deploy(self, **changes: Any) -> str:

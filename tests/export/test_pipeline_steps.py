@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH
 from smlaunch.errors import JobError
-from smlaunch.export import pipeline_gates, pipeline_steps
+from smlaunch.export import pipeline_step_order, pipeline_steps
 from smlaunch.export.pipeline import DEFINITION_FILE, export_steps
 from smlaunch.export.pipeline_file import (
     MAX_STEP_NAME_LENGTH,
@@ -22,14 +22,14 @@ from smlaunch.export.pipeline_file import (
 )
 from smlaunch.export.pipeline_steps import iso_duration
 from smlaunch.export.run_template import build_run_template
+from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
 from smlaunch.job.yaml_file import dump_job_yaml
-from smlaunch.local.pipelines import definition as endpoint_reader
-from smlaunch.planner.facts import InputFacts
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
+from smlaunch.local.pipelines import pipeline_definition as endpoint_reader
+from smlaunch.render.plan import Plan
 from tests.export.jobs import CAPPED, CHAIN, SCRIPT, SINGLE
 from tests.planner import fixtures
+from tests.planner.fixtures import make_plan
 
 WORK: Mapping[str, Any] = {
     "entry": "src/work.py",
@@ -426,9 +426,9 @@ def test_the_bounds_are_the_services_where_they_are_known() -> None:
 
     model = botocore.session.get_session().get_service_model("sagemaker")
     members = model.operation_model("CreatePipeline").input_shape.members
-    assert members["PipelineDefinition"].metadata["max"] == pipeline_gates.MAX_DEFINITION_CHARACTERS
+    assert members["PipelineDefinition"].metadata["max"] == pipeline_step_order.MAX_DEFINITION_CHARACTERS
     execution = model.shape_for("PipelineExecutionStep").members["StepName"]
-    assert execution.metadata["max"] == pipeline_gates.MAX_NAME_LENGTH
+    assert execution.metadata["max"] == pipeline_step_order.MAX_NAME_LENGTH
 
 
 def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smlaunch.chain.workflow import Workflow, build_job_request, variant_of_segment
 from smlaunch.contract import segment as variables
-from smlaunch.contract.names import JobName
+from smlaunch.contract.run_names import JobName
 from smlaunch.errors import JobError
 from smlaunch.export.run_template import JobVariable, build_run_template, fill_template
-from smlaunch.planner.workflow import Workflow, request_for, variant_for
 from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_of
 
 
@@ -50,9 +50,9 @@ def test_a_filled_template_is_the_drivers_request(
     plan = PLANS[job]
     flow = build_run_template(plan)
     workflow = rename_run(plan.workflow, "nightly")
-    variant = variant_for(workflow, segment, step)
+    variant = variant_of_segment(workflow, segment, step)
     stage = flow.variants[workflow.variants.index(variant)]
-    if seconds_left < stage.min_seconds or (segment, attempt) == (1, 1):
+    if seconds_left < stage.min_job_seconds or (segment, attempt) == (1, 1):
         return
     limit = min(seconds_left, stage.max_runtime_seconds)
     spot = False if on_demand and stage.on_demand_request else None
@@ -65,12 +65,18 @@ def test_a_filled_template_is_the_drivers_request(
         JobVariable.COMMITTED_STEP: step,
         JobVariable.REPORTED_STEP: step + 1,
         JobVariable.MAX_RUNTIME: limit,
-        JobVariable.STOP_AFTER: stage.stop_after(limit) or 0,
+        JobVariable.STOP_AFTER: stage.planned_end_seconds(limit) or 0,
         JobVariable.DRIVER: "execution",
     }
     filled_request = fill_template(template, values)
-    expected = request_for(
-        workflow, segment, attempt, step=step, reported_step=step + 1, spot=spot, seconds_left=seconds_left
+    expected = build_job_request(
+        workflow,
+        segment,
+        attempt,
+        newest_checkpoint_step=step,
+        reported_step=step + 1,
+        spot=spot,
+        seconds_left=seconds_left,
     )
     # An orchestrator's request names its run, since one job.json serves all runs.
     assert filled_request["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
@@ -92,7 +98,7 @@ def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
         fill_template(template, values)["Environment"][variables.CHECKPOINTS_URI_VARIABLE]
         == "s3://mine/ckpt/nightly/"
     )
-    fixed = build_run_template(plan_of(DIRECT), run="digits").variants[0].request
+    fixed = build_run_template(plan_of(DIRECT), fixed_run_id="digits").variants[0].request
     assert (
         fill_template(fixed, values)["Environment"][variables.CHECKPOINTS_URI_VARIABLE] == "s3://mine/ckpt/"
     )
@@ -114,7 +120,7 @@ def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: st
     expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
     place = filled_request["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
     assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
-    expected_request = request_for(expected, 1, 2, step=0)
+    expected_request = build_job_request(expected, 1, 2, newest_checkpoint_step=0)
     for request in (filled_request, expected_request):
         del request["ProcessingInputs"]  # staged once, for all runs
     assert filled_request == expected_request

@@ -7,26 +7,25 @@ from typing import Any
 
 import pytest
 
+from smlaunch.chain.workflow import JobEnding, classify_ending
 from smlaunch.errors import JobError
 from smlaunch.export.run_template import ORCHESTRATOR_ERRORS, build_run_template
+from smlaunch.export.sfn_after_job_end import choice_rules_by_ending, next_states, other_failure
 from smlaunch.export.sfn_common import (
+    EVENTS_PER_DESCRIBE,
     EVENTS_PER_JOB,
-    EVENTS_PER_LOOK,
     EVENTS_PER_WAIT,
-    HANDOVER_EVENTS,
     HISTORY_LIMIT,
-    job_kind,
+    MAX_EVENTS_BEFORE_HANDOVER,
 )
-from smlaunch.export.sfn_endings import ending_rules, next_states, other_failure
 from smlaunch.export.sfn_policies import (
     RARE_ACTIONS,
     REASONS,
+    find_service_integrations,
     permissions_policy,
-    task_resources,
     trust_policy,
 )
 from smlaunch.export.step_functions import DEFINITION_FILE, PERMISSIONS_FILE, TASK_FILE, export_step_functions
-from smlaunch.planner.workflow import Ending, classify_ending
 from tests.conftest import ROOT
 from tests.export.asl_interpreter import Execution
 from tests.export.jobs import CHAIN, PROCESSING, plan_of
@@ -57,14 +56,14 @@ def test_every_state_is_reached_and_leads_somewhere(job: str) -> None:
 def test_every_ending_has_exactly_one_rule(job: str) -> None:
     """The machine classifies every final state of a job as ``classify_ending`` does."""
     execution = Execution(MACHINES[job], lambda *_: None, "x")
-    kind = job_kind(build_run_template(PLANS[job]))
-    rules = ending_rules(kind)
+    kind = build_run_template(PLANS[job]).kind
+    rules = choice_rules_by_ending(kind)
     statuses = {
         "Completed": ["Completed"],
         "Stopped": ["Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Unheard"],
         "Failed": ["Failed"],
     }
-    if kind == "Processing":
+    if not kind.has_secondary_status:
         statuses["Stopped"] = [""]
     reasons = [
         "",
@@ -77,14 +76,16 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
     for status, secondaries in statuses.items():
         for secondary in secondaries:
             for reason in reasons:
-                members = {f"{kind}JobStatus": status, "SecondaryStatus": secondary, "FailureReason": reason}
-                holds = [end for end, rule in rules if execution.holds(rule, {"seen": {"job": members}})]
+                members = {kind.status_member: status, "SecondaryStatus": secondary, "FailureReason": reason}
+                holds = [
+                    end for end, rule in rules if execution.holds(rule, {"description": {"job": members}})
+                ]
                 ending = holds[0] if holds else other_failure()
                 assert ending is classify_ending(status, secondary, reason), members
     targets = [rule["Next"] for rule in MACHINES[job]["States"]["How did it end?"]["Choices"]]
     assert len(targets) == len(rules)
-    by_time = {Ending.TIME_LIMIT, Ending.WAIT_EXCEEDED} if kind == "Processing" else set()
-    assert {end for end, _ in rules} | {other_failure()} == set(Ending) - by_time - {Ending.DISK_FULL}
+    by_time = {JobEnding.TIME_LIMIT, JobEnding.WAIT_EXCEEDED} if not kind.has_secondary_status else set()
+    assert {end for end, _ in rules} | {other_failure()} == set(JobEnding) - by_time - {JobEnding.DISK_FULL}
 
 
 def events_of(state: dict[str, Any]) -> int:
@@ -136,9 +137,9 @@ def test_no_job_makes_more_history_than_is_counted_for_it(job: str) -> None:
     )
     assert events <= EVENTS_PER_WAIT
     look_stops = frozenset({"Hand over", "Has it ended?", "Was it made?"})
-    assert longest(states, "While it runs", look_stops) + 2 <= EVENTS_PER_LOOK
+    assert longest(states, "While it runs", look_stops) + 2 <= EVENTS_PER_DESCRIBE
     # The history is checked between two jobs only, and another job may follow the check.
-    assert HANDOVER_EVENTS + 2 * EVENTS_PER_JOB < HISTORY_LIMIT
+    assert MAX_EVENTS_BEFORE_HANDOVER + 2 * EVENTS_PER_JOB < HISTORY_LIMIT
 
 
 def test_an_execution_whose_history_is_full_hands_over_and_ends_as_the_next_one() -> None:
@@ -146,8 +147,8 @@ def test_an_execution_whose_history_is_full_hands_over_and_ends_as_the_next_one(
     first = Execution(machine, lambda *_: None, "nightly")
     full = {
         "run": "nightly",
-        "at": {"segment": 40},
-        "left": {"training": 9},
+        "position": {"segment": 40},
+        "remaining": {"training": 9},
         "events": {"n": 20_000, "hop": 2},
     }
     task = machine["States"]["Hand over"]
@@ -157,7 +158,7 @@ def test_an_execution_whose_history_is_full_hands_over_and_ends_as_the_next_one(
     second = Execution(machine, lambda *_: None, "nightly-part-2")
     assert second.holds(machine["States"]["Begin"]["Choices"][0], handover["Input"])
     next_input = second.build(machine["States"]["Take over"]["Parameters"], handover["Input"])
-    assert (next_input["run"], next_input["at"], next_input["left"]) == (
+    assert (next_input["run"], next_input["position"], next_input["remaining"]) == (
         "nightly",
         {"segment": 40},
         {"training": 9},
@@ -180,9 +181,11 @@ def test_the_page_is_of_today() -> None:
 
 def test_a_fixed_name_is_every_executions_run() -> None:
     plan = plan_of(CHAIN)
-    fixed = definition_of(plan, run="digits")
+    fixed = definition_of(plan, fixed_run_id="digits")
     assert fixed["States"]["First job"]["Parameters"]["run"] == "digits"
-    task = json.loads(export_step_functions(plan, "train", run="digits", embed="task")[TASK_FILE])["Train"]
+    task = json.loads(export_step_functions(plan, "train", fixed_run_id="digits", embed="task")[TASK_FILE])[
+        "Train"
+    ]
     assert "Name.$" not in task["Parameters"]
 
 
@@ -196,7 +199,7 @@ def test_what_the_machine_cannot_do_is_refused_by_name() -> None:
 def test_a_processing_job_is_made_watched_and_told_by_its_own_operations(strategy: str) -> None:
     files = export_step_functions(plan_of({**PROCESSING, "strategy": strategy}), "clean")
     definition = json.loads(files[DEFINITION_FILE])
-    assert {name for name in task_resources(definition) if "sagemaker" in name} == {
+    assert {name for name in find_service_integrations(definition) if "sagemaker" in name} == {
         "sagemaker:createProcessingJob.sync",
         "aws-sdk:sagemaker:describeProcessingJob",
         "aws-sdk:sagemaker:listTags",
@@ -226,7 +229,7 @@ ACTIONS = {
 def test_what_is_called_is_allowed_and_what_is_allowed_is_called_or_has_its_reason(job: str) -> None:
     policy = permissions_policy(build_run_template(PLANS[job]), MACHINES[job], "train")
     allowed = {action for one in policy["Statement"] for action in one["Action"]}
-    called = set().union(*(ACTIONS[used] for used in task_resources(MACHINES[job])))
+    called = set().union(*(ACTIONS[used] for used in find_service_integrations(MACHINES[job])))
     assert called <= allowed
     assert allowed <= called | set(RARE_ACTIONS)
     assert {one["Sid"] for one in policy["Statement"]} <= set(REASONS)
@@ -234,7 +237,7 @@ def test_what_is_called_is_allowed_and_what_is_allowed_is_called_or_has_its_reas
 
 
 def test_a_fixed_run_narrows_what_may_be_touched() -> None:
-    flow = build_run_template(PLANS["chain"], run="digits")
+    flow = build_run_template(PLANS["chain"], fixed_run_id="digits")
     policy = {one["Sid"]: one for one in permissions_policy(flow, MACHINES["chain"], "train")["Statement"]}
     jobs = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-s*-a*"
     assert policy["MakeJobs"]["Resource"] == [jobs]

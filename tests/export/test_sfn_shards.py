@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from smlaunch.chain.workflow import JobEnding
 from smlaunch.errors import EXIT_REFUSED, EXIT_TRAINING_FAILED, JobError
 from smlaunch.export.run_template import ITEMS_FILE, ORCHESTRATOR_ERRORS, build_run_template
 from smlaunch.export.sfn_policies import REASONS, permissions_policy
 from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, MAX_SHARDS, merge_shards
 from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions, with_items_upload
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.workflow import Ending
+from smlaunch.render.plan import Plan
 from tests.export.simulated_service import RUN, Fate, RunResult, Service, run_machine
 from tests.planner.fixtures import plan
 from tests.planner.test_sharding import SKEWED, facts, job, world
@@ -54,7 +54,7 @@ def test_every_part_is_a_run_with_its_own_manifest(machine: dict[str, Any]) -> N
 
 @each_machine
 def test_a_part_that_fails_is_tried_again_alone_and_fails_the_run_at_its_end(machine: dict[str, Any]) -> None:
-    failing_fate = Fate(Ending.ALGORITHM, has_outcome=False)
+    failing_fate = Fate(JobEnding.ALGORITHM, has_outcome=False)
     service, run = run_parts(failing_fate, machine=machine)
     assert [request["TrainingJobName"] for request in service.requests][:2] == [
         f"{RUN}-p1-s1-a1",
@@ -97,7 +97,7 @@ def test_what_a_machine_of_parts_cannot_do_is_refused_by_name() -> None:
         (PLAN, "digits", "name"),
     ):
         with pytest.raises(JobError) as refused:
-            export_step_functions(sharded_plan, "shards", run=run)
+            export_step_functions(sharded_plan, "shards", fixed_run_id=run)
         assert [problem.path for problem in refused.value.problems] == [field]
 
 
@@ -174,7 +174,7 @@ def test_the_run_says_where_each_of_many_parts_has_left_its_result_or_error() ->
     for number, result in enumerate(service.written.values(), 1):
         assert (result["execution"], result["error"]) == (f"{RUN}-p{number}", "")
         assert result["result"]["job"] == f"{RUN}-p{number}-s1-a1"
-    service, run = run_parts(*[Fate(Ending.ALGORITHM, has_outcome=False)] * 3, machine=DISTRIBUTED)
+    service, run = run_parts(*[Fate(JobEnding.ALGORITHM, has_outcome=False)] * 3, machine=DISTRIBUTED)
     assert run.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
     assert run.cause == f"the shards [1] failed so; why each did stands in {results_uri}<number>.json"
     _, run = run_parts(machine=DISTRIBUTED, may_write=False)

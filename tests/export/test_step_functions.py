@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.contract.outcome import CONTINUE, FINISHED
+from smlaunch.api.retry_policy import CREATE_BACKOFF
+from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
 from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE, EXIT_TRAINING_FAILED
 from smlaunch.export.run_template import ORCHESTRATOR_ERRORS
 from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.retry_policy import CREATE_BACKOFF
-from smlaunch.planner.workflow import ENDING_RULES, Ending
+from smlaunch.render.plan import Plan
 from tests.export.jobs import (
     CAPPED,
     CHAIN,
@@ -63,8 +63,10 @@ def service(job: str, *fates: Fate, **more: Any) -> Service:
     """Return a simulated service. A processing job does not report why it was stopped."""
     workflow = PLANS[job].workflow
     if job == "processing":
-        by_time = (Ending.TIME_LIMIT, Ending.WAIT_EXCEEDED)
-        fates = tuple(replace(one, ending=Ending.STOPPED) if one.ending in by_time else one for one in fates)
+        by_time = (JobEnding.TIME_LIMIT, JobEnding.WAIT_EXCEEDED)
+        fates = tuple(
+            replace(one, ending=JobEnding.STOPPED) if one.ending in by_time else one for one in fates
+        )
     keeps = workflow.checkpoints is not None and not workflow.is_single_job
     return Service(fates, workflow.job_hash, has_checkpoints=keeps, **more)
 
@@ -79,11 +81,13 @@ def driver_result(job: str, *fates: Fate) -> RunResult:
 
 # ---- equality with the driver ---------------------------------------------------------------------------
 
-FAILURES = [one for one in Ending if one not in (Ending.COMPLETED, Ending.TIME_LIMIT, Ending.DISK_FULL)]
+FAILURES = [
+    one for one in JobEnding if one not in (JobEnding.COMPLETED, JobEnding.TIME_LIMIT, JobEnding.DISK_FULL)
+]
 TIMES = st.integers(0, 90_000)
 SUCCESSFUL_FATES = st.builds(
     Fate,
-    st.sampled_from([Ending.COMPLETED, Ending.TIME_LIMIT]),
+    st.sampled_from([JobEnding.COMPLETED, JobEnding.TIME_LIMIT]),
     gain=st.sampled_from([0, 10, 60]),
     has_outcome=st.booleans(),
     seconds=TIMES,
@@ -136,7 +140,7 @@ def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
 
 
 def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
-    fates = [Fate(Ending.COMPLETED, gain=63), *[Fate(Ending.COMPLETED, gain=0)] * 9]
+    fates = [Fate(JobEnding.COMPLETED, gain=63), *[Fate(JobEnding.COMPLETED, gain=0)] * 9]
     ended = run_machine(MACHINES["chain"], service("chain", *fates, has_progress_lines=True))
     assert len(ended.requests) == 4
     assert ended.error == ORCHESTRATOR_ERRORS[EXIT_TRAINING_FAILED]
@@ -144,10 +148,10 @@ def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:
     assert "the highest step reported 63" in ended.cause
 
 
-@pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.DISK_FULL])
+@pytest.mark.parametrize("ending", [one for one in JobEnding if one is not JobEnding.DISK_FULL])
 @pytest.mark.parametrize("job", JOBS)
-def test_every_ending_has_one_way_through_the_machine(job: str, ending: Ending) -> None:
-    has_outcome = ending in (Ending.COMPLETED, Ending.TIME_LIMIT)
+def test_every_ending_has_one_way_through_the_machine(job: str, ending: JobEnding) -> None:
+    has_outcome = ending in (JobEnding.COMPLETED, JobEnding.TIME_LIMIT)
     fate = Fate(ending, has_outcome=has_outcome)
     machine_run, driver_run = machine_result(job, fate), driver_result(job, fate)
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
@@ -159,9 +163,9 @@ def test_what_a_processing_job_says_of_its_end() -> None:
     output = machine_result("processing", FINISHED_JOB).output
     assert output["output"].endswith(f"/smlaunch/{RUN}/output/{RUN}-s1-a1/output/")
     assert (output["job"], "model_artifacts" in output) == (f"{RUN}-s1-a1", False)
-    failed = machine_result("processing", *[Fate(Ending.ALGORITHM)] * 3)
+    failed = machine_result("processing", *[Fate(JobEnding.ALGORITHM)] * 3)
     assert failed.cause == "AlgorithmError: because; exit message: ValueError: row 1"
-    stopped = machine_result("processing", Fate(Ending.STOPPED))
+    stopped = machine_result("processing", Fate(JobEnding.STOPPED))
     assert "by somebody or at its limits.max_runtime" in stopped.cause
 
 
@@ -170,9 +174,9 @@ def test_what_a_failed_execution_says_is_what_the_driver_would() -> None:
         asl = machine_result("chain", *[Fate(ending, has_outcome=False)] * 3)
         driver = driver_result("chain", *[Fate(ending, has_outcome=False)] * 3)
         assert asl.cause.split(";")[0] == driver.cause.split(";")[0]
-        assert asl.error == ORCHESTRATOR_ERRORS[ENDING_RULES[ending].exit_code]
-    alone = machine_result("single", Fate(Ending.ALGORITHM, has_outcome=False))
-    assert alone.cause == driver_result("single", Fate(Ending.ALGORITHM, has_outcome=False)).cause
+        assert asl.error == ORCHESTRATOR_ERRORS[RULE_BY_ENDING[ending].exit_code]
+    alone = machine_result("single", Fate(JobEnding.ALGORITHM, has_outcome=False))
+    assert alone.cause == driver_result("single", Fate(JobEnding.ALGORITHM, has_outcome=False)).cause
 
 
 # ---- errors of the service ------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ def test_a_throttled_create_that_comes_under_a_common_name_is_waited_for_too() -
 
 
 def test_a_create_whose_answer_was_lost_is_no_second_job() -> None:
-    fates = [Fate(Ending.COMPLETED), Fate(Ending.SERVICE, has_outcome=False), FINISHED_JOB]
+    fates = [Fate(JobEnding.COMPLETED), Fate(JobEnding.SERVICE, has_outcome=False), FINISHED_JOB]
     lost = machine_result("chain", *fates, lost_answers=frozenset({1, 2, 3}))
     assert lost == machine_result("chain", *fates)
 
@@ -230,7 +234,7 @@ def test_a_quota_that_others_hold_is_waited_for_and_one_that_is_too_small_is_not
 
 
 def test_a_chain_that_is_longer_than_a_history_goes_on_in_another_execution() -> None:
-    many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
+    many = [Fate(JobEnding.COMPLETED, seconds=0, billed=0)] * 80
     simulation = service("chain", *many)
     result = run_machine(MACHINES["chain"], simulation)
     assert [one[0] for one in result.requests] == [f"{RUN}-s{number}-a1" for number in range(1, 82)]
@@ -239,7 +243,7 @@ def test_a_chain_that_is_longer_than_a_history_goes_on_in_another_execution() ->
 
 
 def test_a_chain_that_may_not_hand_over_says_so() -> None:
-    many = [Fate(Ending.COMPLETED, seconds=0, billed=0)] * 80
+    many = [Fate(JobEnding.COMPLETED, seconds=0, billed=0)] * 80
     message = "User: arn:x is not authorized to perform: states:StartExecution"
     refused = machine_result("chain", *many, refuses_starts=message)
     assert (refused.error, refused.cause) == (ORCHESTRATOR_ERRORS[EXIT_REFUSED], message)

@@ -9,35 +9,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow
 from smlaunch.contract import formats
-from smlaunch.contract.checkpoint import Manifest, Shard, commit_content, parse_manifest, shard_name
+from smlaunch.contract.checkpoint_layout import Manifest, Shard, commit_content, parse_manifest, shard_name
 from smlaunch.contract.launch_spec import CheckpointSpec, Concat, LaunchSpec, RankSpec, Ref, ServiceSpec
-from smlaunch.contract.outcome import (
+from smlaunch.contract.segment_outcome import (
     CONTINUE,
     FINISHED,
-    RanksOfHost,
+    HostSegmentOutcome,
     SegmentOutcome,
+    parse_host_outcome,
     parse_outcome,
-    parse_ranks_of_host,
 )
 from smlaunch.contract.shard_lists import ShardList, ShardListIndex
-from smlaunch.data.shard_index import ShardIndex, ShardRecord, encode_index, parse_index
+from smlaunch.data.shard_index import ShardIndex, ShardRecord, encode_shard_index, parse_shard_index
+from smlaunch.facts.discovered_facts import InputFacts, SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.local.credentials import Credentials, encode_credentials
-from smlaunch.local.credentials import read_credentials as read_credentials
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.job_store import JobStore
-from smlaunch.local.jobs.states import initial_state
-from smlaunch.local.metric_store import MetricStore
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
-from smlaunch.local.pipelines.store import PipelineStore
-from smlaunch.planner.facts import InputFacts, SourceFacts
-from smlaunch.planner.job_hash import job_hash
-from smlaunch.planner.workflow import RunPolicy, Variant, Workflow
-from smlaunch.runs.run_state import RunFolder
+from smlaunch.local.front.credentials import Credentials, encode_credentials
+from smlaunch.local.front.credentials import read_credentials as read_credentials
+from smlaunch.local.jobs.job_state import initial_state
+from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline, StepRecord
+from smlaunch.local.pipelines.pipeline_store import PipelineStore
+from smlaunch.local.stores.job_store import JobStore
+from smlaunch.local.stores.metric_store import MetricStore
+from smlaunch.local.stores.object_store import ObjectStore
+from smlaunch.planner.plan import job_hash
+from smlaunch.runs.run_folder import RunFolder
 from smlaunch.train.snapshot import Snapshotter
-from smlaunch.train.tree_format import Buffer, decode, encode
+from smlaunch.train.tree_format import Buffer, decode_tree, encode_tree
 from tests.planner.fixtures import region
 from tests.runs.fakes import FakeStorage
 
@@ -56,7 +56,7 @@ class Golden(NamedTuple):
 
 
 OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False, 4)
-RANKS_OF_HOST = RanksOfHost(
+RANKS_OF_HOST = HostSegmentOutcome(
     "algo-2", CONTINUE, RUN, f"{RUN}-s3-a1", 3, 1, 120, 4, ((0, f"{RUN}-s2-a1"), (1, f"{RUN}-s3-a1"))
 )
 MANIFEST = Manifest(
@@ -85,7 +85,7 @@ SPEC = LaunchSpec(
 WORKFLOW = Workflow(
     RUN,
     DIGEST,
-    (Variant(1, {"TrainingJobName": f"{RUN}-s1-a1"}, 1.5, None),),
+    (SegmentVariant(1, {"TrainingJobName": f"{RUN}-s1-a1"}, 1.5, None),),
     RunPolicy(True, 3, 864000, 500.0, True, 5),
     f"s3://{BUCKET}/smlaunch/{RUN}/checkpoints/",
 )
@@ -105,7 +105,7 @@ TREE = {"step": 120, "weights": Buffer("float32", (2,), b"\0\0\x80?\0\0\0@"), "m
 def documents(folder: Path) -> list[Golden]:
     """``folder``: for what is read and written as a file only."""
     run_folder, storage = RunFolder.for_run(BUCKET, RUN), FakeStorage()
-    storage.make_bucket(BUCKET, "us-east-1")
+    storage.create_bucket(BUCKET, "us-east-1")
     run_folder.save_shard_runs([f"{RUN}-p1", f"{RUN}-p2"], storage)
     run_folder.save_excluded_files({".env": "it looks like a secret"}, storage)
     key = Credentials("AKIA0123456789ABCDEF", "secret")
@@ -115,7 +115,7 @@ def documents(folder: Path) -> list[Golden]:
 
     def put(name: str, content: bytes) -> FakeStorage:
         other = FakeStorage()
-        other.make_bucket(BUCKET, "us-east-1")
+        other.create_bucket(BUCKET, "us-east-1")
         other.put_bytes(BUCKET, run_folder.prefix + name, content)
         return other
 
@@ -126,11 +126,11 @@ def documents(folder: Path) -> list[Golden]:
 
     return [
         Golden("outcome.json", OUTCOME.to_bytes(), parse_outcome, OUTCOME),
-        Golden("host-outcome.json", RANKS_OF_HOST.to_bytes(), parse_ranks_of_host, RANKS_OF_HOST),
+        Golden("host-outcome.json", RANKS_OF_HOST.to_bytes(), parse_host_outcome, RANKS_OF_HOST),
         Golden("manifest.json", MANIFEST.to_bytes(), parse_manifest, MANIFEST),
         Golden("COMMIT", commit_content(MANIFEST.to_bytes()), json.loads, _commit()),
-        Golden("checkpoint.shard", b"".join(encode(TREE).chunks()), _tree, TREE),
-        Golden("snapshot.shard", _snapshot(), decode, SNAPSHOT),
+        Golden("checkpoint.shard", b"".join(encode_tree(TREE).chunks()), _tree, TREE),
+        Golden("snapshot.shard", _snapshot(), decode_tree, SNAPSHOT),
         Golden("job-hash.json", _hashed_job(), _hash_again, json.loads(_hashed_job())["hash"]),
         Golden("rows.json", _rows(), json.loads, json.loads(_rows())),
         Golden("job.json", SPEC.to_json().encode(), lambda c: LaunchSpec.from_json(c.decode()), SPEC),
@@ -150,7 +150,7 @@ def documents(folder: Path) -> list[Golden]:
         Golden(
             "shards.json", SHARDS.to_json().encode(), lambda c: ShardListIndex.from_json(c.decode()), SHARDS
         ),
-        Golden("index.json", encode_index(INDEX), parse_index, INDEX),
+        Golden("index.json", encode_shard_index(INDEX), parse_shard_index, INDEX),
         Golden("endpoint.json", ENDPOINT.to_json(), EndpointInfo.from_json, ENDPOINT),
         Golden("credentials.json", encode_credentials(key), credentials, key),
     ]
@@ -175,8 +175,8 @@ SNAPSHOT = {
 
 def _snapshot() -> bytes:
     """The leader's, of a script without tensors."""
-    document = Snapshotter(0, 2).take(120, SNAPSHOT["shared"], SNAPSHOT["own"]).document
-    return b"".join(encode(document).chunks())
+    document = Snapshotter(0, 2).take_snapshot(120, SNAPSHOT["shared"], SNAPSHOT["own"]).document
+    return b"".join(encode_tree(document).chunks())
 
 
 HASHED_JOB: dict[str, Any] = {
@@ -244,7 +244,7 @@ def _rows() -> bytes:
 
 
 def _tree(content: bytes) -> Any:
-    tree = decode(content)
+    tree = decode_tree(content)
     return {**tree, "weights": tree["weights"]._replace(data=bytes(tree["weights"].data))}
 
 

@@ -8,8 +8,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_string
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
 
@@ -78,7 +82,7 @@ def with_format_2(folder: Path) -> Release:
         ),
     )
     _replace(
-        contract / "outcome.py",
+        contract / "segment_outcome.py",
         (
             '        del members["extra"], members["finished_in"]\n',
             '        del members["extra"], members["finished_in"]\n'
@@ -97,7 +101,7 @@ def with_format_2(folder: Path) -> Release:
 
 
 def of_commit(commit: str, folder: Path) -> Release:
-    """Builds the wheel of a commit."""
+    """Builds the wheel of a commit, and installs what it requires and this environment lacks beside it."""
     source, wheels, tree = folder / "source", folder / "wheels", folder / "tree"
     source.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=False)
@@ -108,7 +112,23 @@ def of_commit(commit: str, folder: Path) -> Release:
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tree)
+    (metadata,) = tree.glob("*.dist-info/METADATA")
+    requirements = map(Requirement, message_from_string(metadata.read_text()).get_all("Requires-Dist", []))
+    missing = [str(requirement) for requirement in requirements if _is_missing(requirement)]
+    if missing:
+        arguments = ["-m", "pip", "install", "--quiet", "-c", str(source / "constraints.txt")]
+        subprocess.run([sys.executable, *arguments, "--target", str(tree), *missing], check=True)
     return Release(tree)
+
+
+def _is_missing(requirement: Requirement) -> bool:
+    """Whether this environment lacks a requirement of the package itself, not of an extra."""
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return False
+    try:
+        return not requirement.specifier.contains(version(requirement.name))
+    except PackageNotFoundError:
+        return True
 
 
 def _replace(path: Path, *changes: tuple[str, str]) -> None:

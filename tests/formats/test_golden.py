@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from smlaunch.chain.workflow import Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.formats import Format, FormatError
-from smlaunch.contract.outcome import parse_outcome
-from smlaunch.local.database import Database, DatabaseSpec
+from smlaunch.contract.segment_outcome import parse_outcome
 from smlaunch.local.state_errors import StateDamaged
-from smlaunch.planner.workflow import Workflow
+from smlaunch.local.stores.sqlite_database import Database, DatabaseSpec
 from tests.formats.documents import GOLDEN, WORKFLOW, Golden, databases, documents, schema_of, with_version
 
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.suffix != ".sql")
@@ -120,12 +120,12 @@ class TestMigrations:
     def rows(self, path: Path, contents: DatabaseSpec) -> list[tuple[object, ...]]:
         database = Database(path, contents)
         connection = database.open_connection()
-        with database.writing(connection):
+        with database.write_transaction(connection):
             connection.execute("INSERT INTO rows (a) VALUES (1)")
-        rows_found = connection.execute("SELECT * FROM rows").fetchall()
+        stored_rows = connection.execute("SELECT * FROM rows").fetchall()
         connection.close()
         database.close()
-        return rows_found
+        return stored_rows
 
     def test_an_older_minor_version_is_migrated_and_a_newer_one_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.sqlite"

@@ -140,7 +140,9 @@ class EndpointHarness:
 
     def has_no_processes(self) -> bool:
         """Whether no process of a host and no supervisor runs, of any endpoint."""
-        marked = [pid for owner in self._owners for pid in process_cleanup.processes_of_owner(owner + "/")]
+        marked = [
+            pid for owner in self._owners for pid in process_cleanup.find_processes_of_owner(owner + "/")
+        ]
         # A supervisor's environment is empty, what it has open is not.
         return not marked and not [pid for pid in _with_files_below(self.home) if pid != self._pid]
 
@@ -163,7 +165,7 @@ def processes_of(owners: Iterable[str]) -> list[JobProcess]:
     variables_by_pid = {
         pid: _variables(pid)
         for owner in owners
-        for pid in sorted(process_cleanup.processes_of_owner(owner + "/"))
+        for pid in sorted(process_cleanup.find_processes_of_owner(owner + "/"))
     }
     variables_by_pid = {pid: variables for pid, variables in variables_by_pid.items() if variables}
     host_name_by_pid = {
@@ -172,7 +174,7 @@ def processes_of(owners: Iterable[str]) -> list[JobProcess]:
     parents = {pid: _parent(pid) for pid in variables_by_pid}
     supervisors: dict[int, list[int]] = {}
     for pid, parent in parents.items():
-        if parent not in variables_by_pid and b"host.py" in _command(parent):
+        if parent not in variables_by_pid and b"supervisor_script.py" in _command(parent):
             supervisors.setdefault(parent, []).append(pid)
     # Level plain gives a supervisor its host's orphans too: the first process is the oldest.
     first = {min(children) for children in supervisors.values()}

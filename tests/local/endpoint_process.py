@@ -11,15 +11,15 @@ import json
 import sys
 from pathlib import Path
 
-from smlaunch.local import daemon
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 
 
 def main(home: str, level: str, kind: str, settings: str) -> None:
     chosen = Settings(**json.loads(settings))
     if kind == "background":
-        info = daemon.start(Path(home), isolation=level, settings=chosen)
+        info = background_endpoint.start_endpoint(Path(home), isolation=level, settings=chosen)
         print(json.dumps(json.loads(info.to_json())), flush=True)
         return
     endpoint = Endpoint(Path(home), isolation=level, settings=chosen)

@@ -34,7 +34,7 @@ def _closed_ancestor(path: Path) -> Path | None:
 
 
 def _mount_needed_paths() -> None:
-    namespaces._raise_on_error(namespaces._libc.unshare(namespaces._NEWNS), "unshare")
+    namespaces._check_syscall(namespaces._libc.unshare(namespaces._CLONE_NEWNS), "unshare")
     namespaces._mount(None, "/", None, namespaces._MS_REC | namespaces._MS_PRIVATE)
     wanted = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, ROOT, *sys.path) if path}
     closed_ancestors = {path: _closed_ancestor(path) for path in sorted(wanted) if path.exists()}

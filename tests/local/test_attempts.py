@@ -12,9 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import daemon
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.local.client import EndpointClient
 
 SPOT: dict[str, Any] = {
@@ -241,8 +241,8 @@ def test_a_background_endpoint_has_the_fault_plan_of_its_starter(
     (tmp_path / "plan.json").write_text(json.dumps(FAULTS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SMLAUNCH_FAULTS", "plan.json")
-    info = daemon.start(tmp_path / "home", isolation="plain")
+    info = background_endpoint.start_endpoint(tmp_path / "home", isolation="plain")
     try:
         assert EndpointClient(info).run("starved-there", "")["FailureReason"].startswith("CapacityError")
     finally:
-        daemon.stop(tmp_path / "home")
+        background_endpoint.stop_endpoint(tmp_path / "home")

@@ -14,12 +14,12 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.errors import EndpointError
-from smlaunch.local import daemon
-from smlaunch.local.call_log import IamPermission, LoggedCall, read_call_log
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.endpoint_settings import CALL_LOG_VARIABLE, Settings
+from smlaunch.local.front.call_log import IamPermission, LoggedCall, read_call_log
 from smlaunch.local.moto import forwarder
-from smlaunch.local.settings import CALL_LOG_VARIABLE, Settings
 
 ACCOUNT = "000000000000"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/trainer"
@@ -161,14 +161,14 @@ def test_calls_with_a_rejected_signature_are_not_logged(endpoint: LoggedEndpoint
 def test_the_call_log_is_off_by_default(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a background endpoint, where a relative path is relative to the starter's directory."""
     monkeypatch.chdir(home.parent)
-    info = daemon.start(home, isolation="plain")
-    daemon.stop(home)
+    info = background_endpoint.start_endpoint(home, isolation="plain")
+    background_endpoint.stop_endpoint(home)
     assert [path.name for path in home.parent.iterdir()] == ["home"]
     monkeypatch.setenv(CALL_LOG_VARIABLE, "calls.jsonl")
-    info = daemon.start(home, isolation="plain")
+    info = background_endpoint.start_endpoint(home, isolation="plain")
     endpoint = LoggedEndpoint(info, home.parent / "calls.jsonl")
     endpoint.client("sts").get_caller_identity()
-    daemon.stop(home)
+    background_endpoint.stop_endpoint(home)
     assert endpoint.last().caller == f"arn:aws:iam::{ACCOUNT}:root"
 
 

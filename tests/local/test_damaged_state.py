@@ -20,9 +20,9 @@ from botocore.exceptions import ClientError
 
 from smlaunch.cli.main import run_command
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.job_store import JobRecord, JobStore
-from smlaunch.local.jobs import states
+from smlaunch.local.jobs import job_state
 from smlaunch.local.state_errors import StateDamaged
+from smlaunch.local.stores.job_store import JobRecord, JobStore
 from tests.local.client import EndpointClient
 from tests.local.ordinary_user import prefix
 
@@ -172,12 +172,11 @@ def test_other_damaged_files_are_recreated_or_named(
         ("show", "first", "--local"),
         ("logs", "first", "--local"),
         ("run", "train.py", "--local"),
-        ("plan", "train.py", "--local"),
         ("local", "start"),
     ],
 )
 @pytest.mark.parametrize("name", ["jobs.sqlite", "credentials.json"])
-def test_every_command_reports_damage(
+def test_every_command_that_uses_the_state_reports_damage(
     name: str,
     words: tuple[str, ...],
     copied_home: Path,
@@ -194,6 +193,16 @@ def test_every_command_reports_damage(
         run_cli(capsys, "local", command)
 
 
+def test_a_plan_that_makes_no_request_needs_no_endpoint(
+    copied_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    garble_file(copied_home / "jobs.sqlite")
+    code, out, error = run_cli(capsys, "plan", "train.py", "--local")
+    assert (code, "CreateTrainingJob" in out) == (0, True), error
+
+
 def test_a_damaged_address_file_names_the_process_to_stop(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,14 +214,14 @@ def test_a_damaged_address_file_names_the_process_to_stop(
             code, _, error = run_cli(capsys, "local", "status")
             assert (code, str(address) in error) == (8, True), (damage.__name__, error)
             pid = re.search(r"`kill (\d+)`", error)
-            assert pid is not None and b"daemon_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
+            assert pid is not None and b"background_process" in Path(f"/proc/{pid[1]}/cmdline").read_bytes()
         run_suggested_command(error)
     finally:
-        from smlaunch.local import daemon
+        from smlaunch.local import background_endpoint
         from smlaunch.local.state_dir import StateDir
 
         state_dir = StateDir(home)
-        daemon._wait_for_exit(state_dir.root)
+        background_endpoint._wait_for_exit(state_dir.root)
     shutil.rmtree(address, ignore_errors=True)
     assert run_cli(capsys, "local", "status")[0] == 8
 
@@ -246,9 +255,15 @@ def test_a_running_endpoint_detects_damage(
 def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
     for number in range(3):
-        store.create(
+        store.insert_job(
             JobRecord(
-                "training-job", "r", f"job{number}", f"arn:{number}", "owner", {}, states.initial_state(1.0)
+                "training-job",
+                "r",
+                f"job{number}",
+                f"arn:{number}",
+                "owner",
+                {},
+                job_state.initial_state(1.0),
             )
         )
     crashed_dir = tmp_path / "crashed"
@@ -260,7 +275,7 @@ def test_a_lost_wal_file_is_detected(damage: Callable[[Path], None], tmp_path: P
     shutil.copytree(crashed_dir, intact_dir)
     (intact_dir / "jobs.sqlite-shm").unlink()  # SQLite recreates it from the other files
     reopened = JobStore(intact_dir / "jobs.sqlite")
-    assert [reopened.get_by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
+    assert [reopened.get_job_by_arn(f"arn:{number}") is not None for number in range(3)] == [True, True, True]
     reopened.close()
     damage(crashed_dir / "jobs.sqlite-wal")
     with pytest.raises(StateDamaged, match=r"jobs\.sqlite") as raised:
@@ -275,7 +290,7 @@ def test_a_state_directory_of_an_older_release_is_accepted(used_home: Path, tmp_
     for path in (*home.glob("*.made"), *home.glob("s3/_store/*.made")):
         path.unlink()
     store = JobStore(home / "jobs.sqlite")
-    assert store.get("training-job", "us-east-1", "first-s1-a1") is not None
+    assert store.get_job("training-job", "us-east-1", "first-s1-a1") is not None
     store.close()
     (home / "jobs.sqlite.made").unlink()
     empty_file(home / "jobs.sqlite")

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import level_or_skip
 

@@ -12,9 +12,9 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.executors.levels import LEVELS
-from smlaunch.local.settings import Settings
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS
 from smlaunch.local.state_dir import StateDir
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import level_or_skip
@@ -22,7 +22,7 @@ from tests.local.executors.conftest import level_or_skip
 SETTINGS = Settings(stop_grace_seconds=3, checkpoint_sync_seconds=0.1, close_grace_seconds=1)
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=ISOLATION_LEVELS)
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EndpointClient]:
@@ -36,7 +36,7 @@ def client(
     endpoint.close()
     assert list(state.hosts_dir.iterdir()) == []
     assert list(state.owners_dir.iterdir()) == []
-    assert process_cleanup.processes_of_owner(owner + "/") == []
+    assert process_cleanup.find_processes_of_owner(owner + "/") == []
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{owner}*")) == []
 
 

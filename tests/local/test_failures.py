@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local import daemon
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.e2e.command import smlaunch
 from tests.local.client import EndpointClient
@@ -35,7 +35,7 @@ class FailureHarness:
         self._source = source
 
     def start(self) -> None:
-        self.info = daemon.start(self.home, settings=Settings(close_grace_seconds=1))
+        self.info = background_endpoint.start_endpoint(self.home, settings=Settings(close_grace_seconds=1))
         self.client = EndpointClient(self.info)
 
     def submit(self, name: str, script: str, *options: str) -> None:
@@ -83,7 +83,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailureHarness
         bench = FailureHarness(folder / "home", folder)
         bench.start()
         yield bench
-        daemon.stop(folder / "home")
+        background_endpoint.stop_endpoint(folder / "home")
 
 
 def failed_process(failure: dict[str, Any]) -> tuple[str, int, int]:

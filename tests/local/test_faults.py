@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.faults import (
+from smlaunch.local.fault_injection import (
     AttemptFaults,
     FaultPlan,
     HostLost,
@@ -27,8 +27,8 @@ FAULTS = (
 
 @given(st.integers(), st.text(), st.integers(1, 9))
 def test_the_same_seed_gives_the_same_faults(seed: int, job: str, attempt: int) -> None:
-    faults = FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
-    assert faults == FaultPlan(seed, FAULTS).faults_of_attempt(job, attempt)
+    faults = FaultPlan(seed, FAULTS).draw_faults_of_attempt(job, attempt)
+    assert faults == FaultPlan(seed, FAULTS).draw_faults_of_attempt(job, attempt)
     if faults.interruption_seconds is not None:
         assert job.startswith("a")
         assert attempt in (1, 3)
@@ -39,7 +39,7 @@ def test_the_same_seed_gives_the_same_faults(seed: int, job: str, attempt: int) 
 
 
 def test_capacity_by_instance_type() -> None:
-    capacity = FaultPlan(1, FAULTS).faults_of_attempt("job", 1).capacity
+    capacity = FaultPlan(1, FAULTS).draw_faults_of_attempt("job", 1).capacity
     assert capacity.wait_seconds("ml.m5.large") == 0
     assert capacity.wait_seconds("ml.p4d.24xlarge") is None
     wait = capacity.wait_seconds("ml.p5.48xlarge")
@@ -49,7 +49,8 @@ def test_capacity_by_instance_type() -> None:
 
 def test_another_seed_gives_other_faults() -> None:
     interruption_times = {
-        FaultPlan(seed, FAULTS).faults_of_attempt("another", 1).interruption_seconds for seed in range(20)
+        FaultPlan(seed, FAULTS).draw_faults_of_attempt("another", 1).interruption_seconds
+        for seed in range(20)
     }
     assert None in interruption_times
     assert len(interruption_times) > 5
@@ -66,7 +67,7 @@ def test_throttling_is_counted_and_shared() -> None:
 
 
 def test_an_empty_plan_does_nothing() -> None:
-    assert FaultPlan().faults_of_attempt("job", 1) == AttemptFaults()
+    assert FaultPlan().draw_faults_of_attempt("job", 1) == AttemptFaults()
 
 
 def test_a_plan_is_read() -> None:

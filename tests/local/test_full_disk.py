@@ -13,9 +13,9 @@ from botocore.exceptions import ClientError
 
 from smlaunch.cli.main import run_command
 from smlaunch.errors import DISK_FULL, EXIT_MACHINE
-from smlaunch.local import object_files
-from smlaunch.local.database import Database
 from smlaunch.local.endpoint import Endpoint
+from smlaunch.local.stores import object_bodies
+from smlaunch.local.stores.sqlite_database import Database
 from tests.conftest import ROOT
 from tests.local.client import EndpointClient
 
@@ -85,7 +85,7 @@ def test_an_upload_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
         full = os.open("/dev/full", os.O_WRONLY)
         from smlaunch.local.services.s3 import objects
 
-        monkeypatch.setattr(objects, "write_all", lambda writer, block: object_files.write_all(full, block))
+        monkeypatch.setattr(objects, "write_all", lambda writer, block: object_bodies.write_all(full, block))
         with pytest.raises(ClientError, match="EndpointDiskFull"):
             client.put("key", b"new")
         monkeypatch.undo()
@@ -101,11 +101,11 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     home = tmp_path / "home"
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
     (tmp_path / "train.py").write_text(SCRIPT)
-    from smlaunch.local.jobs import copying
+    from smlaunch.local.jobs import file_copy
 
     full = os.open("/dev/full", os.O_WRONLY)
-    write = copying._write_all
-    monkeypatch.setattr(copying, "_write_all", lambda writer, block: write(full, block))
+    write = file_copy._write_all
+    monkeypatch.setattr(file_copy, "_write_all", lambda writer, block: write(full, block))
     words = ["run", str(tmp_path / "train.py"), "--local", "--isolation", "plain", "--strategy", "custom"]
     code = run_command([*words, *CHAIN.split()])
     output = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
     assert DISK_FULL in output.err
     assert str(home) in output.err
     assert "Traceback" not in output.err
-    monkeypatch.setattr(copying, "_write_all", write)
+    monkeypatch.setattr(file_copy, "_write_all", write)
     os.close(full)
     assert run_command(["resume", "full", "--local"]) == 0, capsys.readouterr()
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.host_files import (
+from smlaunch.local.untrusted_files import (
     UnexpectedFileType,
     error_text,
     open_file,
     open_folder,
     printable_name,
     read_beginning,
-    walk,
+    walk_folder,
 )
 from tests.conftest import IS_ROOT
 
@@ -31,8 +31,8 @@ def tree(tmp_path: Path) -> Path:
 def walk_errors(root: Path, below: str = "", grant: bool = False) -> dict[str, str]:
     """Return the names that ``walk`` finds, each with its error."""
     return {
-        entry.name: error_text(entry.error) if entry.error else ""
-        for entry in walk(root, below, fix_permissions=grant)
+        entry.relative_path: error_text(entry.error) if entry.error else ""
+        for entry in walk_folder(root, below, fix_permissions=grant)
     }
 
 
@@ -93,7 +93,7 @@ def test_a_directory_replaced_by_a_link_is_not_followed(tree: Path) -> None:
                 read += 1
             except (UnexpectedFileType, FileNotFoundError):
                 refused += 1
-            assert all(entry.name != "file" or entry.status for entry in walk(tree, "a/b"))
+            assert all(entry.relative_path != "file" or entry.status for entry in walk_folder(tree, "a/b"))
     finally:
         stop.set()
         thread.join()

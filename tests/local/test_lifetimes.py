@@ -13,11 +13,11 @@ import pytest
 
 from smlaunch.cli.main import run_command
 from smlaunch.errors import EXIT_MACHINE, EndpointError
-from smlaunch.local import daemon
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
@@ -56,10 +56,10 @@ def test_jobs_of_a_dead_endpoint_are_failed_by_the_next(tmp_path: Path, level: s
     client.create("lost", SLEEP_SCRIPT, hosts=2)
     client.wait_for_line("lost", "ready", count=2)
     owner = owner_of(tmp_path)
-    assert process_cleanup.processes_of_owner(owner + "/")
+    assert process_cleanup.find_processes_of_owner(owner + "/")
     process.kill()
     process.communicate()
-    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
     with Endpoint(tmp_path, isolation=level) as next_info:
         assert next_info.access_key == info.access_key
         client = EndpointClient(next_info)
@@ -97,7 +97,7 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
     try:
         process.kill()
         process.wait()
-        assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
         with Endpoint(tmp_path, isolation="plain") as next_info:
             assert EndpointClient(next_info).describe("runs")["TrainingJobStatus"] == "Failed"
     finally:
@@ -129,7 +129,7 @@ def test_close_stops_running_and_waiting_jobs(tmp_path: Path, level: str) -> Non
     assert client.describe("waits")["SecondaryStatus"] == "Starting"
     owner = owner_of(tmp_path)
     endpoint.close()
-    assert process_cleanup.processes_of_owner(owner + "/") == []
+    assert process_cleanup.find_processes_of_owner(owner + "/") == []
     with Endpoint(tmp_path, isolation=level) as info:
         client = EndpointClient(info)
         for name in ("runs", "waits"):
@@ -194,28 +194,28 @@ def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "home"
-    daemon.stop(tmp_path / "home")
+    background_endpoint.stop_endpoint(tmp_path / "home")
 
 
 def test_start_status_and_stop_of_a_background_endpoint(home: Path) -> None:
-    assert daemon.status(home) is None
+    assert background_endpoint.running_endpoint(home) is None
     assert not home.exists()  # the query creates no file
-    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
-    assert daemon.status(home) == info
+    info = background_endpoint.start_endpoint(home, isolation="plain", settings=SHORT_GRACE)
+    assert background_endpoint.running_endpoint(home) == info
     assert info.pid != os.getpid()
     assert (home / "endpoint.json").stat().st_mode & 0o777 == 0o600
     assert (home / "credentials.json").stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o077 == 0
     with pytest.raises(EndpointError, match="already running"):
-        daemon.start(home)
+        background_endpoint.start_endpoint(home)
     client = EndpointClient(info)
     client.create("runs-on", SLEEP_SCRIPT)
     client.wait_for_line("runs-on", "ready")
     owner = owner_of(home)
-    assert daemon.stop(home) == info
-    assert daemon.status(home) is None
-    assert process_cleanup.processes_of_owner(owner + "/") == []
-    assert daemon.stop(home) is None
+    assert background_endpoint.stop_endpoint(home) == info
+    assert background_endpoint.running_endpoint(home) is None
+    assert process_cleanup.find_processes_of_owner(owner + "/") == []
+    assert background_endpoint.stop_endpoint(home) is None
 
 
 @pytest.mark.parametrize("names", [["endpoint.json"], ["endpoint.lock"], ["endpoint.json", "endpoint.lock"]])
@@ -223,12 +223,12 @@ def test_a_background_endpoint_without_its_files_is_found_and_stopped(
     home: Path, names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
+    info = background_endpoint.start_endpoint(home, isolation="plain", settings=SHORT_GRACE)
     for name in names:
         (home / name).unlink()
     # At once, before it writes them again: no second endpoint starts.
     with pytest.raises(EndpointError, match=r"already running|another endpoint uses"):
-        daemon.start(home, isolation="plain")
+        background_endpoint.start_endpoint(home, isolation="plain")
     assert run_command(["local", "status"]) == 0
     assert f"process {info.pid}" in capsys.readouterr().out
     assert eventually(lambda: all((home / name).exists() for name in names))
@@ -237,16 +237,16 @@ def test_a_background_endpoint_without_its_files_is_found_and_stopped(
         (home / name).unlink()
     assert run_command(["local", "stop"]) == 0
     assert capsys.readouterr().out == "stopped\n"
-    assert not daemon.is_running(home)
-    assert daemon.status(home) is None
+    assert not background_endpoint.is_endpoint_running(home)
+    assert background_endpoint.running_endpoint(home) is None
 
 
 def test_a_background_endpoint_that_cannot_write_its_address_is_reported(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(home))
-    monkeypatch.setattr(daemon, "_ADDRESS_TIMEOUT_SECONDS", 0.5)
-    info = daemon.start(home, isolation="plain", settings=SHORT_GRACE)
+    monkeypatch.setattr(background_endpoint, "_ADDRESS_TIMEOUT_SECONDS", 0.5)
+    info = background_endpoint.start_endpoint(home, isolation="plain", settings=SHORT_GRACE)
     os.kill(info.pid, signal.SIGSTOP)
     try:
         (home / "endpoint.json").unlink()
@@ -258,14 +258,14 @@ def test_a_background_endpoint_that_cannot_write_its_address_is_reported(
 
 
 def test_a_killed_background_endpoint_has_no_status(home: Path) -> None:
-    info = daemon.start(home, isolation="plain")
+    info = background_endpoint.start_endpoint(home, isolation="plain")
     os.kill(info.pid, signal.SIGKILL)
-    assert eventually(lambda: daemon.status(home) is None)
-    next_info = daemon.start(home, isolation="plain")
+    assert eventually(lambda: background_endpoint.running_endpoint(home) is None)
+    next_info = background_endpoint.start_endpoint(home, isolation="plain")
     assert next_info.pid != info.pid
 
 
 def test_a_failed_start_of_a_background_endpoint_has_its_reason(home: Path) -> None:
     with pytest.raises(EndpointError, match="'half' is unknown"):
-        daemon.start(home, isolation="half")
-    assert daemon.status(home) is None
+        background_endpoint.start_endpoint(home, isolation="half")
+    assert background_endpoint.running_endpoint(home) is None

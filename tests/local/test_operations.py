@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.local.client import EndpointClient
 
 SETTINGS = Settings(checkpoint_sync_seconds=0.1, close_grace_seconds=0.5, stop_grace_seconds=2)

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.pipelines import conditions, ready_steps, retries
-from smlaunch.local.pipelines.definition import (
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.pipelines import pipeline_conditions, ready_steps, step_retries
+from smlaunch.local.pipelines.expressions import (
+    UnresolvedError,
+    parse_document_path,
+    resolve_expressions,
+    value_at_path,
+)
+from smlaunch.local.pipelines.pipeline_definition import (
     VERSION,
-    BadDefinition,
     Definition,
+    InvalidDefinition,
     parse_definition,
     parse_duration,
 )
-from smlaunch.local.pipelines.expressions import UnresolvedError, get_at_path, parse_path, resolve
-from smlaunch.local.pipelines.records import StepRecord
+from smlaunch.local.pipelines.pipeline_records import StepRecord
 
 TRAINING = {
     "AlgorithmSpecification": {"TrainingImage": "image:1", "TrainingInputMode": "File"},
@@ -39,7 +44,7 @@ def parse_steps(*steps: Any, **more: Any) -> Definition:
 
 
 def problems(*steps: Any, **more: Any) -> list[str]:
-    with pytest.raises(BadDefinition) as raised:
+    with pytest.raises(InvalidDefinition) as raised:
         parse_steps(*steps, **more)
     return list(raised.value.problems)
 
@@ -90,7 +95,7 @@ def test_all_problems_of_a_definition_are_reported_with_their_paths() -> None:
     "text", ["{", "[]", "null", "{}", '{"Version": "2020-12-01", "Steps": [7]}', "[" * 9**5]
 )
 def test_invalid_documents_are_rejected(text: str) -> None:
-    with pytest.raises(BadDefinition):
+    with pytest.raises(InvalidDefinition):
         parse_definition(text)
 
 
@@ -105,14 +110,14 @@ def test_definitions_of_the_sdk_are_accepted(name: str) -> None:
     assert json.loads(text)["MlflowConfig"] is None
     definition = parse_definition(text)
     if name == "jobs":
-        assert definition.order == ("Prepare", "Train", "Good", "Bad")
+        assert definition.topological_order == ("Prepare", "Train", "Good", "Bad")
         assert definition.steps["Prepare"].property_files == {"Report": ("prepared", "report.json")}
         assert definition.steps["Prepare"].max_cache_age_seconds == 86_400
         assert [policy.max_retries for policy in definition.steps["Prepare"].retry_policies] == [3]
         assert [policy.expire_after_seconds for policy in definition.steps["Train"].retry_policies] == [300]
         assert definition.parameters["Strict"].default is True
     else:
-        assert definition.order == ("Count", "Double", "Enough", "TooFew")
+        assert definition.topological_order == ("Count", "Double", "Enough", "TooFew")
 
 
 def test_null_is_absent_wherever_a_member_is_optional() -> None:
@@ -149,7 +154,7 @@ def test_null_is_absent_wherever_a_member_is_optional() -> None:
 
 def test_unsupported_fields_of_a_definition_are_rejected_by_name() -> None:
     config = {"MlflowResourceArn": "arn", "MlflowExperimentName": {"Get": "Execution.PipelineName"}}
-    assert parse_steps(training_step("A"), MlflowConfig=config).order == ("A",)
+    assert parse_steps(training_step("A"), MlflowConfig=config).topological_order == ("A",)
     messages = problems(
         training_step("A"),
         training_step("B", DependsOn=[{"Step": "A", "Trigger": "Failed"}]),
@@ -176,7 +181,7 @@ def test_members_of_a_wrong_type_are_reported(value: Any) -> None:
     condition = {"Name": "If", "Type": "Condition", "Arguments": {"Conditions": [always]}}
     for member in ("Version", "Parameters", "PipelineExperimentConfig", "MlflowConfig", "Steps"):
         document = {"Version": VERSION, "Steps": [training_step("A")], member: value}
-        with pytest.raises(BadDefinition):
+        with pytest.raises(InvalidDefinition):
             parse_definition(json.dumps(document))
     step = {**training_step("A"), "PropertyFiles": None}
     for member in (*step, "DependsOn", "DisplayName", "Description", "RetryPolicies", "CacheConfig"):
@@ -279,19 +284,19 @@ class Values:
     ],
 )  # fmt: skip
 def test_functions_of_definitions(expressions: Any, value: Any) -> None:
-    assert resolve(expressions, Values()) == value
+    assert resolve_expressions(expressions, Values()) == value
 
 
 @pytest.mark.parametrize("reference", ["Steps.S.Metrics['x']", "Steps.S.Metrics[3]", "Steps.S.Text[0]"])
 def test_missing_values_are_reported(reference: str) -> None:
     with pytest.raises(UnresolvedError, match="there is no"):
-        resolve({"Get": reference}, Values())
+        resolve_expressions({"Get": reference}, Values())
 
 
 def test_paths() -> None:
-    assert parse_path("""A.B['c.d'][0]["e"]""") == ("A", "B", "c.d", 0, "e")
-    assert parse_path("A[b]") is None
-    assert get_at_path({"a": [1]}, ("a", 0), "") == 1
+    assert parse_document_path("""A.B['c.d'][0]["e"]""") == ("A", "B", "c.d", 0, "e")
+    assert parse_document_path("A[b]") is None
+    assert value_at_path({"a": [1]}, ("a", 0), "") == 1
 
 
 METRIC = {"Get": "Steps.S.Metrics[0].Value"}
@@ -309,34 +314,36 @@ METRIC = {"Get": "Steps.S.Metrics[0].Value"}
 )
 def test_comparisons(kind: str, outcomes: list[bool]) -> None:
     expressions = [{"Type": kind, "LeftValue": METRIC, "RightValue": right} for right in (2, 3, 4)]
-    assert [conditions.evaluate(one, Values()) for one in expressions] == outcomes
+    assert [pipeline_conditions.evaluate_condition(one, Values()) for one in expressions] == outcomes
 
 
 def test_in_not_and_or() -> None:
     in_condition = {"Type": "In", "QueryValue": METRIC, "Values": [1, METRIC]}
     not_in_condition = {"Type": "Not", "Condition": in_condition}
-    assert conditions.evaluate(in_condition, Values())
-    assert not conditions.evaluate(not_in_condition, Values())
-    assert conditions.evaluate({"Type": "Or", "Conditions": [not_in_condition, in_condition]}, Values())
-    assert not conditions.evaluate(
+    assert pipeline_conditions.evaluate_condition(in_condition, Values())
+    assert not pipeline_conditions.evaluate_condition(not_in_condition, Values())
+    assert pipeline_conditions.evaluate_condition(
+        {"Type": "Or", "Conditions": [not_in_condition, in_condition]}, Values()
+    )
+    assert not pipeline_conditions.evaluate_condition(
         {"Type": "Or", "Conditions": [not_in_condition, not_in_condition]}, Values()
     )
 
 
 def test_a_policy_waits_longer_each_time_and_ends() -> None:
-    by_count = retries.parse_policy(
+    by_count = step_retries.parse_retry_policy(
         {"ExceptionType": ["Step.THROTTLING"], "IntervalSeconds": 3, "MaxAttempts": 2}
     )
-    assert [by_count.compute_wait(retry, 0) for retry in (1, 2, 3)] == [3, 6, None]
-    by_time = retries.parse_policy(
+    assert [by_count.seconds_before_retry(retry, 0) for retry in (1, 2, 3)] == [3, 6, None]
+    by_time = step_retries.parse_retry_policy(
         {"ExceptionType": ["Step.THROTTLING"], "BackoffRate": 1, "ExpireAfterMin": 1}
     )
-    assert [by_time.compute_wait(50, since) for since in (0, 58, 60)] == [1, 1, None]
-    assert retries.classify_error(ApiError("ThrottlingException", "")) == "Step.THROTTLING"
-    assert retries.classify_error(ApiError("InternalFailure", "", 500)) == "Step.SERVICE_FAULT"
-    assert retries.classify_error(ApiError("ValidationException", "")) is None
-    assert retries.classify_failure_reason("CapacityError: none") == "SageMaker.CAPACITY_ERROR"
-    assert retries.classify_failure_reason("AlgorithmError: x") is None
+    assert [by_time.seconds_before_retry(50, since) for since in (0, 58, 60)] == [1, 1, None]
+    assert step_retries.classify_error(ApiError("ThrottlingException", "")) == "Step.THROTTLING"
+    assert step_retries.classify_error(ApiError("InternalFailure", "", 500)) == "Step.SERVICE_FAULT"
+    assert step_retries.classify_error(ApiError("ValidationException", "")) is None
+    assert step_retries.classify_failure_reason("CapacityError: none") == "SageMaker.CAPACITY_ERROR"
+    assert step_retries.classify_failure_reason("AlgorithmError: x") is None
 
 
 def step_record(name: str, status: str, **more: Any) -> StepRecord:

@@ -12,9 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.faults import FaultPlan, HostLost, NoCapacity, Throttle
-from smlaunch.local.pipelines.definition import VERSION
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.fault_injection import FaultPlan, HostLost, NoCapacity, Throttle
+from smlaunch.local.pipelines.pipeline_definition import VERSION
 from tests.local import changes
 from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import endpoint_harness

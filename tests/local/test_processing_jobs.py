@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, WaiterError
 
-from smlaunch.local import support
+from smlaunch.local import api_support
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.faults import FaultPlan, HostLost, NoCapacity
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.fault_injection import FaultPlan, HostLost, NoCapacity
 from smlaunch.local.services.processing_jobs import DESCRIBED_MEMBERS
-from smlaunch.local.settings import Settings
 from tests.local import changes
 from tests.local.client import PRELUDE, EndpointClient
 from tests.local.endpoint_harness import endpoint_harness
@@ -379,10 +379,20 @@ def test_rejections_name_every_field(jobs: Jobs) -> None:
 def test_the_support_matrix_has_every_field_of_the_request() -> None:
     known = set(fields("CreateProcessingJobRequest", ""))
     for path in known:
-        assert support.row_for(path, support.PROCESSING_JOB_SUPPORT) is not None, path
-    for path, row in support.PROCESSING_JOB_SUPPORT.items():
+        assert api_support.support_row_of_field(path, api_support.PROCESSING_JOB_SUPPORT) is not None, path
+    for path, row in api_support.PROCESSING_JOB_SUPPORT.items():
         assert path in known, f"{path} is no field of CreateProcessingJob"
         assert row.note or row.level == "supported", path
-    accepted = {path for path in support.PROCESSING_JOB_SUPPORT if "." not in path}
+    accepted = {path for path in api_support.PROCESSING_JOB_SUPPORT if "." not in path}
     described = model()["shapes"]["DescribeProcessingJobResponse"]["members"].keys()
     assert (accepted & described) - {"ProcessingJobName"} == set(DESCRIBED_MEMBERS)
+
+
+def test_an_input_with_the_location_of_an_output_lacks_its_own() -> None:
+    request = {
+        "AppSpecification": {"ContainerEntrypoint": ["x"]},
+        "ProcessingInputs": [{"InputName": "a", "S3Output": {"LocalPath": "/opt/ml/processing/a"}}],
+    }
+    assert [field for field, _ in api_support.processing_rejections(request)] == [
+        "ProcessingInputs[0].S3Input"
+    ]

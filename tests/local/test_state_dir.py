@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EXIT_MACHINE, EndpointError
-from smlaunch.local import daemon, path_ownership
+from smlaunch.local import background_endpoint, path_ownership
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.state_dir import StateDir
 from tests.conftest import ROOT
@@ -256,7 +256,7 @@ def test_root_runs_no_files_of_another_user(shared_dir: Path, name: str) -> None
     message = refusal_message(home)
     assert f"{home / name} belongs to uid {STRANGER_UID}" in message
     with pytest.raises(EndpointError):
-        daemon.status(home)
+        background_endpoint.running_endpoint(home)
 
 
 @pytest.mark.root
@@ -311,3 +311,15 @@ def test_doctor_reports_it(tmp_path: Path) -> None:
     (check,) = (one for one in json.loads(result.stdout)["checks"] if one["name"] == "state directory")
     assert check["verdict"] == "missing"
     assert "can be written by everybody" in check["text"]
+
+
+def test_what_a_link_leads_to_keeps_its_rights(tmp_path: Path) -> None:
+    """It may be any folder of this machine."""
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o755)
+    disk.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "logs").symlink_to(disk)
+    StateDir(home)
+    assert stat.S_IMODE(disk.stat().st_mode) == 0o755

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.job_store import JobQuery, JobRecord, JobStore, NameTaken, sort_key
-from smlaunch.local.jobs import states
+from smlaunch.local.jobs import job_state
+from smlaunch.local.stores.job_store import JobNameTaken, JobQuery, JobRecord, JobStore, job_sort_key
 
 
 def record(name: str, created: float = 1.0, kind: str = "training-job", region: str = "r") -> JobRecord:
-    state = states.initial_state(created)
+    state = job_state.initial_state(created)
     return JobRecord(kind, region, name, f"arn:{kind}:{region}:{name}", "owner", {"a": ["b"]}, state)
 
 
@@ -25,32 +25,32 @@ def store(tmp_path: Path) -> JobStore:
 
 def test_jobs_round_trip_between_processes(store: JobStore, tmp_path: Path) -> None:
     job = replace(record("one"), result={"x": 1}, tags={"k": "v"})
-    store.create(job)
-    assert JobStore(tmp_path / "jobs.sqlite").get("training-job", "r", "one") == job
-    assert store.get("training-job", "elsewhere", "one") is None
-    failed = states.fail(job.state, "why", 2.0)
-    store.save_state(job.arn, failed)
-    assert store.get_by_arn(job.arn) == replace(job, state=failed)
+    store.insert_job(job)
+    assert JobStore(tmp_path / "jobs.sqlite").get_job("training-job", "r", "one") == job
+    assert store.get_job("training-job", "elsewhere", "one") is None
+    failed = job_state.fail(job.state, "why", 2.0)
+    store.save_job_state(job.arn, failed)
+    assert store.get_job_by_arn(job.arn) == replace(job, state=failed)
 
 
 def test_names_are_unique_per_kind_and_region(store: JobStore) -> None:
-    store.create(record("one"))
-    store.create(record("one", kind="processing-job"))
-    store.create(record("one", region="s"))
-    with pytest.raises(NameTaken):
-        store.create(record("one"))
+    store.insert_job(record("one"))
+    store.insert_job(record("one", kind="processing-job"))
+    store.insert_job(record("one", region="s"))
+    with pytest.raises(JobNameTaken):
+        store.insert_job(record("one"))
 
 
 def test_only_unfinished_jobs_of_an_owner(store: JobStore) -> None:
     for name in ("open", "closed"):
-        store.create(record(name))
-    store.create(replace(record("other"), owner="another"))
-    store.save_state(record("closed").arn, states.fail(record("closed").state, "why", 2.0))
+        store.insert_job(record(name))
+    store.insert_job(replace(record("other"), owner="another"))
+    store.save_job_state(record("closed").arn, job_state.fail(record("closed").state, "why", 2.0))
     assert [job.name for job in store.unfinished_jobs("owner")] == ["open"]
 
 
 def test_tags_are_added_to(store: JobStore) -> None:
-    store.create(replace(record("one"), tags={"a": "1"}))
+    store.insert_job(replace(record("one"), tags={"a": "1"}))
     tagged = store.change_tags(record("one").arn, lambda tags: {**tags, "b": "2"})
     assert tagged == store.tags_of(record("one").arn) == {"a": "1", "b": "2"}
     assert store.change_tags("arn:nobody", dict) is None
@@ -75,13 +75,13 @@ def test_pages_hold_every_job_once_in_order(
 ) -> None:
     store = JobStore(tmp_path_factory.mktemp("store") / "jobs.sqlite")
     for name, created in jobs:
-        store.create(record(name, float(created)))
+        store.insert_job(record(name, float(created)))
     query = JobQuery(sort_by=sort_by, descending=descending, limit=size)
     records: list[JobRecord] = []
-    while page := store.query("training-job", "r", query):
+    while page := store.query_jobs("training-job", "r", query):
         records += page
-        query = replace(query, after_key=sort_key(page[-1], sort_by))
-    keys = [sort_key(job, sort_by) for job in records]
+        query = replace(query, after_key=job_sort_key(page[-1], sort_by))
+    keys = [job_sort_key(job, sort_by) for job in records]
     assert keys == sorted(keys, reverse=descending)
     assert sorted(job.name for job in records) == sorted(name for name, _ in jobs)
     store.close()

@@ -15,9 +15,10 @@ import botocore
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local import support
+from smlaunch.api.job_kinds import PROCESSING, TRAINING
+from smlaunch.local import api_support
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.local.client import EndpointClient
 
 
@@ -181,25 +182,25 @@ def test_the_support_matrix_has_every_field_of_the_request() -> None:
     known = set(fields("CreateTrainingJobRequest", ""))
     assert len(known) > 100
     for path in known:
-        assert support.row_for(path) is not None, path
-    for path in support.TRAINING_JOB_SUPPORT:
+        assert api_support.support_row_of_field(path) is not None, path
+    for path in api_support.TRAINING_JOB_SUPPORT:
         assert path in known, f"{path} is no field of CreateTrainingJob"
-    for path, row in support.TRAINING_JOB_SUPPORT.items():
+    for path, row in api_support.TRAINING_JOB_SUPPORT.items():
         assert row.note or row.level == "supported", path
 
 
 def test_rows_for_containers_differ_from_those_for_processes() -> None:
     for process_rows, container_rows in (
-        (support.TRAINING_JOB_SUPPORT, support.training_rows(runs_images=True)),
-        (support.PROCESSING_JOB_SUPPORT, support.processing_rows(runs_images=True)),
+        (api_support.TRAINING_JOB_SUPPORT, api_support.support_rows(TRAINING, runs_images=True)),
+        (api_support.PROCESSING_JOB_SUPPORT, api_support.support_rows(PROCESSING, runs_images=True)),
     ):
         assert container_rows.keys() == process_rows.keys()
         assert any(container_rows[path] != process_rows[path] for path in process_rows)
     request = {"AppSpecification": {"ImageUri": "image"}}
-    assert [field for field, _ in support.processing_rejections(request)] == [
+    assert [field for field, _ in api_support.processing_rejections(request)] == [
         "AppSpecification.ContainerEntrypoint"
     ]
-    assert support.processing_rejections(request, runs_images=True) == []
+    assert api_support.processing_rejections(request, runs_images=True) == []
 
 
 def test_describe_returns_every_supported_or_recorded_field() -> None:
@@ -208,7 +209,7 @@ def test_describe_returns_every_supported_or_recorded_field() -> None:
     described = model()["shapes"]["DescribeTrainingJobResponse"]["members"].keys()
     accepted = {
         path
-        for path, row in support.TRAINING_JOB_SUPPORT.items()
+        for path, row in api_support.TRAINING_JOB_SUPPORT.items()
         if "." not in path and row.level != "rejected"
     }
     assert (accepted & described) - {"TrainingJobName"} == set(DESCRIBED_MEMBERS)

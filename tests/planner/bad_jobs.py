@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from smlaunch.aws.interfaces import CallError, JobSummary, StoredObject
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 from tests.runs.fakes import ACCOUNT, INSTANT_POLLING, FakeIdentity, FakeQuotas
 
 REGION = "us-east-1"
@@ -91,7 +91,7 @@ class Storage:
         self._prefixes = objects
         self._recorder = recorder
 
-    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
         objects = self._prefixes.get(f"s3://{bucket}/{prefix}", ORDINARY_OBJECTS)
         if objects is None:
             raise CallError("ListObjectsV2", "NoSuchBucket", "The specified bucket does not exist", 404)
@@ -100,7 +100,7 @@ class Storage:
         for name, content in sorted(objects.items()):
             yield StoredObject(prefix + name, len(content) if isinstance(content, str) else int(content))
 
-    def size(self, bucket: str, key: str) -> int | None:
+    def object_size(self, bucket: str, key: str) -> int | None:
         return None
 
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
@@ -110,7 +110,7 @@ class Storage:
                 return str(objects[uri[len(prefix) :]]).encode()
         return None
 
-    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+    def read_chunks(self, bucket: str, key: str) -> Iterator[bytes]:
         raise CallError("GetObject", "NoSuchKey", "The specified key does not exist.", 404)
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
@@ -123,10 +123,10 @@ class Storage:
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         self._recorder.note(f"put {key}")
 
-    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         self._recorder.note("delete")
 
-    def make_bucket(self, bucket: str, region: str) -> bool:
+    def create_bucket(self, bucket: str, region: str) -> bool:
         self._recorder.note(f"made {bucket}")
         return True
 
@@ -137,20 +137,20 @@ class Control:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def create(self, request: Mapping[str, Any]) -> str:
+    def create_job(self, request: Mapping[str, Any]) -> str:
         self._recorder.note("created a job")
         return ""
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe_job(self, name: str) -> dict[str, Any]:
         raise CallError("DescribeTrainingJob", "ValidationException", "Requested resource not found.", 400)
 
-    def stop(self, name: str) -> None:
+    def stop_job(self, name: str) -> None:
         self._recorder.note(f"stopped {name}")
 
-    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+    def list_jobs(self, name_contains: str | None = None) -> Iterator[JobSummary]:
         return iter(())
 
-    def tags(self, arn: str) -> dict[str, str]:
+    def list_tags(self, arn: str) -> dict[str, str]:
         return {}
 
 
@@ -161,9 +161,9 @@ def target_of(case: Case) -> tuple[Target, Recorder]:
     target = Target("aws", REGION, INSTANT_POLLING, session=None, role=role)
     storage = Storage(case.world.get("objects", {}), recorder)
     target.__dict__.update(
-        control=Control(recorder),
+        control_plane=Control(recorder),
         storage=storage,
-        inputs=storage,
+        input_storage=storage,
         transfer=None,
         logs=None,
         identity=FakeIdentity(),

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.job.model import Job
-from smlaunch.planner.facts import (
+from smlaunch.facts.discovered_facts import (
+    DiscoveredFacts,
     EndpointFacts,
-    Facts,
     InputFacts,
     ScriptFacts,
     SourceFacts,
 )
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
+from smlaunch.job.model import Job
+from smlaunch.planner import planner
+from smlaunch.render.plan import Plan
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 TORCH = ScriptFacts(imports=frozenset({"torch", "torch.distributed"}))
@@ -23,9 +23,9 @@ PLAIN = ScriptFacts(imports=frozenset({"json"}))
 READS_CONFIG = ScriptFacts(imports=frozenset({"json"}), reads_resource_config=True)
 
 
-def region(**changes: Any) -> Facts:
+def region(**changes: Any) -> DiscoveredFacts:
     """A region where all is well; ``changes`` are fields of Facts."""
-    well = Facts(
+    well = DiscoveredFacts(
         region="us-east-1",
         account="123456789012",
         bucket="sagemaker-us-east-1-123456789012",
@@ -36,15 +36,19 @@ def region(**changes: Any) -> Facts:
     return dataclasses.replace(well, **changes)
 
 
-def local(**changes: Any) -> Facts:
+def local(**changes: Any) -> DiscoveredFacts:
     return region(target="local", **{"endpoint": EndpointFacts(isolation="full"), **changes})
 
 
-def with_inputs(facts: Facts, inputs: Mapping[str, InputFacts]) -> Facts:
+def with_inputs(facts: DiscoveredFacts, inputs: Mapping[str, InputFacts]) -> DiscoveredFacts:
     return dataclasses.replace(facts, inputs=inputs)
 
 
-def plan(job: Mapping[str, Any] | None = None, facts: Facts | None = None) -> Plan:
+def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> Plan:
+    return Plan.of(planner.make_plan(job, facts, run_id))
+
+
+def plan(job: Mapping[str, Any] | None = None, facts: DiscoveredFacts | None = None) -> Plan:
     """The plan of run ``digits`` for ``train.py`` with the keys in ``job``."""
     mapping = {"entry": "src/train.py", **(job or {})}
     return make_plan(Job.from_mapping(mapping), facts or region(), "digits")

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from smlaunch.catalog.tables import load_table
+from smlaunch.catalog.catalog_tables import load_catalog_table
 from smlaunch.planner.compute_rules import COMPUTE_RULES
-from smlaunch.planner.estimate import MODEL_MEMORY_SHARE, PRICE_SPREAD, STARTUP_RANGE
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.render_candidates import comparison_lines
-from smlaunch.planner.render_text import headline
+from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE, STARTUP_RANGE
+from smlaunch.render.candidates import candidate_table_lines
+from smlaunch.render.plan import Plan
+from smlaunch.render.plan_text import plan_headline
 from tests.planner.test_workloads import WORKLOADS, plan_workload
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "planner.md"
@@ -44,15 +44,17 @@ def _rules() -> Iterator[str]:
 def _figures() -> Iterator[str]:
     yield "| accelerator | 16-bit arithmetic, 10^12/s | memory, GB/s | source |"
     yield "|---|---|---|---|"
-    for name, row in load_table("accelerators")["accelerators"].items():
+    for name, row in load_catalog_table("accelerators")["accelerators"].items():
         yield f"| {name} | {row['tflops']} | {row['gb_per_second']:,} | {row['source']} |"
     yield ""
     yield "| what is kept of linear speed-up | at least | at most | source |"
     yield "|---|---|---|---|"
-    for row in load_table("accelerators")["efficiency"].values():
+    for row in load_catalog_table("accelerators")["efficiency"].values():
         yield f"| {row['what']} | {row['low']:.2f} | {row['high']:.2f} | {row['source']} |"
     yield ""
-    spreads = ", ".join(f"{spread:.0%} at {name} confidence" for name, spread in PRICE_SPREAD.items())
+    spreads = ", ".join(
+        f"{spread:.0%} at {name} confidence" for name, spread in PRICE_ERROR_BY_CONFIDENCE.items()
+    )
     yield f"A price may be off by {spreads}."
     yield (
         f"Until training begins {STARTUP_RANGE} are billed, and the time in which `File` channels are copied."
@@ -85,7 +87,7 @@ def _workload(name: str) -> Iterator[str]:
     yield ""
     if len(job_plan.candidates) > 1:
         yield "```"
-        yield from comparison_lines(job_plan.candidates)
+        yield from candidate_table_lines(job_plan.candidates)
         yield "```"
         yield ""
 
@@ -96,7 +98,7 @@ def _source(text: str) -> str:
 
 
 def _choice_text(job_plan: Plan) -> str:
-    choice = re.sub(r"^Run work: |, in region us-east-1$", "", headline(job_plan))
+    choice = re.sub(r"^Run work: |, in region us-east-1$", "", plan_headline(job_plan))
     return f"{choice}, on {job_plan.hosts} x {job_plan.instance_type}" + (
         f", in {len(job_plan.segments)} segments" if len(job_plan.segments) > 1 else ""
     )

@@ -7,13 +7,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
+from smlaunch.catalog.strategies import known_strategies
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import (
+    DiscoveredFacts,
+    InputFacts,
+    ScriptFacts,
+    SourceFacts,
+    StoredFile,
+)
 from smlaunch.job.model import Job
-from smlaunch.job.partial import parse_valid_fields
-from smlaunch.planner.facts import Facts, InputFacts, ScriptFacts, SourceFacts, StoredFile
+from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.planner.planner import check_partial_job, make_plan
-from smlaunch.strategies.registry import known_strategies
 from tests.planner.fixtures import PLAIN, TORCH, local, region
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
@@ -64,7 +70,7 @@ _JOBS = st.fixed_dictionaries(
 )
 
 
-def facts_for(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: bool) -> Facts:
+def facts_for(mapping: dict[str, Any], script: ScriptFacts, files: int, is_local: bool) -> DiscoveredFacts:
     entry = str(mapping.get("entry", "")).rpartition("/")[2]
     stored_files = tuple(StoredFile(f"f{index}", index) for index in range(files))
     inputs = {
@@ -82,7 +88,7 @@ def test_a_plan_or_problems(mapping: dict[str, Any], script: ScriptFacts, files:
     try:
         job = Job.from_mapping(mapping)
     except JobError as error:
-        partial = parse_valid_fields(mapping, error.problems)
+        partial = parse_without_invalid_fields(mapping, error.problems)
         assert partial is not None
         further_problems = check_partial_job(partial.job, world, partial.unknown_fields)
         assert not set(further_problems) & set(error.problems)

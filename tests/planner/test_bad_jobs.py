@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from smlaunch.discovery.gather import gather_facts
 from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem
+from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.job.partial import parse_valid_fields
-from smlaunch.planner.diagnostics import Diagnostics
-from smlaunch.planner.facts import SourceFacts
+from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.planner.launch_choices import choose_strategy
-from smlaunch.planner.refusals import RULES
-from smlaunch.planner.refusals import PlanContext as RuleCase
-from smlaunch.runs.api import add_remaining_problems, launch
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.rules import PlanContext as RuleCase
+from smlaunch.planner.rules import all_rules
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.plan_job import add_remaining_problems
 from smlaunch.strategies import load_strategy
 from tests.planner.bad_jobs import Case, cases, target_of, write_source
+from tests.runs.fakes import gather_needed_facts
 from tests.tables import table
 
 CASES = cases()
@@ -72,19 +73,20 @@ def test_it_is_refused_with_all_that_is_wrong(
 def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     broken_rules = set()
+    validating = [rule for rule in all_rules() if rule.phase == "validate"]
     for case in CASES:
         write_source(case, tmp_path)
         job = parse_readable_job(case.job)
         if job is not None:
-            facts = gather_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
+            facts = gather_needed_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
             rule_case = RuleCase(job, facts, load_strategy(choose_strategy(job, facts, Diagnostics())))
-            broken_rules |= {rule.name for rule in RULES if list(rule.check(rule_case))}
-    assert broken_rules == {rule.name for rule in RULES}
+            broken_rules |= {rule.id for rule in validating if list(rule.check(rule_case))}
+    assert broken_rules == {rule.id for rule in validating}
 
 
 def parse_readable_job(mapping: dict[str, Any]) -> Job | None:
     try:
         return Job.from_mapping(mapping)
     except JobError as error:
-        partial = parse_valid_fields(mapping, error.problems)
+        partial = parse_without_invalid_fields(mapping, error.problems)
         return None if partial is None else partial.job

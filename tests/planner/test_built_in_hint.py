@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from smlaunch.catalog import algorithms
-from smlaunch.planner.built_in_hint import ALGORITHM_BY_LIBRARY
-from smlaunch.planner.facts import ScriptFacts
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.planner.script_advice import ALGORITHM_BY_LIBRARY
 from tests.planner.fixtures import plan, region
 
 

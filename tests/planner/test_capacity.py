@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import InputFacts
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.quotas import relevant_quotas
+from smlaunch.planner.fact_needs import relevant_quotas
+from smlaunch.render.plan import Plan
 from tests.planner.fixtures import PLAIN, local, plan, region
 
 TWO_TYPES = ["ml.g5.xlarge", "ml.g6.xlarge"]

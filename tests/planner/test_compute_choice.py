@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from smlaunch.catalog import accelerators
 from smlaunch.catalog.instances import find_instance_type, known_types
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner.compute_choice import MAX_HOSTS
 from smlaunch.planner.compute_rules import COMPUTE_RULES
-from smlaunch.planner.estimate import (
+from smlaunch.planner.fact_needs import relevant_quotas
+from smlaunch.planner.plan import Candidate
+from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
     Measurement,
@@ -25,10 +28,8 @@ from smlaunch.planner.estimate import (
     estimate_price,
     speedup,
 )
-from smlaunch.planner.facts import FeatureLocation, InputFacts, ScriptFacts
-from smlaunch.planner.plan import Candidate, Plan
-from smlaunch.planner.quotas import relevant_quotas
-from smlaunch.planner.throughput import DataShare, EstimateRange
+from smlaunch.render.plan import Plan
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 
@@ -246,7 +247,7 @@ def test_one_host_that_is_asked_for_is_one() -> None:
     assert line.startswith("workload.wanted_time: ml.")
     assert "the nearest of" in line
     job_of_one_host = Job.from_mapping({"entry": "a.py", "workload": work, "compute": {"hosts": 1}})
-    assert Job.from_mapping(job_of_one_host.to_mapping()).compute.model_fields_set == {"hosts"}
+    assert Job.from_mapping(job_of_one_host.to_mapping()).compute.stated_fields == {"hosts"}
 
 
 def test_what_is_fixed_altogether_is_checked() -> None:
@@ -363,7 +364,7 @@ _TYPES = st.sampled_from([row for row in known_types().values() if row.accelerat
 def test_estimates_are_ranges_and_more_hosts_are_no_slower(
     instance: Any, on: Any, hosts: int, communication: bool
 ) -> None:
-    measurement = Measurement(36_000.0, on, True, is_stated=True)
+    measurement = Measurement(36_000.0, on, True, is_instance_stated=True)
     estimate = estimate_duration(
         HostGroup(instance, hosts, instance.accelerators, communication), measurement, DataShare(0, 0)
     )
@@ -383,7 +384,7 @@ def test_estimates_are_ranges_and_more_hosts_are_no_slower(
 def test_the_speed_of_what_was_measured_is_one() -> None:
     for instance in known_types().values():
         if instance.accelerators == 1:
-            measurement = Measurement(3600.0, instance, True, is_stated=True)
+            measurement = Measurement(3600.0, instance, True, is_instance_stated=True)
             assert speedup(HostGroup(instance, 1, 1), measurement) == (1.0, 1.0)
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.daly import chain_makespan, daly_interval, daly_makespan, goodput, segment_progress
+from smlaunch.contract.checkpoint_interval import (
+    chain_makespan,
+    daly_interval,
+    daly_makespan,
+    goodput,
+    segment_progress,
+)
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 times = st.floats(1e-3, 1e6)

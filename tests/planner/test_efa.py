@@ -6,7 +6,7 @@ import pytest
 
 from smlaunch.catalog.efa import efa_interfaces, has_device_rdma
 from smlaunch.catalog.instances import known_types
-from smlaunch.planner.efa import efa_settings
+from smlaunch.planner.rank_variables import efa_settings
 from tests.planner.fixtures import local, plan, region
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
-from smlaunch.errors import ERROR_NAMES
-from smlaunch.planner.external_execution import (
-    QUIET_SECONDS,
+from smlaunch.chain.next_action import ObservedJob, ObservedRun
+from smlaunch.chain.orchestrator_execution import (
+    SILENCE_SECONDS,
     OrchestratorExecution,
-    definite_result,
     describe_driver,
     exit_code_of_error,
-    inferred_result,
+    result_by_execution_or_silence,
+    result_by_newest_job,
     stop_instruction,
 )
-from smlaunch.planner.reconcile import ObservedJob, ObservedRun
-from smlaunch.planner.workflow import ENDING_RULES, Ending
+from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.errors import ERROR_NAMES
 
 NOW = 1_800_000_000.0
 RUNS = OrchestratorExecution(has_ended=False)
@@ -25,58 +25,59 @@ PIPELINE = "arn:aws:sagemaker:eu-west-1:123456789012:pipeline/chain/execution/ab
 
 
 def observed_run(
-    ending: Ending | None, outcome: SegmentOutcome | None = None, since: float = 10.0
+    ending: JobEnding | None, outcome: SegmentOutcome | None = None, since: float = 10.0
 ) -> ObservedRun:
     job = ObservedJob(2, 1, ending, reason="AlgorithmError: boom", ended_at=NOW - since if ending else None)
-    return ObservedRun(NOW, [job], committed_step=7, outcome=outcome)
+    return ObservedRun(NOW, [job], newest_checkpoint_step=7, outcome_file=outcome)
 
 
 def test_a_job_that_runs_settles_nothing() -> None:
     assert (
-        definite_result("nightly", observed_run(None, SegmentOutcome(FINISHED, 7, "nightly")), False) is None
+        result_by_newest_job("nightly", observed_run(None, SegmentOutcome(FINISHED, 7, "nightly")), False)
+        is None
     )
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-def test_an_execution_that_runs_decides_by_itself_what_follows(ending: Ending) -> None:
-    assert inferred_result(observed_run(ending, since=9 * QUIET_SECONDS), RUNS) is None
+@pytest.mark.parametrize("ending", list(JobEnding))
+def test_an_execution_that_runs_decides_by_itself_what_follows(ending: JobEnding) -> None:
+    assert result_by_execution_or_silence(observed_run(ending, since=9 * SILENCE_SECONDS), RUNS) is None
 
 
 @pytest.mark.parametrize(
     ("execution", "ending", "code", "status", "sentence"),
     [
-        (OrchestratorExecution(True, 0), Ending.COMPLETED, 0, "Completed", "completed"),
+        (OrchestratorExecution(True, 0), JobEnding.COMPLETED, 0, "Completed", "completed"),
         (
             OrchestratorExecution(True, 6, "no time left"),
-            Ending.COMPLETED,
+            JobEnding.COMPLETED,
             6,
             "Stopped",
             "no time left; the newest",
         ),
         (
             OrchestratorExecution(True, 5, "its execution was stopped"),
-            Ending.STOPPED,
+            JobEnding.STOPPED,
             5,
             "Stopped",
             "its execution was",
         ),
         (
             OrchestratorExecution(True, None, "step failed"),
-            Ending.ALGORITHM,
+            JobEnding.ALGORITHM,
             1,
             "Failed",
             "AlgorithmError: boom; the n",
         ),
         (
             OrchestratorExecution(True, None, "step failed"),
-            Ending.STOPPED,
+            JobEnding.STOPPED,
             5,
             "Stopped",
             "stopped; the newest checkpoi",
         ),
         (
             OrchestratorExecution(True, None, "States.Runtime"),
-            Ending.COMPLETED,
+            JobEnding.COMPLETED,
             4,
             "Failed",
             "States.Runtime; the newest",
@@ -84,9 +85,9 @@ def test_an_execution_that_runs_decides_by_itself_what_follows(ending: Ending) -
     ],
 )
 def test_an_execution_that_has_ended_says_how_the_run_did(
-    execution: OrchestratorExecution, ending: Ending, code: int, status: str, sentence: str
+    execution: OrchestratorExecution, ending: JobEnding, code: int, status: str, sentence: str
 ) -> None:
-    result = inferred_result(observed_run(ending), execution)
+    result = result_by_execution_or_silence(observed_run(ending), execution)
     assert result is not None and (result.exit_code, result.status) == (code, status)
     assert result.summary.startswith(sentence)
 
@@ -94,27 +95,29 @@ def test_an_execution_that_has_ended_says_how_the_run_did(
 def test_some_ends_are_every_exports() -> None:
     """These ends hold for an execution too that continues with other runs, or fails with one of them."""
     outcome = SegmentOutcome(FINISHED, 7, "nightly")
-    result = definite_result("nightly", observed_run(Ending.COMPLETED, outcome), True)
+    result = result_by_newest_job("nightly", observed_run(JobEnding.COMPLETED, outcome), True)
     assert result is not None and result.exit_code == 0
-    assert definite_result("nightly", observed_run(Ending.COMPLETED), False) == result
+    assert result_by_newest_job("nightly", observed_run(JobEnding.COMPLETED), False) == result
     assert (
-        definite_result("nightly", observed_run(Ending.COMPLETED, outcome._replace(run="other")), True)
+        result_by_newest_job(
+            "nightly", observed_run(JobEnding.COMPLETED, outcome._replace(run="other")), True
+        )
         is None
     )
     continuing = outcome._replace(result=CONTINUE)
     endings = {
         ending
-        for ending in Ending
-        if definite_result("nightly", observed_run(ending, continuing), True) is not None
+        for ending in JobEnding
+        if result_by_newest_job("nightly", observed_run(ending, continuing), True) is not None
     }
-    assert endings == {Ending.STOPPED, Ending.CLIENT, Ending.DISK_FULL}
+    assert endings == {JobEnding.STOPPED, JobEnding.CLIENT, JobEnding.DISK_FULL}
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-def test_where_nobody_can_be_asked_a_run_that_nothing_followed_has_ended(ending: Ending) -> None:
-    assert inferred_result(observed_run(ending), None) is None
-    late = inferred_result(observed_run(ending, since=QUIET_SECONDS + 1), None)
-    assert late is not None and late.exit_code == (ENDING_RULES[ending].exit_code or 6)
+@pytest.mark.parametrize("ending", list(JobEnding))
+def test_where_nobody_can_be_asked_a_run_that_nothing_followed_has_ended(ending: JobEnding) -> None:
+    assert result_by_execution_or_silence(observed_run(ending), None) is None
+    late = result_by_execution_or_silence(observed_run(ending, since=SILENCE_SECONDS + 1), None)
+    assert late is not None and late.exit_code == (RULE_BY_ENDING[ending].exit_code or 6)
     assert "nothing has followed for 20m or more; the newest checkpoint is step 7" in late.summary
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smlaunch.planner.input_bound import assess_data_wait
+from smlaunch.runs.data_wait_advice import assess_data_wait
 
 
 def request(*channels: tuple[str, str | None], instance_type: str = "ml.g5.12xlarge") -> dict[str, Any]:

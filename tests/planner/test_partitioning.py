@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.planner import partitioning
-from smlaunch.planner.partitioning import Number, Partition
+from smlaunch.storage import multiway_partitioning
+from smlaunch.storage.multiway_partitioning import Number, Partition
 
 SIZES = st.one_of(
     st.lists(st.integers(0, 50), max_size=40),
@@ -18,11 +18,11 @@ SIZES = st.one_of(
     st.lists(st.floats(0, 1e12, allow_nan=False), max_size=40),
 )
 WAYS = (
-    partitioning.best_partition,
-    partitioning.contiguous,
-    partitioning.round_robin,
-    partitioning.largest_first,
-    partitioning.karmarkar_karp,
+    multiway_partitioning.best_partition,
+    multiway_partitioning.contiguous,
+    multiway_partitioning.round_robin,
+    multiway_partitioning.largest_first,
+    multiway_partitioning.karmarkar_karp,
 )
 
 
@@ -42,7 +42,7 @@ def check(partition: Partition, sizes: list[Number], hosts: int) -> None:
 def test_every_item_is_in_one_part(sizes: list[Number], hosts: int) -> None:
     for way in WAYS:
         check(way(sizes, hosts), sizes, hosts)
-    best = partitioning.best_partition(sizes, hosts)
+    best = multiway_partitioning.best_partition(sizes, hosts)
     assert max(best.loads) <= min(max(way(sizes, hosts).loads) for way in WAYS[1:])
 
 
@@ -56,40 +56,40 @@ def test_largest_first_is_within_its_bound_of_the_optimum(sizes: list[int], host
 
     optimum = min(map(fullest, product(range(hosts), repeat=len(sizes))))
     graham = 4 / 3 - 1 / (3 * hosts)
-    assert max(partitioning.largest_first(sizes, hosts).loads) <= graham * optimum
-    assert optimum <= max(partitioning.best_partition(sizes, hosts).loads) <= graham * optimum
+    assert max(multiway_partitioning.largest_first(sizes, hosts).loads) <= graham * optimum
+    assert optimum <= max(multiway_partitioning.best_partition(sizes, hosts).loads) <= graham * optimum
 
 
 def test_karmarkar_karp_finds_what_largest_first_does_not() -> None:
     """The example of the literature: 8, 7, 6, 5, 4 in two parts: 16 and 14, where largest first gives 17."""
     sizes = [4, 5, 8, 6, 7]
-    assert sorted(partitioning.largest_first(sizes, 2).loads) == [13, 17]
-    assert sorted(partitioning.karmarkar_karp(sizes, 2).loads) == [14, 16]
-    assert sorted(partitioning.karmarkar_karp([3, 3, 2, 2, 2], 2).loads) == [5, 7]
-    assert partitioning.best_partition(sizes, 2).method == partitioning.KARMARKAR_KARP
+    assert sorted(multiway_partitioning.largest_first(sizes, 2).loads) == [13, 17]
+    assert sorted(multiway_partitioning.karmarkar_karp(sizes, 2).loads) == [14, 16]
+    assert sorted(multiway_partitioning.karmarkar_karp([3, 3, 2, 2, 2], 2).loads) == [5, 7]
+    assert multiway_partitioning.best_partition(sizes, 2).method == multiway_partitioning.KARMARKAR_KARP
 
 
 def test_three_parts_by_hand() -> None:
     """Differences at each joining: (9) (8) (7) (6) (5) (4) in three parts."""
-    partition = partitioning.karmarkar_karp([9, 8, 7, 6, 5, 4], 3)
+    partition = multiway_partitioning.karmarkar_karp([9, 8, 7, 6, 5, 4], 3)
     assert partition.loads == (13, 13, 13)
 
 
 def test_items_of_no_size_are_spread() -> None:
     sizes = [0] * 8 + [10]
-    assert sorted(partitioning.best_partition(sizes, 3).counts) == [3, 3, 3]
-    assert sorted(partitioning.karmarkar_karp(sizes, 3).counts) == [3, 3, 3]
-    assert sorted(partitioning.largest_first(sizes, 3).counts) == [1, 4, 4]
+    assert sorted(multiway_partitioning.best_partition(sizes, 3).counts) == [3, 3, 3]
+    assert sorted(multiway_partitioning.karmarkar_karp(sizes, 3).counts) == [3, 3, 3]
+    assert sorted(multiway_partitioning.largest_first(sizes, 3).counts) == [1, 4, 4]
 
 
 def test_fewer_items_than_hosts_and_one_giant() -> None:
-    partition = partitioning.best_partition([5, 3], 4)
+    partition = multiway_partitioning.best_partition([5, 3], 4)
     assert sorted(partition.loads) == [0, 0, 3, 5]
-    giant = partitioning.best_partition([1] * 9 + [1000], 4)
+    giant = multiway_partitioning.best_partition([1] * 9 + [1000], 4)
     assert max(giant.loads) == 1000
-    assert partitioning.imbalance(giant.loads, 1000) == 1.0
-    assert partitioning.best_partition([], 3).loads == (0, 0, 0)
-    assert partitioning.imbalance((0, 0, 0), 0) == 1.0
+    assert multiway_partitioning.imbalance(giant.loads, 1000) == 1.0
+    assert multiway_partitioning.best_partition([], 3).loads == (0, 0, 0)
+    assert multiway_partitioning.imbalance((0, 0, 0), 0) == 1.0
 
 
 def test_the_same_sizes_give_the_same_parts() -> None:
@@ -99,7 +99,7 @@ def test_the_same_sizes_give_the_same_parts() -> None:
 
 
 def test_of_equals_the_simplest_is_kept() -> None:
-    assert partitioning.best_partition([4] * 12, 3).method == partitioning.CONTIGUOUS
+    assert multiway_partitioning.best_partition([4] * 12, 3).method == multiway_partitioning.CONTIGUOUS
 
 
 @pytest.mark.parametrize("size", [-1, float("nan"), float("inf"), -0.5])
@@ -108,4 +108,4 @@ def test_what_is_no_size_is_named(size: float) -> None:
         with pytest.raises(ValueError, match="item 1 has size"):
             way([1, size], 2)
     with pytest.raises(ValueError, match="0 hosts"):
-        partitioning.best_partition([1], 0)
+        multiway_partitioning.best_partition([1], 0)

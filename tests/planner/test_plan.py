@@ -11,28 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract.launch_spec import LaunchSpec, Ref
-from smlaunch.contract.names import MAX_RUN_ID_LENGTH, parse_job_name
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, parse_job_name
 from smlaunch.errors import JobError
-from smlaunch.job.model import Job
-from smlaunch.planner.facts import (
+from smlaunch.facts.discovered_facts import (
     NO_SOURCE,
+    DiscoveredFacts,
     EndpointFacts,
-    Facts,
     InputFacts,
     ScriptFacts,
     SourceFacts,
 )
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
-from tests.planner.fixtures import PLAIN, READS_CONFIG, TORCH, local, plan, region, with_inputs
+from smlaunch.job.model import Job
+from smlaunch.render.plan import Plan
+from tests.planner.fixtures import PLAIN, READS_CONFIG, TORCH, local, make_plan, plan, region, with_inputs
 from tests.tables import table
 
 S3_DATA = InputFacts("s3://b/data/", "s3", objects=1797, bytes=1_234_567)
 
 
-def refusals(job: dict[str, Any], facts: Facts | None = None) -> list[str]:
+def refusals(job: dict[str, Any], facts: DiscoveredFacts | None = None) -> list[str]:
     with pytest.raises(JobError) as caught:
         plan(job, facts)
     return [str(problem) for problem in caught.value.problems]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from smlaunch.planner.scaling import GOYAL, MALLADI, MAX_LINEAR_BATCH
+from smlaunch.planner.launch_choices import GOYAL_2017, MALLADI_2022, MAX_LINEAR_BATCH
 from tests.planner.fixtures import plan
 from tests.planner.planner_docs import PAGE, parts, with_parts
 
@@ -16,8 +16,8 @@ def test_the_page_is_of_today() -> None:
 
 def test_what_stands_by_hand_is_so() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert GOYAL.rpartition(" ")[2] in page
-    assert MALLADI.rpartition(" ")[2] in page
+    assert GOYAL_2017.rpartition(" ")[2] in page
+    assert MALLADI_2022.rpartition(" ")[2] in page
     assert f"{MAX_LINEAR_BATCH:,} samples" in page.replace("\n", " ")
 
 

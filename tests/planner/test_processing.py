@@ -7,19 +7,14 @@ import dataclasses
 
 import pytest
 
-from smlaunch.api.request import (
-    CREATE_PROCESSING_JOB,
-    REQUEST_BUILDERS,
-    InputChannel,
-    JobParameters,
-    create_processing_job,
-)
-from smlaunch.api.validation import check_request
+from smlaunch.api.job_kinds import PROCESSING, TRAINING
+from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
+from smlaunch.api.validation.request_check import check_request
+from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import InputFacts
-from smlaunch.planner.request_fields import job_field
+from smlaunch.facts.discovered_facts import InputFacts
+from smlaunch.planner.job_field_names import job_field_of_member
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
 RAW = InputFacts("s3://b/raw/", "s3", objects=10, bytes=1000)
@@ -28,15 +23,15 @@ TASK = JobParameters(
     name="clean-s1-a1",
     role="arn:aws:iam::123456789012:role/SageMaker",
     image="image:1",
-    entrypoint=(),
+    has_runtime=False,
     hyperparameters={},
     channels=(
         InputChannel("raw", "s3://b/raw/", is_sharded=True),
         InputChannel("l", "s3://b/l", is_manifest=True),
     ),
-    output="s3://b/out/",
+    output_uri="s3://b/out/",
     instance_type="ml.m5.xlarge",
-    hosts=2,
+    host_count=2,
     volume_gb=30,
     max_runtime_seconds=3600,
     environment={"A": "1"},
@@ -49,8 +44,8 @@ TASK = JobParameters(
 
 
 def test_every_field_has_its_member() -> None:
-    request = create_processing_job(TASK)
-    assert check_request(CREATE_PROCESSING_JOB, request) == []
+    request = build_job_request(PROCESSING, TASK)
+    assert check_request(PROCESSING.create_operation, request) == []
     raw, manifest = (entry["S3Input"] for entry in request["ProcessingInputs"])
     assert raw["LocalPath"] == "/opt/ml/processing/input/raw"
     assert (raw["S3DataDistributionType"], manifest["S3DataType"]) == ("ShardedByS3Key", "ManifestFile")
@@ -70,7 +65,7 @@ def test_every_field_has_its_member() -> None:
         subnets=(),
         security_groups=(),
     )
-    assert not {"Environment", "Tags", "NetworkConfig"} & create_processing_job(few_fields).keys()
+    assert not {"Environment", "Tags", "NetworkConfig"} & build_job_request(PROCESSING, few_fields).keys()
 
 
 @pytest.mark.parametrize(
@@ -85,21 +80,21 @@ def test_every_field_has_its_member() -> None:
     ],
 )
 def test_messages_name_what_the_user_wrote(path: tuple[str | int, ...], field: str) -> None:
-    assert job_field(path, create_processing_job(TASK)) == field
+    assert job_field_of_member(path, build_job_request(PROCESSING, TASK)) == field
 
 
 def test_every_strategy_asks_for_an_operation_there_is() -> None:
-    assert {load_strategy(name).operation for name in BUILT_IN_STRATEGIES} == set(REQUEST_BUILDERS)
+    assert {load_strategy(name).job_kind for name in BUILT_IN_STRATEGIES} == {TRAINING, PROCESSING}
 
 
 def test_a_plan() -> None:
     job = {"strategy": "processing", "compute": {"hosts": 3}, "limits": {"max_runtime": "9d"}}
     job_plan = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/"}}}, PROCESSING_FACTS)
     (task,) = job_plan.planned_jobs
-    assert (task.operation, task.request["ProcessingJobName"]) == (CREATE_PROCESSING_JOB, task.name)
+    assert (task.operation, task.request["ProcessingJobName"]) == (PROCESSING.create_operation, task.name)
     assert job_plan.processes_per_host == 1
     assert any("3 hosts do the same work 3 times" in warning for warning in job_plan.warnings)
-    assert f"send {CREATE_PROCESSING_JOB} {task.name}" in str(job_plan)
+    assert f"send {PROCESSING.create_operation} {task.name}" in str(job_plan)
     split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, PROCESSING_FACTS)
     assert not any("the same work" in warning for warning in split.warnings)
 

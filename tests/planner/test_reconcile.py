@@ -10,41 +10,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.contract.names import JobName
-from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.chain.next_action import (
+    OUTCOME_GRACE_SECONDS,
+    FinishRun,
+    FollowJob,
+    ObservedJob,
+    ObservedRun,
+    RunAction,
+    RunProgress,
+    SubmitJob,
+    WaitUntil,
+    cost_so_far,
+    next_action,
+    progress_by_job,
+    run_progress_after,
+)
+from smlaunch.chain.workflow import (
+    ENDING_BY_FAILURE_REASON,
+    RULE_BY_ENDING,
+    JobEnding,
+    RunPolicy,
+    SegmentVariant,
+    Workflow,
+    build_job_request,
+    classify_ending,
+    variant_of_segment,
+)
+from smlaunch.contract.run_names import JobName
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,
     FROM_STEP_VARIABLE,
     STOP_AFTER_VARIABLE,
 )
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import EXIT_MACHINE, JobError, disk_full_message
-from smlaunch.planner.reconcile import (
-    OUTCOME_GRACE_SECONDS,
-    Action,
-    Finish,
-    FollowJob,
-    ObservedJob,
-    ObservedRun,
-    ProgressMark,
-    Submit,
-    WaitUntil,
-    cost_so_far,
-    next_action,
-    progress_by_job,
-    progress_mark_after,
-)
-from smlaunch.planner.workflow import (
-    ENDING_BY_FAILURE,
-    ENDING_RULES,
-    Ending,
-    RunPolicy,
-    Variant,
-    Workflow,
-    classify_ending,
-    request_for,
-    variant_for,
-)
 
 RUN = "long"
 NOW = 1_800_000_000.0
@@ -73,18 +73,18 @@ def spot_request() -> dict[str, Any]:
     return request(EnableManagedSpotTraining=True, StoppingCondition=stopping)
 
 
-def workflow(policy: RunPolicy = CHAIN, *variants: Variant) -> Workflow:
-    return Workflow(RUN, "h", variants or (Variant(1, request()),), policy, "s3://b/long/")
+def workflow(policy: RunPolicy = CHAIN, *variants: SegmentVariant) -> Workflow:
+    return Workflow(RUN, "h", variants or (SegmentVariant(1, request()),), policy, "s3://b/long/")
 
 
 def observed_job(
-    segment: int = 1, attempt: int = 1, ending: Ending | None = Ending.COMPLETED, **fields: Any
+    segment: int = 1, attempt: int = 1, ending: JobEnding | None = JobEnding.COMPLETED, **fields: Any
 ) -> ObservedJob:
     return ObservedJob(segment, attempt, ending, **{"ended_at": NOW - 1, "training_seconds": 100.0, **fields})
 
 
 def old_job(
-    segment: int = 1, attempt: int = 1, ending: Ending = Ending.COMPLETED, **fields: Any
+    segment: int = 1, attempt: int = 1, ending: JobEnding = JobEnding.COMPLETED, **fields: Any
 ) -> ObservedJob:
     """Returns a job that ended so long ago that nobody waits for its outcome."""
     return observed_job(segment, attempt, ending, ended_at=NOW - 99, **fields)
@@ -102,7 +102,7 @@ CONTINUES = outcome_of(step=None)
 """Of some other job: what the newest one has told stands in ``reported``."""
 
 
-def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[ObservedJob]:
+def rows(reported: list[int], ending: JobEnding, segment: int = 0) -> list[ObservedJob]:
     """Returns a first job, and one that began at each of these reported steps: as segments, or as attempts of
     one."""
     return [old_job(1, 1, ending)] + [
@@ -111,30 +111,30 @@ def rows(reported: list[int], ending: Ending, segment: int = 0) -> list[Observed
     ]
 
 
-def start_fields(mark: ProgressMark) -> dict[str, Any]:
+def start_fields(mark: RunProgress) -> dict[str, Any]:
     return {
-        "from_step": mark.committed_step,
+        "from_step": mark.newest_checkpoint_step,
         "from_reported_step": mark.reported_step,
-        "from_files_digest": mark.files_digest,
+        "from_files_digest": mark.checkpoint_files_digest,
     }
 
 
-def expect_submit(action: Action) -> Submit:
-    assert isinstance(action, Submit), action
+def expect_submit(action: RunAction) -> SubmitJob:
+    assert isinstance(action, SubmitJob), action
     return action
 
 
-def expect_finish(action: Action) -> Finish:
-    assert isinstance(action, Finish), action
+def expect_finish(action: RunAction) -> FinishRun:
+    assert isinstance(action, FinishRun), action
     return action
 
 
 class TestRequests:
     def test_the_first_one_is_the_plans_own(self) -> None:
-        assert request_for(workflow(), 1, 1) == request()
+        assert build_job_request(workflow(), 1, 1) == request()
 
     def test_later_ones_differ_in_name_and_tags_and_say_where_they_begin(self) -> None:
-        later_request = request_for(workflow(), 4, 2, step=70)
+        later_request = build_job_request(workflow(), 4, 2, newest_checkpoint_step=70)
         assert later_request["TrainingJobName"] == f"{RUN}-s4-a2"
         tags = {tag["Key"]: tag["Value"] for tag in later_request["Tags"]}
         assert tags == {
@@ -151,7 +151,9 @@ class TestRequests:
         }
 
     def test_on_demand_has_no_wait_for_spot(self) -> None:
-        later_request = request_for(workflow(CHAIN, Variant(1, spot_request())), 1, 2, spot=False)
+        later_request = build_job_request(
+            workflow(CHAIN, SegmentVariant(1, spot_request())), 1, 2, spot=False
+        )
         assert "EnableManagedSpotTraining" not in later_request
         assert later_request["StoppingCondition"] == {"MaxRuntimeInSeconds": 1000}
 
@@ -161,41 +163,43 @@ class TestRequests:
     def test_a_shorter_segment_ends_earlier_too(
         self, seconds_left: float, limit: int, stop_after: int
     ) -> None:
-        later_request = request_for(workflow(), 2, 1, seconds_left=seconds_left)
+        later_request = build_job_request(workflow(), 2, 1, seconds_left=seconds_left)
         assert later_request["StoppingCondition"]["MaxRuntimeInSeconds"] == limit
         assert later_request["Environment"][STOP_AFTER_VARIABLE] == str(stop_after)
 
     def test_the_workflow_is_not_changed(self) -> None:
-        stored_workflow = workflow(CHAIN, Variant(1, spot_request()))
-        request_for(stored_workflow, 3, 1, step=5, spot=False, seconds_left=10)
-        assert stored_workflow == workflow(CHAIN, Variant(1, spot_request()))
+        stored_workflow = workflow(CHAIN, SegmentVariant(1, spot_request()))
+        build_job_request(stored_workflow, 3, 1, newest_checkpoint_step=5, spot=False, seconds_left=10)
+        assert stored_workflow == workflow(CHAIN, SegmentVariant(1, spot_request()))
 
     def test_variants_by_number(self) -> None:
         stored_workflow = workflow(
-            CHAIN, *(Variant(first, request(InputMode=str(first))) for first in (1, 2, 5))
+            CHAIN, *(SegmentVariant(first, request(InputMode=str(first))) for first in (1, 2, 5))
         )
-        chosen = [variant_for(stored_workflow, segment, 0).first_segment for segment in range(1, 8)]
+        chosen = [variant_of_segment(stored_workflow, segment, 0).first_segment for segment in range(1, 8)]
         assert chosen == [1, 2, 2, 2, 5, 5, 5]
 
     def test_a_variant_with_a_last_step_holds_until_it_is_reached(self) -> None:
         stored_workflow = workflow(
             CHAIN,
-            Variant(1, request(), until_step=50),
-            Variant(2, request(), until_step=90),
-            Variant(3, request()),
+            SegmentVariant(1, request(), until_step=50),
+            SegmentVariant(2, request(), until_step=90),
+            SegmentVariant(3, request()),
         )
-        assert [variant_for(stored_workflow, 4, step).first_segment for step in (0, 49, 50, 89, 90)] == [
+        assert [
+            variant_of_segment(stored_workflow, 4, step).first_segment for step in (0, 49, 50, 89, 90)
+        ] == [
             1,
             1,
             2,
             2,
             3,
         ]
-        assert variant_for(stored_workflow, 2).first_segment == 2
+        assert variant_of_segment(stored_workflow, 2).first_segment == 2
 
     def test_written_and_read_again(self) -> None:
         stored_workflow = workflow(
-            replace(CHAIN, max_cost=5.0), Variant(1, spot_request(), 3.5, until_step=7)
+            replace(CHAIN, max_cost=5.0), SegmentVariant(1, spot_request(), 3.5, until_step=7)
         )
         assert Workflow.from_json(stored_workflow.to_json()) == stored_workflow
 
@@ -213,19 +217,19 @@ class TestRequests:
 class TestEndings:
     def test_words_of_the_service(self) -> None:
         assert classify_ending("InProgress", "Interrupted", "") is None
-        assert classify_ending("Completed", "Completed", "") is Ending.COMPLETED
-        assert classify_ending("Stopped", "MaxRuntimeExceeded", "") is Ending.TIME_LIMIT
-        assert classify_ending("Stopped", "MaxWaitTimeExceeded", "") is Ending.WAIT_EXCEEDED
-        assert classify_ending("Stopped", "Stopped", "") is Ending.STOPPED
-        for word, ending in ENDING_BY_FAILURE.items():
+        assert classify_ending("Completed", "Completed", "") is JobEnding.COMPLETED
+        assert classify_ending("Stopped", "MaxRuntimeExceeded", "") is JobEnding.TIME_LIMIT
+        assert classify_ending("Stopped", "MaxWaitTimeExceeded", "") is JobEnding.WAIT_EXCEEDED
+        assert classify_ending("Stopped", "Stopped", "") is JobEnding.STOPPED
+        for word, ending in ENDING_BY_FAILURE_REASON.items():
             assert classify_ending("Failed", "Failed", f"{word}: why") is ending
-        assert classify_ending("Failed", "Failed", "") is Ending.ALGORITHM
+        assert classify_ending("Failed", "Failed", "") is JobEnding.ALGORITHM
         full = disk_full_message("/home", "No space left on device")
-        assert classify_ending("Failed", "Failed", f"ClientError: {full}") is Ending.DISK_FULL
-        assert ENDING_RULES[Ending.DISK_FULL].exit_code == EXIT_MACHINE
+        assert classify_ending("Failed", "Failed", f"ClientError: {full}") is JobEnding.DISK_FULL
+        assert RULE_BY_ENDING[JobEnding.DISK_FULL].exit_code == EXIT_MACHINE
 
     def test_there_is_a_rule_for_each(self) -> None:
-        assert set(ENDING_RULES) == set(Ending)
+        assert set(RULE_BY_ENDING) == set(JobEnding)
 
 
 class TestOneJob:
@@ -236,17 +240,17 @@ class TestOneJob:
     @pytest.mark.parametrize(
         ("ending", "code"),
         [
-            (Ending.COMPLETED, 0),
-            (Ending.ALGORITHM, 1),
-            (Ending.CLIENT, 2),
-            (Ending.CAPACITY, 4),
-            (Ending.SERVICE, 4),
-            (Ending.STOPPED, 5),
-            (Ending.TIME_LIMIT, 6),
-            (Ending.WAIT_EXCEEDED, 6),
+            (JobEnding.COMPLETED, 0),
+            (JobEnding.ALGORITHM, 1),
+            (JobEnding.CLIENT, 2),
+            (JobEnding.CAPACITY, 4),
+            (JobEnding.SERVICE, 4),
+            (JobEnding.STOPPED, 5),
+            (JobEnding.TIME_LIMIT, 6),
+            (JobEnding.WAIT_EXCEEDED, 6),
         ],
     )
-    def test_ends_as_its_job_does(self, ending: Ending, code: int) -> None:
+    def test_ends_as_its_job_does(self, ending: JobEnding, code: int) -> None:
         assert (
             expect_finish(next_action(workflow(self.ONE_JOB), observe(observed_job(ending=ending)))).exit_code
             == code
@@ -261,23 +265,26 @@ class TestOneJob:
     def test_ended_itself_before_its_limit(self) -> None:
         action = expect_finish(
             next_action(
-                workflow(self.ONE_JOB), observe(observed_job(), outcome=outcome_of(), committed_step=10)
+                workflow(self.ONE_JOB),
+                observe(observed_job(), outcome_file=outcome_of(), newest_checkpoint_step=10),
             )
         )
         assert (action.exit_code, "step 10" in action.summary) == (6, True)
 
     def test_attempts_where_they_are_asked_for(self) -> None:
         one_job = workflow(RunPolicy(attempts=2))
-        second = expect_submit(next_action(one_job, observe(observed_job(ending=Ending.SERVICE))))
+        second = expect_submit(next_action(one_job, observe(observed_job(ending=JobEnding.SERVICE))))
         assert second.name == JobName(RUN, 1, 2)
-        jobs = observed_job(ending=Ending.SERVICE), observed_job(1, 2, Ending.SERVICE)
+        jobs = observed_job(ending=JobEnding.SERVICE), observed_job(1, 2, JobEnding.SERVICE)
         assert expect_finish(next_action(one_job, observe(*jobs))).exit_code == 4
 
 
 class TestChain:
     def test_the_next_segment_from_a_newer_checkpoint(self) -> None:
         action = expect_submit(
-            next_action(workflow(), observe(observed_job(), committed_step=10, outcome=outcome_of()))
+            next_action(
+                workflow(), observe(observed_job(), newest_checkpoint_step=10, outcome_file=outcome_of())
+            )
         )
         assert action.name == JobName(RUN, 2, 1)
         assert action.request["Environment"][FROM_STEP_VARIABLE] == "10"
@@ -287,29 +294,31 @@ class TestChain:
         action = expect_finish(
             next_action(
                 workflow(),
-                observe(*jobs, committed_step=15, outcome=outcome_of(FINISHED, f"{RUN}-s2-a1", 15)),
+                observe(
+                    *jobs, newest_checkpoint_step=15, outcome_file=outcome_of(FINISHED, f"{RUN}-s2-a1", 15)
+                ),
             )
         )
         assert (action.exit_code, action.status) == (0, "Completed")
 
     def test_an_outcome_may_come_late(self) -> None:
-        action = next_action(workflow(), observe(observed_job(), committed_step=10))
+        action = next_action(workflow(), observe(observed_job(), newest_checkpoint_step=10))
         assert isinstance(action, WaitUntil)
         assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
-        late = observe(observed_job(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), committed_step=10)
+        late = observe(observed_job(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), newest_checkpoint_step=10)
         assert expect_submit(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
 
     def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
         stopped_run = observe(
-            observed_job(ending=Ending.STOPPED),
-            committed_step=10,
-            outcome=outcome_of(FINISHED)._replace(ranks_succeeded=True),
+            observed_job(ending=JobEnding.STOPPED),
+            newest_checkpoint_step=10,
+            outcome_file=outcome_of(FINISHED)._replace(ranks_succeeded=True),
             stop_requested=True,
         )
         action = expect_finish(next_action(workflow(), stopped_run))
         assert (action.status, action.exit_code) == ("Completed", 0)
         assert "it had finished when it was stopped" in action.summary
-        stopped_and_finished = replace(stopped_run, outcome=outcome_of(FINISHED))
+        stopped_and_finished = replace(stopped_run, outcome_file=outcome_of(FINISHED))
         assert expect_finish(next_action(workflow(), stopped_and_finished)).status == "Stopped"
 
     def test_ranks_that_train_apart_have_no_step_in_common(self) -> None:
@@ -319,39 +328,54 @@ class TestChain:
             old_job(segment, from_reported_step=100, from_files_digest=digest)
             for segment, digest in ((2, "a"), (3, "b"), (4, "c"))
         ]
-        on = observe(*jobs, outcome=independent, reported_step=45, repeats_steps=True, files_digest="d")
+        on = observe(
+            *jobs,
+            outcome_file=independent,
+            reported_step=45,
+            newest_job_repeats_steps=True,
+            checkpoint_files_digest="d",
+        )
         assert expect_submit(next_action(workflow(), on)).name == JobName(RUN, 5, 1)
         idle = [replace(job, from_files_digest="a") for job in jobs]
         end = expect_finish(
-            next_action(workflow(), observe(*idle, outcome=independent, reported_step=45, files_digest="a"))
+            next_action(
+                workflow(),
+                observe(*idle, outcome_file=independent, reported_step=45, checkpoint_files_digest="a"),
+            )
         )
         assert end.status == "Failed"
 
     def test_another_runs_outcome_is_not_ours(self) -> None:
         stale = observe(
             observed_job(ended_at=NOW - 99),
-            committed_step=10,
-            outcome=SegmentOutcome(FINISHED, 10, "other", "other-s9-a1"),
+            newest_checkpoint_step=10,
+            outcome_file=SegmentOutcome(FINISHED, 10, "other", "other-s9-a1"),
         )
         assert expect_submit(next_action(workflow(), stale)).name == JobName(RUN, 2, 1)
 
     def test_at_its_max_runtime_with_a_newer_checkpoint(self) -> None:
         action = expect_submit(
-            next_action(workflow(), observe(observed_job(ending=Ending.TIME_LIMIT), committed_step=10))
+            next_action(
+                workflow(), observe(observed_job(ending=JobEnding.TIME_LIMIT), newest_checkpoint_step=10)
+            )
         )
         assert action.name == JobName(RUN, 2, 1)
 
-    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME_LIMIT])
-    def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: Ending) -> None:
+    @pytest.mark.parametrize("ending", [JobEnding.COMPLETED, JobEnding.TIME_LIMIT])
+    def test_no_newer_checkpoint_is_the_same_segment_again_and_then_the_end(self, ending: JobEnding) -> None:
         jobs = [observed_job(), *(observed_job(2, attempt, ending, from_step=10) for attempt in (1, 2, 3))]
         resubmitted = expect_submit(
             next_action(
-                workflow(), observe(*jobs[:3], committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a2"))
+                workflow(),
+                observe(*jobs[:3], newest_checkpoint_step=10, outcome_file=outcome_of(job=f"{RUN}-s2-a2")),
             )
         )
         assert resubmitted.name == JobName(RUN, 2, 3)
         action = expect_finish(
-            next_action(workflow(), observe(*jobs, committed_step=10, outcome=outcome_of(job=f"{RUN}-s2-a3")))
+            next_action(
+                workflow(),
+                observe(*jobs, newest_checkpoint_step=10, outcome_file=outcome_of(job=f"{RUN}-s2-a3")),
+            )
         )
         assert (action.exit_code, action.status) == (1, "Failed")
         assert f"{RUN}-s2-a1, {RUN}-s2-a2, {RUN}-s2-a3 left nothing newer than step 10" in action.summary
@@ -359,73 +383,77 @@ class TestChain:
     def test_a_checkpoint_that_did_not_get_there_is_told(self) -> None:
         jobs = [observed_job(1, attempt) for attempt in (1, 2, 3)]
         action = expect_finish(
-            next_action(workflow(), observe(*jobs, outcome=outcome_of(job=f"{RUN}-s1-a3", step=40)))
+            next_action(workflow(), observe(*jobs, outcome_file=outcome_of(job=f"{RUN}-s1-a3", step=40)))
         )
         assert "committed step 40, which is incomplete in S3" in action.summary
 
     def test_a_failure_after_progress_goes_on_and_attempts_count_anew(self) -> None:
-        jobs = [observed_job(1, attempt, Ending.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
-        assert expect_submit(next_action(workflow(), observe(*jobs, committed_step=9))).name == JobName(
-            RUN, 1, 8
-        )
+        jobs = [observed_job(1, attempt, JobEnding.ALGORITHM, from_step=attempt) for attempt in range(1, 8)]
+        assert expect_submit(
+            next_action(workflow(), observe(*jobs, newest_checkpoint_step=9))
+        ).name == JobName(RUN, 1, 8)
 
     def test_a_failure_without_progress_uses_up_attempts(self) -> None:
         jobs = [
-            observed_job(1, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
+            observed_job(1, attempt, JobEnding.ALGORITHM, reason="AlgorithmError: boom", from_step=5)
             for attempt in (1, 2, 3)
         ]
-        assert expect_submit(next_action(workflow(), observe(*jobs[:2], committed_step=5))).name == JobName(
-            RUN, 1, 3
-        )
-        action = expect_finish(next_action(workflow(), observe(*jobs, committed_step=5)))
+        assert expect_submit(
+            next_action(workflow(), observe(*jobs[:2], newest_checkpoint_step=5))
+        ).name == JobName(RUN, 1, 3)
+        action = expect_finish(next_action(workflow(), observe(*jobs, newest_checkpoint_step=5)))
         assert (action.exit_code, action.status) == (1, "Failed")
         assert "boom; tried 3 times without a newer checkpoint" in action.summary
 
     def test_what_cannot_work_is_given_up_at_once(self) -> None:
-        failed = observed_job(ending=Ending.CLIENT, reason="ClientError: no such bucket")
+        failed = observed_job(ending=JobEnding.CLIENT, reason="ClientError: no such bucket")
         assert expect_finish(next_action(workflow(), observe(failed))).exit_code == 2
 
     def test_capacity_is_waited_for_longer_each_time(self) -> None:
         waits = []
         for attempts in (1, 2):
-            jobs = [observed_job(1, attempt + 1, Ending.CAPACITY) for attempt in range(attempts)]
+            jobs = [observed_job(1, attempt + 1, JobEnding.CAPACITY) for attempt in range(attempts)]
             waits.append(expect_submit(next_action(workflow(), observe(*jobs))).not_before - (NOW - 1))
         assert waits == [60.0, 120.0]
         near = expect_submit(
-            next_action(workflow(), observe(observed_job(ending=Ending.CAPACITY), time_scale=0.01))
+            next_action(workflow(), observe(observed_job(ending=JobEnding.CAPACITY), wait_time_scale=0.01))
         )
         assert near.not_before == pytest.approx(NOW - 1 + 0.6)
 
-    @pytest.mark.parametrize("ending", [Ending.WAIT_EXCEEDED, Ending.CAPACITY])
-    def test_starved_spot_goes_on_demand_when_asked(self, ending: Ending) -> None:
-        spot_workflow = workflow(replace(CHAIN, on_demand_fallback=True), Variant(1, spot_request()))
-        action = expect_submit(next_action(spot_workflow, observe(observed_job(ending=ending, spot=True))))
+    @pytest.mark.parametrize("ending", [JobEnding.WAIT_EXCEEDED, JobEnding.CAPACITY])
+    def test_starved_spot_goes_on_demand_when_asked(self, ending: JobEnding) -> None:
+        spot_workflow = workflow(replace(CHAIN, on_demand_fallback=True), SegmentVariant(1, spot_request()))
+        action = expect_submit(next_action(spot_workflow, observe(observed_job(ending=ending, is_spot=True))))
         assert action.name == JobName(RUN, 1, 2)
         assert "EnableManagedSpotTraining" not in action.request
         assert action.not_before == 0.0
         later_run = observe(
-            observed_job(ending=ending, spot=True), observed_job(1, 2, Ending.ALGORITHM), committed_step=5
+            observed_job(ending=ending, is_spot=True),
+            observed_job(1, 2, JobEnding.ALGORITHM),
+            newest_checkpoint_step=5,
         )
         assert "EnableManagedSpotTraining" not in expect_submit(next_action(spot_workflow, later_run)).request
         on = observe(
-            observed_job(ending=ending, spot=True),
+            observed_job(ending=ending, is_spot=True),
             observed_job(1, 2),
-            committed_step=5,
-            outcome=outcome_of(job=f"{RUN}-s1-a2"),
+            newest_checkpoint_step=5,
+            outcome_file=outcome_of(job=f"{RUN}-s1-a2"),
         )
         assert expect_submit(next_action(spot_workflow, on)).request["EnableManagedSpotTraining"] is True
 
     def test_starved_spot_ends_the_run_when_not(self) -> None:
-        spot_workflow = workflow(CHAIN, Variant(1, spot_request()))
+        spot_workflow = workflow(CHAIN, SegmentVariant(1, spot_request()))
         assert (
             expect_finish(
-                next_action(spot_workflow, observe(observed_job(ending=Ending.WAIT_EXCEEDED, spot=True)))
+                next_action(
+                    spot_workflow, observe(observed_job(ending=JobEnding.WAIT_EXCEEDED, is_spot=True))
+                )
             ).exit_code
             == 6
         )
 
     def test_a_person_stops_it_and_goes_on(self) -> None:
-        stopped_run = observe(observed_job(ending=Ending.STOPPED), committed_step=7)
+        stopped_run = observe(observed_job(ending=JobEnding.STOPPED), newest_checkpoint_step=7)
         assert expect_finish(next_action(workflow(), stopped_run)).exit_code == 5
         resubmitted = expect_submit(
             next_action(workflow(), replace(stopped_run, override_failure=JobName(RUN, 1, 1)))
@@ -435,24 +463,24 @@ class TestChain:
 
     def test_a_stop_between_two_segments(self) -> None:
         between_segments = observe(
-            observed_job(), committed_step=10, outcome=outcome_of(), stop_requested=True
+            observed_job(), newest_checkpoint_step=10, outcome_file=outcome_of(), stop_requested=True
         )
         assert expect_finish(next_action(workflow(), between_segments)).exit_code == 5
         finished_run = observe(
-            observed_job(), committed_step=10, outcome=outcome_of(FINISHED), stop_requested=True
+            observed_job(), newest_checkpoint_step=10, outcome_file=outcome_of(FINISHED), stop_requested=True
         )
         assert expect_finish(next_action(workflow(), finished_run)).exit_code == 0
         assert expect_finish(next_action(workflow(), observe(stop_requested=True))).exit_code == 5
 
     def test_finished_and_then_failed_is_done_again_for_its_model(self) -> None:
-        failed = observed_job(ending=Ending.SERVICE, reason="InternalServerError: gone")
+        failed = observed_job(ending=JobEnding.SERVICE, reason="InternalServerError: gone")
         action = expect_submit(
             next_action(
                 workflow(),
                 observe(
                     failed,
-                    committed_step=20,
-                    outcome=outcome_of(FINISHED, step=20)._replace(ranks_succeeded=True),
+                    newest_checkpoint_step=20,
+                    outcome_file=outcome_of(FINISHED, step=20)._replace(ranks_succeeded=True),
                 ),
             )
         )
@@ -462,10 +490,12 @@ class TestChain:
 class TestScriptsWithCheckpointsOfTheirOwn:
     """The content of these checkpoints is unknown: the highest step that a job reports counts."""
 
-    @pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.TIME_LIMIT])
-    def test_the_next_segment_after_a_higher_step(self, ending: Ending) -> None:
+    @pytest.mark.parametrize("ending", [JobEnding.COMPLETED, JobEnding.TIME_LIMIT])
+    def test_the_next_segment_after_a_higher_step(self, ending: JobEnding) -> None:
         action = expect_submit(
-            next_action(workflow(), observe(*rows([63, 126], ending), outcome=CONTINUES, reported_step=189))
+            next_action(
+                workflow(), observe(*rows([63, 126], ending), outcome_file=CONTINUES, reported_step=189)
+            )
         )
         assert action.name == JobName(RUN, 4, 1)
         assert action.reason == "the script has reported step 189"
@@ -473,7 +503,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     def test_a_crash_after_a_higher_step_goes_on(self) -> None:
         jobs = [
-            observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
+            observed_job(1, attempt, JobEnding.ALGORITHM, from_reported_step=attempt * 10 - 10 or None)
             for attempt in range(1, 9)
         ]
         action = expect_submit(next_action(workflow(), observe(*jobs, reported_step=71)))
@@ -484,14 +514,14 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     def test_three_jobs_without_a_higher_one_end_it(self) -> None:
         for reported in (63, 60, 0, None):
-            jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+            jobs = rows([63, 63, 63], JobEnding.COMPLETED, segment=2)
             resubmitted = expect_submit(
-                next_action(workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=reported))
+                next_action(workflow(), observe(*jobs[:3], outcome_file=CONTINUES, reported_step=reported))
             )
             assert resubmitted.name == JobName(RUN, 2, 3)
             assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
             end = expect_finish(
-                next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=reported))
+                next_action(workflow(), observe(*jobs, outcome_file=CONTINUES, reported_step=reported))
             )
             assert (end.exit_code, end.status) == (1, "Failed")
             names = ", ".join(f"{RUN}-s2-a{attempt}" for attempt in (1, 2, 3))
@@ -501,21 +531,25 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     def test_a_script_that_begins_anew_may_get_a_little_further(self) -> None:
         """The machine's speed decides how far; it is no progress, for a later client too."""
-        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        jobs = rows([63, 63, 63], JobEnding.COMPLETED, segment=2)
         resubmitted = expect_submit(
             next_action(
-                workflow(), observe(*jobs[:3], outcome=CONTINUES, reported_step=66, repeats_steps=True)
+                workflow(),
+                observe(*jobs[:3], outcome_file=CONTINUES, reported_step=66, newest_job_repeats_steps=True),
             )
         )
         assert resubmitted.request["Environment"][FROM_REPORTED_VARIABLE] == "63"
         end = expect_finish(
-            next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=66, repeats_steps=True))
+            next_action(
+                workflow(),
+                observe(*jobs, outcome_file=CONTINUES, reported_step=66, newest_job_repeats_steps=True),
+            )
         )
         assert "s2-a3 reported steps up to 66, and most of them had been reported before" in end.summary
 
     def test_three_failures_at_the_same_step(self) -> None:
         jobs = [
-            observed_job(2, attempt, Ending.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
+            observed_job(2, attempt, JobEnding.ALGORITHM, reason="AlgorithmError: boom", from_reported_step=5)
             for attempt in (1, 2, 3)
         ]
         assert expect_submit(next_action(workflow(), observe(*jobs[:2], reported_step=5))).name == JobName(
@@ -526,7 +560,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         assert end.summary == "AlgorithmError: boom; tried 3 times without getting the run beyond step 5"
 
     def test_failures_and_planned_ends_are_counted_together(self) -> None:
-        endings = Ending.ALGORITHM, Ending.COMPLETED, Ending.TIME_LIMIT
+        endings = JobEnding.ALGORITHM, JobEnding.COMPLETED, JobEnding.TIME_LIMIT
         jobs = [
             observed_job(2, attempt, ending, from_reported_step=5)
             for attempt, ending in enumerate(endings, 1)
@@ -535,47 +569,61 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 
     def test_a_committed_step_counts_also_where_none_is_reported_beyond(self) -> None:
         jobs = [
-            observed_job(1, attempt, Ending.ALGORITHM, from_reported_step=57, from_step=50)
+            observed_job(1, attempt, JobEnding.ALGORITHM, from_reported_step=57, from_step=50)
             for attempt in (1, 2, 3)
         ]
-        action = expect_submit(next_action(workflow(), observe(*jobs, reported_step=55, committed_step=54)))
+        action = expect_submit(
+            next_action(workflow(), observe(*jobs, reported_step=55, newest_checkpoint_step=54))
+        )
         environment = action.request["Environment"]
         assert (environment[FROM_STEP_VARIABLE], environment[FROM_REPORTED_VARIABLE]) == ("54", "57")
 
     def test_where_no_step_is_reported_changed_files_count(self) -> None:
         jobs = [old_job(), old_job(2, from_files_digest="aa"), old_job(3, from_files_digest="bb")]
-        action = expect_submit(next_action(workflow(), observe(*jobs, outcome=CONTINUES, files_digest="cc")))
+        action = expect_submit(
+            next_action(workflow(), observe(*jobs, outcome_file=CONTINUES, checkpoint_files_digest="cc"))
+        )
         assert (action.name, action.reason) == (JobName(RUN, 4, 1), "its checkpoint files have changed")
         assert action.request["Environment"][FROM_FILES_VARIABLE] == "cc"
         idle = [*jobs, *(old_job(4, attempt, from_files_digest="cc") for attempt in (1, 2, 3))]
         resubmitted = expect_submit(
-            next_action(workflow(), observe(*idle[:-1], outcome=CONTINUES, files_digest="cc"))
+            next_action(workflow(), observe(*idle[:-1], outcome_file=CONTINUES, checkpoint_files_digest="cc"))
         )
         assert resubmitted.name == JobName(RUN, 4, 3)
-        end = expect_finish(next_action(workflow(), observe(*idle, outcome=CONTINUES, files_digest="cc")))
+        end = expect_finish(
+            next_action(workflow(), observe(*idle, outcome_file=CONTINUES, checkpoint_files_digest="cc"))
+        )
         assert (end.exit_code, "saved no new or changed checkpoint file" in end.summary) == (1, True)
 
     def test_files_do_not_count_where_a_step_is_reported(self) -> None:
-        jobs = rows([63, 63, 63], Ending.COMPLETED, segment=2)
+        jobs = rows([63, 63, 63], JobEnding.COMPLETED, segment=2)
         assert expect_finish(
-            next_action(workflow(), observe(*jobs, outcome=CONTINUES, reported_step=63, files_digest="new"))
+            next_action(
+                workflow(),
+                observe(*jobs, outcome_file=CONTINUES, reported_step=63, checkpoint_files_digest="new"),
+            )
         ).exit_code
 
     def test_the_first_job_without_steps_has_no_files_to_compare_with(self) -> None:
         """Three attempts are three, also where a job before them had reported steps."""
-        mark = ProgressMark(0, 26)
-        jobs = [observed_job(2, attempt, Ending.ALGORITHM, **start_fields(mark)) for attempt in (1, 2, 3)]
-        next_mark = progress_mark_after(jobs[0], observe(jobs[0], files_digest="digest"))
+        mark = RunProgress(0, 26)
+        jobs = [observed_job(2, attempt, JobEnding.ALGORITHM, **start_fields(mark)) for attempt in (1, 2, 3)]
+        next_mark = run_progress_after(jobs[0], observe(jobs[0], checkpoint_files_digest="digest"))
         assert not next_mark.is_beyond(mark)
-        assert progress_mark_after(jobs[1], observe(*jobs[:2], files_digest="other")).is_beyond(next_mark)
-        assert expect_finish(next_action(workflow(), observe(*jobs, files_digest="digest"))).exit_code == 1
+        assert run_progress_after(jobs[1], observe(*jobs[:2], checkpoint_files_digest="other")).is_beyond(
+            next_mark
+        )
+        assert (
+            expect_finish(next_action(workflow(), observe(*jobs, checkpoint_files_digest="digest"))).exit_code
+            == 1
+        )
 
     def test_no_file_and_no_step_ends_it(self) -> None:
         jobs = [old_job(1, attempt) for attempt in (1, 2, 3)]
-        assert expect_submit(next_action(workflow(), observe(*jobs[:2], outcome=CONTINUES))).name == JobName(
-            RUN, 1, 3
-        )
-        end = expect_finish(next_action(workflow(), observe(*jobs, outcome=CONTINUES)))
+        assert expect_submit(
+            next_action(workflow(), observe(*jobs[:2], outcome_file=CONTINUES))
+        ).name == JobName(RUN, 1, 3)
+        end = expect_finish(next_action(workflow(), observe(*jobs, outcome_file=CONTINUES)))
         assert (end.exit_code, "no complete checkpoint is in S3" in end.summary) == (1, True)
 
     @settings(max_examples=200, deadline=None)
@@ -585,11 +633,13 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         clients."""
         jobs: list[ObservedJob] = []
         progress_flags: list[bool] = []
-        mark = ProgressMark()
+        mark = RunProgress()
         for attempt, (reported, repeats, files) in enumerate(observations, 1):
-            jobs.append(observed_job(1, attempt, Ending.ALGORITHM, **start_fields(mark)))
-            now = observe(*jobs, reported_step=reported, repeats_steps=repeats, files_digest=files)
-            next_mark = progress_mark_after(jobs[-1], now)
+            jobs.append(observed_job(1, attempt, JobEnding.ALGORITHM, **start_fields(mark)))
+            now = observe(
+                *jobs, reported_step=reported, newest_job_repeats_steps=repeats, checkpoint_files_digest=files
+            )
+            next_mark = run_progress_after(jobs[-1], now)
             progress_flags.append(next_mark.is_beyond(mark))
             assert progress_by_job(jobs, next_mark) == progress_flags
             assert repeats is False or reported is None or not progress_flags[-1]
@@ -599,23 +649,32 @@ class TestScriptsWithCheckpointsOfTheirOwn:
 class TestCaps:
     def test_training_time_is_used_up(self) -> None:
         capped_workflow = workflow(replace(CHAIN, total_seconds=1500))
-        most = observe(observed_job(training_seconds=850.0), committed_step=10, outcome=outcome_of())
+        most = observe(
+            observed_job(training_seconds=850.0), newest_checkpoint_step=10, outcome_file=outcome_of()
+        )
         action = expect_submit(next_action(capped_workflow, most))
         assert action.request["StoppingCondition"]["MaxRuntimeInSeconds"] == 650
         assert action.request["Environment"][STOP_AFTER_VARIABLE] == "450"
-        used_up_run = observe(observed_job(training_seconds=1200.0), committed_step=10, outcome=outcome_of())
+        used_up_run = observe(
+            observed_job(training_seconds=1200.0), newest_checkpoint_step=10, outcome_file=outcome_of()
+        )
         assert expect_finish(next_action(capped_workflow, used_up_run)).exit_code == 6
 
     def test_cost_shortens_the_last_segment_and_ends_the_run(self) -> None:
-        capped_workflow = workflow(replace(CHAIN, max_cost=10.0), Variant(1, request(), price_per_hour=36.0))
-        one_segment = observe(observed_job(billable_seconds=500.0), committed_step=10, outcome=outcome_of())
+        capped_workflow = workflow(
+            replace(CHAIN, max_cost=10.0), SegmentVariant(1, request(), price_per_hour=36.0)
+        )
+        one_segment = observe(
+            observed_job(billable_seconds=500.0), newest_checkpoint_step=10, outcome_file=outcome_of()
+        )
         assert cost_so_far(capped_workflow, one_segment.jobs) == pytest.approx(5.0)
         shortened = expect_submit(next_action(capped_workflow, one_segment)).request
         assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
         two = observed_job(billable_seconds=500.0), observed_job(2, billable_seconds=460.0, from_step=10)
         action = expect_finish(
             next_action(
-                capped_workflow, observe(*two, committed_step=20, outcome=outcome_of(job=f"{RUN}-s2-a1"))
+                capped_workflow,
+                observe(*two, newest_checkpoint_step=20, outcome_file=outcome_of(job=f"{RUN}-s2-a1")),
             )
         )
         assert action.exit_code == 6
@@ -629,7 +688,7 @@ class TestCaps:
 class World:
     """A simulated service with jobs, checkpoints and an outcome; the result of each job is random."""
 
-    def __init__(self, stored_workflow: Workflow, endings: list[tuple[Ending, int, bool]]) -> None:
+    def __init__(self, stored_workflow: Workflow, endings: list[tuple[JobEnding, int, bool]]) -> None:
         self.workflow = stored_workflow
         self.endings = endings
         self.jobs: dict[JobName, ObservedJob] = {}
@@ -641,7 +700,7 @@ class World:
     def observed(self, **fields: Any) -> ObservedRun:
         return ObservedRun(self.now, tuple(self.jobs.values()), self.step, self.outcome, **fields)
 
-    def create(self, action: Submit) -> None:
+    def create(self, action: SubmitJob) -> None:
         """Accepts a name once, as SageMaker does."""
         if action.name in self.jobs:
             return
@@ -651,13 +710,13 @@ class World:
         self.now = max(self.now, action.not_before) + 1
         if action.clears_outcome:
             self.outcome = None
-        if ending is Ending.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
-            ending = Ending.TIME_LIMIT
+        if ending is JobEnding.WAIT_EXCEEDED and not action.request.get("EnableManagedSpotTraining"):
+            ending = JobEnding.TIME_LIMIT
         used_seconds = (
-            0.0 if ending in (Ending.CAPACITY, Ending.CLIENT, Ending.WAIT_EXCEEDED) else float(limit)
+            0.0 if ending in (JobEnding.CAPACITY, JobEnding.CLIENT, JobEnding.WAIT_EXCEEDED) else float(limit)
         )
         step_before, self.step = self.step, self.step + (gain if used_seconds else 0)
-        if ending is Ending.COMPLETED:
+        if ending is JobEnding.COMPLETED:
             result = FINISHED if finishes else CONTINUE
             self.outcome = SegmentOutcome(result, self.step, RUN, str(action.name))
         self.now += used_seconds
@@ -668,14 +727,14 @@ class World:
             ended_at=self.now,
             training_seconds=used_seconds,
             billable_seconds=used_seconds,
-            spot=bool(action.request.get("EnableManagedSpotTraining")),
+            is_spot=bool(action.request.get("EnableManagedSpotTraining")),
             from_step=int(action.request["Environment"].get(FROM_STEP_VARIABLE, 0)),
         )
         assert self.jobs[action.name].from_step == step_before
 
 
 ending_lists = st.lists(
-    st.tuples(st.sampled_from(list(Ending)), st.integers(0, 3), st.booleans()), min_size=1, max_size=8
+    st.tuples(st.sampled_from(list(JobEnding)), st.integers(0, 3), st.booleans()), min_size=1, max_size=8
 )
 policies = st.builds(
     RunPolicy,
@@ -688,11 +747,11 @@ policies = st.builds(
 prices = st.none() | st.floats(0.5, 50.0)
 
 
-def run_to_end(world: World) -> tuple[Finish, int]:
+def run_to_end(world: World) -> tuple[FinishRun, int]:
     for count in range(500):
         action = next_action(world.workflow, world.observed())
         assert next_action(world.workflow, world.observed()) == action
-        if isinstance(action, Finish):
+        if isinstance(action, FinishRun):
             return action, count
         if isinstance(action, WaitUntil):
             assert action.until > world.now
@@ -707,9 +766,9 @@ def run_to_end(world: World) -> tuple[Finish, int]:
 @settings(max_examples=200, deadline=None)
 @given(ending_lists, policies, prices, st.booleans())
 def test_every_run_ends_within_its_bounds(
-    job_endings: list[tuple[Ending, int, bool]], policy: RunPolicy, price: float | None, spot: bool
+    job_endings: list[tuple[JobEnding, int, bool]], policy: RunPolicy, price: float | None, spot: bool
 ) -> None:
-    variant = Variant(1, spot_request() if spot else request(), price)
+    variant = SegmentVariant(1, spot_request() if spot else request(), price)
     world = World(workflow(policy, variant), job_endings)
     end, _ = run_to_end(world)
     jobs = list(world.jobs.values())
@@ -732,7 +791,7 @@ def test_every_run_ends_within_its_bounds(
 @settings(max_examples=150, deadline=None)
 @given(ending_lists, policies, st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=40))
 def test_two_drivers_and_killed_ones_make_the_same_jobs(
-    job_endings: list[tuple[Ending, int, bool]], policy: RunPolicy, troubles: list[tuple[bool, int]]
+    job_endings: list[tuple[JobEnding, int, bool]], policy: RunPolicy, troubles: list[tuple[bool, int]]
 ) -> None:
     """``troubles``, round by round: whether the driver is killed before it acts, and what another one, that
     looked some time ago and only now gets to act, had seen."""
@@ -743,11 +802,11 @@ def test_two_drivers_and_killed_ones_make_the_same_jobs(
         is_killed, run_index = troubles.pop() if troubles else (False, 0)
         if observed_runs:
             stale = next_action(shared.workflow, observed_runs[-1 - run_index % len(observed_runs)])
-            if isinstance(stale, Submit):
+            if isinstance(stale, SubmitJob):
                 shared.create(stale)
         observed_runs.append(shared.observed())
         action = next_action(shared.workflow, shared.observed())
-        if isinstance(action, Finish):
+        if isinstance(action, FinishRun):
             break
         if isinstance(action, WaitUntil):
             shared.now = action.until

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptFacts
 from smlaunch.job.model import Job
-from smlaunch.job.partial import parse_valid_fields
+from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.job.yaml_file import merge_mappings
-from smlaunch.planner.facts import Facts, InputFacts, ScriptFacts
 from smlaunch.planner.planner import check_partial_job, make_plan
-from smlaunch.planner.refusals import RULES
+from smlaunch.planner.rules import all_rules
+from smlaunch.planner.rules.rule import Phase
 from tests.planner.fixtures import PLAIN, plan, region
 from tests.tables import table
 
 
-def problems(job: Mapping[str, Any], facts: Facts) -> list[Problem]:
+def problems(job: Mapping[str, Any], facts: DiscoveredFacts) -> list[Problem]:
     """Returns the problems that the command line prints: of a job that cannot be read, and of one that cannot
     work."""
     try:
         complete_job = Job.from_mapping(job)
     except JobError as error:
-        partial = parse_valid_fields(job, error.problems)
+        partial = parse_without_invalid_fields(job, error.problems)
         assert partial is not None
         return [*error.problems, *check_partial_job(partial.job, facts, partial.unknown_fields)]
     with pytest.raises(JobError) as caught:
@@ -78,7 +79,7 @@ FAULTS = [
 ]
 
 
-def combine_faults(faults: list[Fault]) -> tuple[dict[str, Any], Facts]:
+def combine_faults(faults: list[Fault]) -> tuple[dict[str, Any], DiscoveredFacts]:
     job: dict[str, Any] = dict(GOOD_JOB)
     world: dict[str, Any] = {}
     for fault in faults:
@@ -102,9 +103,9 @@ def test_each_is_refused_alone(fault: Fault) -> None:
 @settings(max_examples=150, deadline=None)
 def test_any_of_them_together_are_all_told(faults: list[Fault]) -> None:
     job, world = combine_faults(faults)
-    found_problems = problems(job, world)
-    assert {problem.path for problem in found_problems} == {fault.field for fault in faults}
-    assert len(set(found_problems)) == len(found_problems)
+    actual_problems = problems(job, world)
+    assert {problem.path for problem in actual_problems} == {fault.field for fault in faults}
+    assert len(set(actual_problems)) == len(actual_problems)
 
 
 def test_what_follows_from_a_default_in_the_place_of_a_mistake_is_not_said() -> None:
@@ -138,7 +139,7 @@ def test_only_what_cannot_be_read_is_left_out() -> None:
     }
     with pytest.raises(JobError) as caught:
         Job.from_mapping(job)
-    partial = parse_valid_fields(job, caught.value.problems)
+    partial = parse_without_invalid_fields(job, caught.value.problems)
     assert partial is not None
     assert set(partial.unknown_fields) == {
         "compute.spot",
@@ -218,5 +219,7 @@ def test_an_algorithm_that_keeps_checkpoints_may_wait_for_spot() -> None:
 
 
 def test_rules_have_names_of_their_own_and_say_where_they_come_from() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) >= 25
-    assert all(rule.section and rule.quote and rule.reads for rule in RULES)
+    rules = all_rules()
+    assert len({rule.id for rule in rules}) == len(rules) >= 40
+    assert all(rule.source.startswith("https://") and rule.quote and rule.fields for rule in rules)
+    assert {rule.phase for rule in rules} == set(get_args(Phase))

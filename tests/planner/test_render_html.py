@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.planner.plan import Candidate, Plan
-from smlaunch.planner.render_candidates import MAX_SHOWN, comparison_lines
-from smlaunch.planner.render_text import as_text
+from smlaunch.planner.plan import Candidate
+from smlaunch.render.candidates import MAX_SHOWN_ROWS, candidate_table_lines
+from smlaunch.render.plan import Plan
+from smlaunch.render.plan_text import as_text
 from tests.planner.fixtures import local, plan, region
 from tests.planner.test_segments import chain
 
@@ -71,8 +72,8 @@ def test_requests_are_folded_and_a_long_chain_shows_its_first() -> None:
     rendered = page(job_plan)
     folds = [attributes for tag, attributes in rendered.tags if tag == "details"]
     assert sum("open" in attributes for attributes in folds) <= 2
-    assert f"and {len(job_plan.planned_jobs) - MAX_SHOWN} more requests" in rendered.text
-    assert rendered.text.count('"TrainingJobName"') == MAX_SHOWN
+    assert f"and {len(job_plan.planned_jobs) - MAX_SHOWN_ROWS} more requests" in rendered.text
+    assert rendered.text.count('"TrainingJobName"') == MAX_SHOWN_ROWS
 
 
 def test_it_has_no_ground_of_its_own_and_touches_nothing_else() -> None:
@@ -139,12 +140,12 @@ def test_any_candidate_is_shown(name: str, objection: str, timed: bool, hosts: i
 
 def test_the_table_marks_what_is_chosen_and_counts_the_others() -> None:
     job_plan = plan({"workload": WORK})
-    lines = comparison_lines(job_plan.candidates)
+    lines = candidate_table_lines(job_plan.candidates)
     marked = [line for line in lines if line.startswith("  * ")]
     assert len(marked) == 1
     assert marked[0].split()[1:4] == ["1", "x", job_plan.instance_type]
     assert any(line.endswith("[scale.up-before-out]") for line in lines)
-    assert len([line for line in lines if line.startswith("    1 x ml.")]) <= MAX_SHOWN
+    assert len([line for line in lines if line.startswith("    1 x ml.")]) <= MAX_SHOWN_ROWS
 
 
 def test_colours_are_only_painted_where_they_are_asked_for() -> None:

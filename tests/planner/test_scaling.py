@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.planner.scaling import GOYAL, MALLADI, scale_learning_rate
+from smlaunch.planner.launch_choices import GOYAL_2017, MALLADI_2022, scale_learning_rate
 from tests.planner.fixtures import local, plan
 
 
@@ -20,7 +20,7 @@ from tests.planner.fixtures import local, plan
 def test_the_rule_follows_the_optimizer(optimizer: str | None, rule: str, rate: float) -> None:
     scaled = scale_learning_rate(optimizer, 0.1, 16)
     assert (scaled.rule, scaled.rate) == (rule, pytest.approx(rate))
-    assert (GOYAL if rule == "linear" else MALLADI) in scaled.explanation
+    assert (GOYAL_2017 if rule == "linear" else MALLADI_2022) in scaled.explanation
     is_known = optimizer is not None and optimizer.lower() != "lion"
     assert ("treated as SGD" in scaled.explanation) is not is_known
 

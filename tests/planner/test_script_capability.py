@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.discovery.script_analysis import missing_packages, read_script, transitive_features
-from smlaunch.planner.facts import ScriptFacts
-from smlaunch.planner.script_capability import ScriptCapability, needs_module_scan, script_capability
+from smlaunch.discovery.script_analysis import find_missing_packages, read_script_facts, transitive_features
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.facts.script_capability import ScriptCapability, needs_module_scan, script_capability
 from tests.planner.fixtures import TORCH, local, plan, region
 
 ENTRYPOINTS = Path(__file__).parent.parent.parent / "entrypoints"
@@ -48,7 +48,7 @@ LACKS = [
 def read(folder: Path, text: str) -> ScriptFacts:
     script = folder / "train.py"
     script.write_text(textwrap.dedent(text), encoding="utf-8")
-    facts = read_script(script)
+    facts = read_script_facts(script)
     assert facts.problem is None
     return facts
 
@@ -130,7 +130,7 @@ def test_nobody_guesses_where_nobody_looked() -> None:
 )  # fmt: skip
 def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
     script = ENTRYPOINTS / f"{name}.py"
-    facts = dataclasses.replace(read_script(script), features=transitive_features(script, ENTRYPOINTS))
+    facts = dataclasses.replace(read_script_facts(script), features=transitive_features(script, ENTRYPOINTS))
     capability = script_capability(facts, script.name)
     assert (capability.accelerator_use, capability.missing_steps) == ("several", ())
 
@@ -224,8 +224,8 @@ def test_what_the_hosts_python_does_not_have(tmp_path: Path) -> None:
         import only_when_called
     """
     read(tmp_path, text)
-    assert missing_packages(tmp_path / "train.py", tmp_path) == ("no_such_package", "neither_this")
-    assert missing_packages(tmp_path / "none.py", tmp_path) == ()
+    assert find_missing_packages(tmp_path / "train.py", tmp_path) == ("no_such_package", "neither_this")
+    assert find_missing_packages(tmp_path / "none.py", tmp_path) == ()
     script = dataclasses.replace(TORCH, missing_packages=("no_such_package", "neither_this"))
     assert (
         "train.py imports no_such_package, neither_this, which" in plan({}, local(script=script)).warnings[0]

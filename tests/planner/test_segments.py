@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.contract.daly import daly_interval
+from smlaunch.chain.workflow import Workflow, build_job_request
+from smlaunch.contract.checkpoint_interval import daly_interval
 from smlaunch.contract.launch_spec import LaunchSpec
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE, UNTIL_STEP_VARIABLE
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import CheckpointFacts, DiscoveredFacts, InputFacts, ScriptFacts
 from smlaunch.job.model import format_duration
 from smlaunch.planner import segments
-from smlaunch.planner.facts import CheckpointFacts, Facts, InputFacts, ScriptFacts
-from smlaunch.planner.job_hash import job_hash
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.segments import HOST_MTBF, SegmentCosts, format_span
-from smlaunch.planner.workflow import Workflow, request_for
+from smlaunch.planner.plan import job_hash
+from smlaunch.planner.segments import HOST_MTBF_SECONDS, SegmentOverheads, format_seconds
+from smlaunch.render.plan import Plan
 from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 
@@ -29,7 +29,7 @@ GB = 10**9
 TWELVE = CheckpointFacts(12 * GB, 4 * GB)
 
 
-def chain(job: dict[str, Any] | None = None, facts: Facts | None = None) -> Plan:
+def chain(job: dict[str, Any] | None = None, facts: DiscoveredFacts | None = None) -> Plan:
     """Returns the plan for a script that can resume."""
     return plan(job, dataclasses.replace(facts or region(), script=OURS))
 
@@ -91,7 +91,7 @@ def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
     assert spec.run == "digits"
     assert spec.margin_seconds == 300
     assert spec.checkpoints is not None
-    assert spec.checkpoints.failure_seconds == round(HOST_MTBF, 1)
+    assert spec.checkpoints.failure_seconds == round(HOST_MTBF_SECONDS, 1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -102,7 +102,7 @@ def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
     known_facts=st.sampled_from([region(), local()]),
 )
 def test_the_plans_tasks_are_what_the_driver_would_send(
-    segments: int, last_seconds: int, segment: int, known_facts: Facts
+    segments: int, last_seconds: int, segment: int, known_facts: DiscoveredFacts
 ) -> None:
     """And their planned ends lie before their limits, within the time there is in all."""
     total = segments * segment + last_seconds % segment
@@ -117,7 +117,7 @@ def test_the_plans_tasks_are_what_the_driver_would_send(
     assert json.loads(workflow.to_json()) == json.loads(job_plan.workflow.to_json())
     seconds_left = float(total)
     for task, segment_plan in zip(job_plan.planned_jobs, job_plan.segments, strict=True):
-        repeated_request = request_for(workflow, task.segment, 1, seconds_left=seconds_left)
+        repeated_request = build_job_request(workflow, task.segment, 1, seconds_left=seconds_left)
         assert repeated_request == task.request
         assert segment_plan.stop_after is not None
         assert 0 <= segment_plan.stop_after <= segment_plan.max_runtime <= seconds_left
@@ -164,18 +164,18 @@ def test_the_expectation_is_dalys() -> None:
     job_plan = chain({"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"hosts": 4}})
     expected = job_plan.schedule
     assert expected is not None
-    assert expected.mtbf == HOST_MTBF / 4
-    assert expected.interval == pytest.approx(daly_interval(1.0, HOST_MTBF / 4))
+    assert expected.mtbf == HOST_MTBF_SECONDS / 4
+    assert expected.interval == pytest.approx(daly_interval(1.0, HOST_MTBF_SECONDS / 4))
     assert 0.998 < expected.goodput < 1
     assert expected.makespan == 60 * 86400 + 61 * 300
-    assert f"{format_span(expected.interval)} or as measured" in str(job_plan)
+    assert f"{format_seconds(expected.interval)} or as measured" in str(job_plan)
 
 
 def test_spot_hosts_fail_more_often() -> None:
     job = {"limits": {"max_runtime": "60d", "segment": "24h"}, "compute": {"spot": True}}
     on_spot = chain(job).schedule
     assert on_spot is not None
-    assert on_spot.mtbf == segments.SPOT_MTBF
+    assert on_spot.mtbf == segments.SPOT_MTBF_SECONDS
 
 
 def test_a_stated_interval_is_kept() -> None:
@@ -394,10 +394,10 @@ def test_the_document_and_the_text_tell_of_segments() -> None:
 
 def test_costs_of_a_known_state() -> None:
     job = chain({"compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}).job
-    costs = SegmentCosts.for_job(job, region(checkpoints=TWELVE))
-    assert costs.stall_seconds == pytest.approx(1.0)
+    costs = SegmentOverheads.for_job(job, region(checkpoints=TWELVE))
+    assert costs.checkpoint_stall_seconds == pytest.approx(1.0)
     assert costs.download_seconds == pytest.approx(60.0)
-    assert costs.save_seconds == pytest.approx(40.0)
+    assert costs.last_save_seconds == pytest.approx(40.0)
     job = chain({**SEVERAL, "compute": {"hosts": 2}, "checkpoints": "s3://b/c/"}, region(checkpoints=TWELVE))
     assert "downloads 12.0 GB of checkpoints to each of 2 hosts, in 1m at 200 MB/s" in str(job).replace(
         "\n    ", " "

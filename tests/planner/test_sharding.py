@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract.shard_lists import SHARDS_CHANNEL, ShardListIndex, parse_json_lines
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import Facts, InputFacts, ScriptFacts, StoredFile
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptFacts, StoredFile
+from smlaunch.render.plan import Plan
 from tests.planner.fixtures import TORCH, local, plan, region, with_inputs
 from tests.tables import table
 
@@ -46,11 +46,11 @@ def job(hosts: int = 4, **channel: Any) -> dict[str, Any]:
     return {"compute": {"hosts": hosts}, "inputs": {"train": {"uri": DATA, "split": "bytes", **channel}}}
 
 
-def world(input_facts: InputFacts, script: ScriptFacts = PLAIN) -> Facts:
+def world(input_facts: InputFacts, script: ScriptFacts = PLAIN) -> DiscoveredFacts:
     return with_inputs(region(script=script), {"train": input_facts})
 
 
-def refusals(job: dict[str, Any], known_facts: Facts) -> list[str]:
+def refusals(job: dict[str, Any], known_facts: DiscoveredFacts) -> list[str]:
     with pytest.raises(JobError) as caught:
         plan(job, known_facts)
     return [str(problem) for problem in caught.value.problems]

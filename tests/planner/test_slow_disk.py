@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smlaunch.catalog import instances
-from smlaunch.planner.slow_disk import slow_disk_warning
-from smlaunch.planner.throughput import DataShare, HostProfile
+from smlaunch.planner.input_advice import slow_disk_warning
+from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 
 def disk_warning(instance: str, gigabytes: float, files: int = 1000) -> str | None:

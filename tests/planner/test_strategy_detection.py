@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.planner.strategy_detection import detect_strategy
+from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES, DETECTION_ORDER
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.registry import BUILT_IN_STRATEGIES, DETECTION_ORDER
+from smlaunch.strategies.detection import detect_strategy
 from tests.tables import table
 
 SPOKEN = [

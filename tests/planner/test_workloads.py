@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from smlaunch.discovery.script_analysis import read_script
+from smlaunch.discovery.script_analysis import read_script_facts
+from smlaunch.facts.discovered_facts import NO_SOURCE, InputFacts, ScriptFacts, SourceFacts
 from smlaunch.job.model import Job, parse_duration
-from smlaunch.planner.facts import NO_SOURCE, InputFacts, ScriptFacts, SourceFacts
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
-from tests.planner.fixtures import region
+from smlaunch.render.plan import Plan
+from tests.planner.fixtures import make_plan, region
 
 FOLDER = Path(__file__).parent / "workloads"
 WORKLOADS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.yaml")}
@@ -31,7 +30,7 @@ def plan_workload(workload: dict[str, Any], folder: Path) -> Plan:
     if "script" in workload:
         path = folder / job["entry"]
         path.write_text(workload["script"], encoding="utf-8")
-        script = read_script(path)
+        script = read_script_facts(path)
         source = SourceFacts(str(folder), job["entry"], "ab" * 32, file_count=1, bytes=path.stat().st_size)
     parsed_job = Job.from_mapping(job)
     inputs = {

@@ -31,10 +31,10 @@ with dag("whole"):
     trained = SmlaunchOperator(task_id="train", job=job())
 
     @task
-    def heard(result: dict[str, Any]) -> list[str]:
+    def message_lines(result: dict[str, Any]) -> list[str]:
         return [result["status"], result["model_artifacts"], *(row["name"] for row in result["jobs"])]
 
-    heard(trained.output)
+    message_lines(trained.output)
 
 with dag("deferred"):
 

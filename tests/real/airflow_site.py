@@ -171,8 +171,20 @@ class Site:
             {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.loads(answer.read() or b"null")
+        deadline = time.monotonic() + 60
+        is_repeated = False
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code == 409 and is_repeated:  # the first request had been carried out
+                    return None
+                # Airflow on SQLite answers 500 while one of its other processes holds the database's lock.
+                if error.code != 500 or time.monotonic() > deadline:
+                    raise
+            is_repeated = True
+            time.sleep(1)
 
     def wait(self, description: str, read_state: Callable[[], Any], patience: float = 120) -> Any:
         """The first true value that ``read_state`` returns."""

@@ -80,7 +80,7 @@ def by_drivers(machine: Machine, distributed: bool, sdk3: Path) -> ReceivedLaunc
 
 def by_smlaunch(machine: Machine, distributed: bool) -> ReceivedLaunch:
     strategy = load_strategy("ddp" if distributed else "custom")
-    spec = strategy.launch_spec(LaunchContext("train.py", hosts=len(machine.hosts)))
+    spec = strategy.launch_spec(LaunchContext("train.py", host_count=len(machine.hosts)))
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as members:
         member = tarfile.TarInfo("train.py")

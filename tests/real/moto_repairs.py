@@ -23,7 +23,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service impor
 )
 from moto.stepfunctions.parser.models import stepfunctions_parser_backends
 
-from smlaunch.local.moto import patches
+from smlaunch.local.moto import moto_patches
 from smlaunch.local.moto.role_clients import RoleClients
 from smlaunch.local.moto.sagemaker_tasks import SageMakerTask
 
@@ -231,19 +231,19 @@ def waited() -> Any:
 
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
-    "index": (index, lambda: None, patches.patch_definite_paths),
-    "escapes": (escapes, lambda: None, patches.patch_intrinsic_escapes),
-    "unnamed": (unnamed, lambda: None, patches.patch_unnamed_executions),
-    "stopping": (stopping, lambda: None, patches.patch_stop_execution),
-    "stopped-map": (stopped_map, lambda: None, patches.patch_stopped_state),
-    "waiting": (waiting, lambda: None, patches.patch_waits),
-    "tolerated": (tolerated, lambda: None, patches.patch_map_failures),
-    "members": (members, lambda: None, patches.patch_member_names),
-    "error-names": (error_names, lambda: None, lambda: patches.patch_error_names({})),
-    "output": (output, lambda: None, patches.patch_execution_output),
-    "error-codes": (error_codes, lambda: None, patches.patch_error_codes),
+    "index": (index, lambda: None, moto_patches.patch_definite_paths),
+    "escapes": (escapes, lambda: None, moto_patches.patch_intrinsic_escapes),
+    "unnamed": (unnamed, lambda: None, moto_patches.patch_unnamed_executions),
+    "stopping": (stopping, lambda: None, moto_patches.patch_stop_execution),
+    "stopped-map": (stopped_map, lambda: None, moto_patches.patch_stopped_state),
+    "waiting": (waiting, lambda: None, moto_patches.patch_waits),
+    "tolerated": (tolerated, lambda: None, moto_patches.patch_map_failures),
+    "members": (members, lambda: None, moto_patches.patch_member_names),
+    "error-names": (error_names, lambda: None, lambda: moto_patches.patch_error_names({})),
+    "output": (output, lambda: None, moto_patches.patch_execution_output),
+    "error-codes": (error_codes, lambda: None, moto_patches.patch_error_codes),
     "callback": (waited, lambda: callback(WaitingAsMotoDoes), lambda: callback(SageMakerTask)),
-    "calls": (calls, lambda: None, lambda: patches.patch_boto_clients(unreachable_client)),
+    "calls": (calls, lambda: None, lambda: moto_patches.patch_boto_clients(unreachable_client)),
 }
 """What is looked at, how it is left, how it is repaired."""
 

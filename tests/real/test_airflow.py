@@ -21,7 +21,7 @@ from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS
 from tests.real.airflow_site import Site, run_of
 from tests.real.conftest import program
 
-BEGUN_AT_ONCE = [
+STARTED_TOGETHER = [
     *("lost_submitting", "deferred", "killed_deferred", "retried"),
     *("amazon", "exported", "cleans", "processed", "misconnected"),
 ]
@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     new_site = Site(tmp_path_factory.mktemp("airflow"), by_connection=True, faults=[HOST_LOST])
     try:
         export(new_site)
-        new_site.begin(BEGUN_AT_ONCE)
+        new_site.begin(STARTED_TOGETHER)
         yield new_site
     finally:
         new_site.close()

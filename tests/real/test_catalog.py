@@ -11,8 +11,8 @@ from typing import Any
 
 import boto3
 
-from smlaunch.catalog.algorithms import algorithm_image, known_algorithms
-from smlaunch.catalog.images import training_image
+from smlaunch.catalog.algorithms import find_algorithm_image, known_algorithms
+from smlaunch.catalog.images import find_training_image
 from smlaunch.local.endpoint import Endpoint
 from tests.conftest import ROOT
 from tests.real.conftest import program
@@ -145,12 +145,12 @@ def test_the_package_says_the_same_of_what_both_know() -> None:
     *known_images, trainium = run_in_sdk3(ANSWER, questions)
     kmeans = known_algorithms()["kmeans"]
     assert [answer.get("uri") for answer in known_images] == [
-        training_image("pytorch", "us-east-1", "aws", "gpu", "2.14").uri,
-        training_image("huggingface", "us-east-1", "aws", "gpu", "5.3.0").uri,
-        training_image("smp", "us-east-1", "aws", "gpu", "2.5.1").uri,
-        training_image("xgboost", "us-east-1", "aws", "gpu", "1.7-1").uri,
-        training_image("spark", "eu-west-1", "aws", "cpu", "3.5").uri,
-        algorithm_image(kmeans, "eu-west-1", "aws", "cpu").uri,
+        find_training_image("pytorch", "us-east-1", "aws", "gpu", "2.14").uri,
+        find_training_image("huggingface", "us-east-1", "aws", "gpu", "5.3.0").uri,
+        find_training_image("smp", "us-east-1", "aws", "gpu", "2.5.1").uri,
+        find_training_image("xgboost", "us-east-1", "aws", "gpu", "1.7-1").uri,
+        find_training_image("spark", "eu-west-1", "aws", "cpu", "3.5").uri,
+        find_algorithm_image(kmeans, "eu-west-1", "aws", "cpu").uri,
     ]
     assert "pytorch-training-neuron:1.11.0-neuron-py38" in trainium["problem"]
     assert trainium["problem"].endswith("which is another version")

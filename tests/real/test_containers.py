@@ -19,9 +19,9 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint import Endpoint, EndpointInfo
-from smlaunch.local.executors import containers_commands, containers_engine
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors import container_commands, container_engine
 from smlaunch.local.executors.container_cli import Engine
-from smlaunch.local.settings import Settings
 from smlaunch.local.state_dir import StateDir
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
@@ -212,7 +212,7 @@ def test_environment_and_words_arrive_exactly(client: EndpointClient) -> None:
 def docker(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """podman's own service speaks Docker's protocol: the docker command line is real, its daemon is not."""
     path = tmp_path / "podman.sock"
-    command = engine.command("system", "service", "--time=0", f"unix://{path}")
+    command = engine.command_line("system", "service", "--time=0", f"unix://{path}")
     with subprocess.Popen(command) as service:
         assert eventually(path.exists)
         monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
@@ -391,13 +391,13 @@ def test_a_daemon_that_never_answers_does_not_stop_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is real; the daemon is a socket that accepts connections and never responds."""
-    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(container_commands, "TIMEOUT_SECONDS", 2.0)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'silent.sock'}")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()
         with pytest.raises(EndpointError, match="docker: `docker version` has not answered for 2 s"):
-            containers_engine.choose_engine(tmp_path / "engine.json", "docker")
+            container_engine.choose_engine(tmp_path / "engine.json", "docker")
 
 
 def test_stop_reaches_the_handler_and_what_it_saves_is_kept(client: EndpointClient) -> None:

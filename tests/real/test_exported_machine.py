@@ -16,7 +16,7 @@ from typing import Any
 import boto3
 import pytest
 
-from smlaunch.connection.connect import endpoint_target
+from smlaunch.connection.open_connection import target_of_endpoint
 from smlaunch.errors import EXIT_STOPPED, EXIT_TRAINING_FAILED, StoppedByUser
 from smlaunch.export.run_template import ITEMS_FILE, ORCHESTRATOR_ERRORS
 from smlaunch.export.step_functions import (
@@ -27,12 +27,12 @@ from smlaunch.export.step_functions import (
     with_items_upload,
 )
 from smlaunch.job.model import Job
-from smlaunch.local.call_log import read_call_log
-from smlaunch.runs.api import prepare_export
-from smlaunch.runs.deploy import deploy_state_machine
-from smlaunch.runs.run import Run
-from smlaunch.runs.stage import stage
-from smlaunch.runs.target import Target
+from smlaunch.local.front.call_log import read_call_log
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.deploy_state_machine import deploy_state_machine
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import prepare_export
+from smlaunch.runs.plan_upload import upload_plan_files
 from tests.cli.conftest import COMMAND, Shell
 from tests.conftest import ROOT
 from tests.e2e.chains import SEGMENTS, TRUE_WEIGHTS, write_script
@@ -60,10 +60,10 @@ def export_and_deploy(
     """Returns the target, the ARN of the deployed machine, and the export's files."""
     limits = {"max_runtime": "10m", "segment": "60s"}
     chain = {"entry": str(script), "strategy": "custom", "limits": limits}
-    target = endpoint_target(user.info)
+    target = target_of_endpoint(user.info)
     preparation = prepare_export(Job.from_mapping(job or chain), target)
     files = export_step_functions(preparation.plan, name, time_scale=target.polling.time_scale, **options)
-    stage(with_items_upload(preparation.plan, files), preparation.source, target, lambda _: None)
+    upload_plan_files(with_items_upload(preparation.plan, files), preparation.source, target, lambda _: None)
     arn = f"arn:aws:states:{user.info.region}:{user.info.account}:stateMachine:{name}"
     role = f"arn:aws:iam::{user.info.account}:role/{name}"
     first = deploy_state_machine(target, arn, files[DEFINITION_FILE], role)
@@ -82,7 +82,7 @@ def assert_allowed(log: Path, name: str, files: dict[str, str]) -> None:
 
 
 def names(target: Target, run: str) -> list[str]:
-    return [row.name for row in reversed(list(target.control.list(f"{run}-s")))]
+    return [row.name for row in reversed(list(target.control_plane.list_jobs(f"{run}-s")))]
 
 
 def weights(target: Target, uri: str) -> str:
@@ -103,7 +103,7 @@ def test_a_chain_runs_to_its_end_without_a_client(user: StepFunctions, tmp_path:
     result = json.loads(execution["output"])
     assert (result["run"], result["status"], result["step"]) == ("nightly", "Completed", 50)
     assert weights(target, result["model_artifacts"]) == TRUE_WEIGHTS
-    outcome = Run.attach("nightly", target).describe()
+    outcome = attach("nightly", target).describe()
     assert (outcome.status, outcome.exit_code, outcome.step) == ("Completed", 0, 50)
     # Another execution is another run with its own checkpoints.
     second_execution = user.wait_for_end(user.execute(machine, name="nightly-2"), 120)
@@ -123,7 +123,9 @@ def test_addresses_may_have_quotes_and_braces(user: StepFunctions, tmp_path: Pat
     assert execution["status"] == "SUCCEEDED", execution
     assert weights(target, json.loads(execution["output"])["model_artifacts"]) == TRUE_WEIGHTS
     prefix = "the team's {best}/quoted/"
-    assert any("/outcome-quoted-s" in listed.key for listed in target.storage.list(user.info.bucket, prefix))
+    assert any(
+        "/outcome-quoted-s" in listed.key for listed in target.storage.list_objects(user.info.bucket, prefix)
+    )
 
 
 def test_faults_and_throttled_creates_change_nothing_of_the_result(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_a_script_that_fails_ends_the_execution_as_it_would_end_the_run(
     ), description
     assert names(target, "bad") == ["bad-s1-a1", "bad-s1-a2", "bad-s1-a3"]
     assert "AlgorithmError" in description["cause"]
-    outcome = Run.attach(execution, target).describe()
+    outcome = attach(execution, target).describe()
     assert (outcome.exit_code, outcome.execution) == (EXIT_TRAINING_FAILED, execution)
 
 
@@ -181,14 +183,14 @@ def test_a_run_is_stopped_by_its_job_and_by_its_execution(user: StepFunctions, t
     target, machine, _ = export_and_deploy(user, tmp_path / "train.py", "stopped", job=job)
     executions = {name: user.execute(machine, name=name) for name in ("by-job", "by-execution")}
     assert wait_until(lambda: all(names(target, name) for name in executions))
-    Run.attach("by-job", target).stop()
-    assert target.orchestrators.stop(executions["by-execution"])
+    attach("by-job", target).stop()
+    assert target.orchestrators.stop_execution(executions["by-execution"])
     description = user.wait_for_end(executions["by-job"])
     assert (description["status"], description["error"]) == ("FAILED", ORCHESTRATOR_ERRORS[EXIT_STOPPED])
     assert user.wait_for_end(executions["by-execution"])["status"] == "ABORTED"
     for name in executions:
         with pytest.raises(StoppedByUser):
-            Run.attach(name, target).wait()
+            attach(name, target).result()
         assert len(names(target, name)) == 1
 
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from smlaunch.contract.names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
+from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT
 from smlaunch.export.pipeline import DEFINITION_FILE as PIPELINE
 from smlaunch.export.sfn_policies import RARE_ACTIONS
 from smlaunch.export.step_functions import DEFINITION_FILE as MACHINE
 from smlaunch.export.step_functions import PERMISSIONS_FILE, TRUST_FILE
-from smlaunch.local.call_log import LoggedCall, read_call_log
 from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.front.call_log import LoggedCall, read_call_log
 from tests.conftest import ROOT
 from tests.e2e.chains import SCRIPT, SEGMENTS, TRUE_WEIGHTS
 from tests.e2e.command import smlaunch
@@ -145,9 +145,7 @@ class FaultyEndpoint:
         transitions = [
             {row["Status"] for row in job.description["SecondaryStatusTransitions"]} for job in jobs
         ]
-        broken_off = [
-            index for index, statuses_seen in enumerate(transitions) if "Interrupted" in statuses_seen
-        ]
+        broken_off = [index for index, statuses in enumerate(transitions) if "Interrupted" in statuses]
         assert broken_off == [INTERRUPTED_INDEX]
         assert self.model(jobs[-1]) == MODEL
         return jobs

@@ -16,7 +16,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smlaunch.local.call_log import IamPermission, read_call_log
+from smlaunch.local.front.call_log import IamPermission, read_call_log
 from tests.real.moto_endpoint import StepFunctions, endpoint, processes_of_moto, wait_until
 
 

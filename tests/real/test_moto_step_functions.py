@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local.call_log import IamPermission, read_call_log
+from smlaunch.local.front.call_log import IamPermission, read_call_log
 from tests.conftest import ROOT
 from tests.local.client import PRELUDE
 from tests.real.moto_endpoint import StepFunctions, endpoint, moto_python, task, wait_until

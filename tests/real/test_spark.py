@@ -56,7 +56,7 @@ def by_region(tables: Path) -> dict[tuple[str, int], tuple[int, int]]:
 
 def test_a_table_is_prepared_by_two_hosts(home: Path, tables: Path) -> None:
     result = smlaunch_of(
-        *("spark", home, "run", SCRIPT, "--local", "--hosts", "2", "--name", "tables"),
+        *("frameworks", home, "run", SCRIPT, "--local", "--hosts", "2", "--name", "tables"),
         *("--input", f"sales={tables / 'sales'}", "--input", f"shops={tables / 'shops'}", *SHORT_LIVED),
         timeout=500,
     )
@@ -81,7 +81,19 @@ def test_a_driver_that_fails_is_told_and_ends_everything(home: Path, tmp_path: P
         "import pyspark\nraise ValueError('no rows for Spark %s' % pyspark.__version__.split('.')[0])\n"
     )
     result = smlaunch_of(
-        *("spark", home, "run", script, "--local", "--hosts", "2", "--name", "few", "--json", *SHORT_LIVED)
+        *(
+            "frameworks",
+            home,
+            "run",
+            script,
+            "--local",
+            "--hosts",
+            "2",
+            "--name",
+            "few",
+            "--json",
+            *SHORT_LIVED,
+        )
     )
     assert result.code == 1, result.text
     (job,) = result.json()["jobs"]

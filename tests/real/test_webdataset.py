@@ -49,7 +49,7 @@ def test_webdataset_reads_every_sample_once_and_whole(tmp_path: Path) -> None:
     assert len(result.index.shards) == 7 and result.index.samples == len(expected_samples)
     shards = str(tmp_path / "dst" / "shards" / "shard-{00000..00006}.tar")
     read = subprocess.run(
-        [program("webdataset", "python"), "-c", READ, shards], capture_output=True, text=True, timeout=120
+        [program("clients", "python"), "-c", READ, shards], capture_output=True, text=True, timeout=120
     )
     assert read.returncode == 0, read.stderr
     assert json.loads(read.stdout) == expected_samples

@@ -17,7 +17,7 @@ def test_two_hosts_learn_what_one_learns_from_all_rows(home: Path, tmp_path: Pat
     digits = write_digits(tmp_path / "digits")
     inputs = ("--input", f"train={digits / 'train'}", "--input", f"test={digits / 'test'}")
     result = smlaunch_of(
-        "xgboost", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted"
+        "frameworks", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted"
     )
     assert result.code == 0, result.text
     assert "xgboost starts one worker per host" in result.err
@@ -46,7 +46,7 @@ def test_a_worker_that_fails_is_named_and_not_the_tracker(home: Path, tmp_path: 
         "collective.allreduce(np.ones(3), collective.Op.SUM)\n"
     )
     result = smlaunch_of(
-        "xgboost", home, "run", script, "--hosts", "2", "--local", "--name", "fails", "--json"
+        "frameworks", home, "run", script, "--hosts", "2", "--local", "--name", "fails", "--json"
     )
     assert result.code == 1, result.text
     (job,) = json.loads(result.out)["jobs"]

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.aws.interfaces import CallError, JobSummary, LogEvent, StoredObject, TransferItem
+from smlaunch.chain.orchestrator_execution import OrchestratorExecution
+from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.errors import EXIT_STOPPED
-from smlaunch.planner.external_execution import OrchestratorExecution
+from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
+from smlaunch.job.model import Job
+from smlaunch.planner.fact_needs import fact_needs
 from smlaunch.runs.job_poller import Polling
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
@@ -43,7 +47,7 @@ class FakeControl:
         self.tags_of: dict[str, dict[str, str]] = {}
         self.stopped: list[str] = []
 
-    def create(self, request: Mapping[str, Any]) -> str:
+    def create_job(self, request: Mapping[str, Any]) -> str:
         if self.create_errors:
             raise self.create_errors.pop(0)
         name = request["TrainingJobName"]
@@ -57,7 +61,7 @@ class FakeControl:
         ]
         return arn
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe_job(self, name: str) -> dict[str, Any]:
         answers = self.descriptions_by_job.get(name)
         if not answers:
             raise CallError(
@@ -68,22 +72,26 @@ class FakeControl:
             raise answer
         return answer
 
-    def stop(self, name: str) -> None:
+    def stop_job(self, name: str) -> None:
         self.stopped.append(name)
 
-    def list(self, name_contains: str | None = None) -> Iterator[JobSummary]:
-        for index, name in enumerate(reversed(self.descriptions_by_job)):
+    def list_jobs(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        for name in reversed(self.descriptions_by_job):
             if name_contains is None or name_contains in name:
                 answer = self.descriptions_by_job[name][-1]
                 assert not isinstance(answer, CallError)
                 yield JobSummary(
-                    name, answer["TrainingJobArn"], answer["TrainingJobStatus"], float(-index), None
+                    name,
+                    answer["TrainingJobArn"],
+                    answer["TrainingJobStatus"],
+                    answer["CreationTime"].timestamp(),
+                    None,
                 )
 
-    def list_tagged(self, key: str, value: str) -> Iterator[JobSummary]:
-        return (row for row in self.list() if self.tags(row.arn).get(key) == value)
+    def list_jobs_with_tag(self, key: str, value: str) -> Iterator[JobSummary]:
+        return (row for row in self.list_jobs() if self.list_tags(row.arn).get(key) == value)
 
-    def tags(self, arn: str) -> dict[str, str]:
+    def list_tags(self, arn: str) -> dict[str, str]:
         return self.tags_of.get(arn, {})
 
 
@@ -111,10 +119,10 @@ class FakeOrchestrators:
         self.executions: dict[str, OrchestratorExecution] = {}
         self.stopped: list[str] = []
 
-    def describe(self, execution: str) -> OrchestratorExecution | None:
+    def describe_execution(self, execution: str) -> OrchestratorExecution | None:
         return self.executions.get(execution)
 
-    def stop(self, execution: str) -> bool:
+    def stop_execution(self, execution: str) -> bool:
         if execution in self.executions:
             self.stopped.append(execution)
             self.executions[execution] = OrchestratorExecution(
@@ -128,11 +136,11 @@ class FakeStorage:
         self.objects: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.puts: list[str] = []
 
-    def size(self, bucket: str, key: str) -> int | None:
+    def object_size(self, bucket: str, key: str) -> int | None:
         content = self.objects.get(bucket, {}).get(key)
         return None if content is None else len(content)
 
-    def list(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
         if bucket not in self.objects:
             raise CallError("ListObjectsV2", "NoSuchBucket", "The specified bucket does not exist", 404)
         for key, content in sorted(self.objects[bucket].items()):
@@ -142,7 +150,7 @@ class FakeStorage:
     def get_bytes(self, bucket: str, key: str) -> bytes | None:
         return self.objects.get(bucket, {}).get(key)
 
-    def chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+    def read_chunks(self, bucket: str, key: str) -> Iterator[bytes]:
         content = self.get_bytes(bucket, key)
         if content is None:
             raise CallError("GetObject", "NoSuchKey", "The specified key does not exist.", 404)
@@ -164,16 +172,16 @@ class FakeStorage:
     def put_file(self, bucket: str, key: str, source: Path) -> None:
         self.put_bytes(bucket, key, source.read_bytes())
 
-    def delete(self, bucket: str, keys: Sequence[str]) -> None:
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         for key in keys:
             self.objects.get(bucket, {}).pop(key, None)
 
-    def make_bucket(self, bucket: str, region: str) -> bool:
+    def create_bucket(self, bucket: str, region: str) -> bool:
         new = bucket not in self.objects
         self.objects.setdefault(bucket, {})
         return new
 
-    def check_owner(self, bucket: str) -> None:
+    def check_bucket_owner(self, bucket: str) -> None:
         if bucket not in self.objects:
             raise CallError("HeadBucket", "NoSuchBucket", f"there is no bucket {bucket}", 404)
 
@@ -184,14 +192,14 @@ class FakeTransfer:
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
 
-    def put(
+    def upload_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
         for item in items:
             self._storage.put_file(bucket, item.key, item.path)
             on_progress(item.size, 1)
 
-    def get(
+    def download_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
         for item in items:
@@ -215,13 +223,13 @@ class FakeLogs:
         events = self.events_by_stream.setdefault(stream, [])
         events.extend(LogEvent(1000 * (len(events) + number), text) for number, text in enumerate(texts))
 
-    def streams(self, group: str, prefix: str) -> Sequence[str]:
+    def list_streams(self, group: str, prefix: str) -> Sequence[str]:
         return [name for name in self.events_by_stream if name.startswith(prefix)]
 
-    def tail(self, group: str, stream: str) -> Sequence[LogEvent]:
+    def read_last_page(self, group: str, stream: str) -> Sequence[LogEvent]:
         return self.events_by_stream[stream][-self.page_size :]
 
-    def read(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+    def read_page(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
         if self.errors:
             raise self.errors.pop(0)
         start = int(token or 0)
@@ -234,10 +242,10 @@ class FakeIdentity:
         self.arn = arn
         self.roles = {arn.rpartition("/")[2]: arn for arn in roles}
 
-    def caller(self) -> tuple[str, str]:
+    def get_caller_identity(self) -> tuple[str, str]:
         return self.arn.split(":")[4], self.arn
 
-    def role_arn(self, name: str) -> str | None:
+    def find_role_arn(self, name: str) -> str | None:
         return self.roles.get(name)
 
 
@@ -248,7 +256,7 @@ class FakeQuotas:
         self.answer = {} if answer is None else answer
         self.requested_quotas: list[tuple[str, ...]] = []
 
-    def values(self, names: Collection[str]) -> dict[str, float]:
+    def quota_values(self, names: Collection[str]) -> dict[str, float]:
         self.requested_quotas.append(tuple(names))
         if isinstance(self.answer, CallError):
             raise self.answer
@@ -260,9 +268,9 @@ def fake_target(**services: Any) -> Target:
     target = Target("aws", REGION, INSTANT_POLLING, session=None, **services)
     storage = FakeStorage()
     target.__dict__.update(
-        control=FakeControl(),
+        control_plane=FakeControl(),
         storage=storage,
-        inputs=storage,
+        input_storage=storage,
         transfer=FakeTransfer(storage),
         logs=FakeLogs(),
         orchestrators=FakeOrchestrators(),
@@ -270,3 +278,8 @@ def fake_target(**services: Any) -> Target:
         quotas=FakeQuotas(),
     )
     return target
+
+
+def gather_needed_facts(job: Job, target: Target, source: SourceFacts) -> DiscoveredFacts:
+    """Return the facts that the planner needs for a job."""
+    return gather_facts(job, target, source, fact_needs(job))

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.names import is_run_id
+from smlaunch.cli.runs import logs as logs_command
+from smlaunch.connection import open_connection
+from smlaunch.contract.run_names import is_run_id
 from smlaunch.errors import AccountError, JobError, TrainingFailed
 from smlaunch.job.model import Job
-from smlaunch.planner.plan import Plan
-from smlaunch.runs.api import generate_run_id, launch, plan, prepare
-from smlaunch.runs.run import Run, list_runs
-from smlaunch.runs.target import Target
-from tests.runs.fakes import BUCKET, ROLE, FakeControl, FakeLogs, FakeStorage, fake_target, job_description
+from smlaunch.render.plan import Plan
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import generate_run_id, plan, prepare
+from smlaunch.runs.run_list import list_runs
+from tests.runs.fakes import (
+    BUCKET,
+    ROLE,
+    FakeControl,
+    FakeLogs,
+    FakeStorage,
+    fake_target,
+    job_description,
+    time_at,
+)
 
 
 @pytest.fixture
@@ -35,7 +52,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def control(target: Target) -> FakeControl:
-    return target.__dict__["control"]  # type: ignore[no-any-return]
+    return target.__dict__["control_plane"]  # type: ignore[no-any-return]
 
 
 def storage(target: Target) -> FakeStorage:
@@ -63,7 +80,7 @@ def test_a_launch_uploads_everything_the_request_names(job: Job, target: Target)
 
 def test_a_single_job_stores_no_workflow(job: Job, target: Target) -> None:
     run = launch(job, target)
-    assert run.chain_driver is None
+    assert not run.chain_drivers
     keys = storage(target).objects[BUCKET]
     stored_names = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
     assert stored_names == {"runtime.pyz", "job.json"}
@@ -77,7 +94,7 @@ def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) ->
     def refuse(request: object) -> str:
         raise CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
 
-    control(target).create = refuse  # type: ignore[method-assign,assignment]
+    control(target).create_job = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(AccountError):
         launch(longer, target)
     assert "smlaunch/demo/workflow.json" in storage(target).objects[BUCKET]
@@ -112,14 +129,14 @@ def test_a_create_with_a_lost_response_finds_its_job(
     job: Job, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
-    plain = control(target).create
+    plain = control(target).create_job
 
     def create_and_lose_response(request: dict[str, object]) -> str:
         plain(request)
         raise CallError("CreateTrainingJob", "Unreachable", "Connection reset")
 
     calls = iter([create_and_lose_response, plain, plain])
-    control(target).create = lambda request: next(calls)(request)  # type: ignore
+    control(target).create_job = lambda request: next(calls)(request)  # type: ignore
     assert not launch(job, target).attached  # nobody had launched it before
     assert len(control(target).created) == 1
 
@@ -190,10 +207,10 @@ def test_generated_names_are_valid_run_ids(entry: str) -> None:
 
 def test_a_run_is_found_again_by_its_name_alone(job: Job, target: Target) -> None:
     launch(job, target)
-    attached_run = Run.attach("demo", target)
+    attached_run = attach("demo", target)
     assert attached_run.jobs == ("demo-s1-a1",)
     assert attached_run.describe().exit_code == 0
-    assert attached_run.wait().status == "Completed"
+    assert attached_run.result().status == "Completed"
 
 
 def test_waiting_for_a_failure_raises_it(target: Target) -> None:
@@ -202,30 +219,30 @@ def test_waiting_for_a_failure_raises_it(target: Target) -> None:
         job_description("demo-s1-a1", "Failed", ["Failed"], FailureReason=reason)
     ]
     with pytest.raises(TrainingFailed, match="run demo: rank 1 on algo-1 exited with code 3: ValueError: x"):
-        Run.attach("demo", target).wait()
+        attach("demo", target).result()
 
 
 def test_any_training_job_can_be_attached_by_name(target: Target) -> None:
     control(target).descriptions_by_job["SomeoneElses-Job"] = [
         job_description("SomeoneElses-Job", "Stopped", ["Stopped"])
     ]
-    assert Run.attach("SomeoneElses-Job", target).describe().exit_code == 5
+    assert attach("SomeoneElses-Job", target).describe().exit_code == 5
 
 
 def test_an_unknown_name_is_reported(job: Job, target: Target) -> None:
     launch(job, target)
     with pytest.raises(JobError, match=r"there is no run 'demmo' on eu-west-1, did you mean 'demo'\?"):
-        Run.attach("demmo", target)
+        attach("demmo", target)
 
 
 def test_stop_a_running_and_an_ended_run(job: Job, target: Target) -> None:
     launch(job, target)
-    Run.attach("demo", target).stop()
+    attach("demo", target).stop()
     assert control(target).stopped == []
     control(target).descriptions_by_job["demo-s1-a1"] = [
         job_description("demo-s1-a1", "InProgress", ["Training"])
     ]
-    Run.attach("demo", target).stop()
+    attach("demo", target).stop()
     assert control(target).stopped == ["demo-s1-a1"]
 
 
@@ -234,7 +251,19 @@ def test_logs_returns_all_lines_so_far(job: Job, target: Target) -> None:
     logs: FakeLogs = target.__dict__["logs"]
     logs.page_size = 2
     logs.add_lines("demo-s1-a1/algo-1-5", *"abcde")
-    assert [line.text for line in Run.attach("demo", target).logs()] == list("abcde")
+    assert [line.text for line in attach("demo", target).logs()] == list("abcde")
+
+
+def test_logs_as_json(job: Job, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(job, target)
+    logs: FakeLogs = target.__dict__["logs"]
+    logs.add_lines("demo-s1-a1/algo-1-5", "a")
+    connection = nullcontext(SimpleNamespace(target=target))
+    monkeypatch.setattr(open_connection, "open_connection", lambda *_, **__: connection)
+    result = CliRunner().invoke(logs_command, ["demo", "--json"], standalone_mode=False)
+    line = {"job": "demo-s1-a1", "host": "algo-1", "at": 0, "text": "a"}
+    assert json.loads(result.output) == {"run": "demo", "lines": [line]}
+    assert [line.at for line in attach("demo", target).logs()] == [0]
 
 
 def test_list_runs_shows_runs_not_jobs(target: Target) -> None:
@@ -242,3 +271,28 @@ def test_list_runs_shows_runs_not_jobs(target: Target) -> None:
         control(target).descriptions_by_job[name] = [job_description(name, "Completed", ["Completed"])]
     assert [(row.run, row.job) for row in list_runs(target, 10)] == [("one", "one-s2-a1"), ("other", "other")]
     assert len(list_runs(target, 1)) == 1
+
+
+@pytest.mark.parametrize("status", ["InProgress", "Completed"])
+def test_a_listed_run_was_created_with_its_first_job(target: Target, status: str) -> None:
+    """It was once the creation of a later job, where the list ended between the two."""
+    for second, name in enumerate(("one-s1-a1", "other", "one-s2-a1")):
+        description = job_description(name, "Completed", ["Completed"], CreationTime=time_at(second))
+        control(target).descriptions_by_job[name] = [description]
+    control(target).descriptions_by_job["one-s2-a1"][0]["TrainingJobStatus"] = status  # type: ignore[index]
+    (row,) = list_runs(target, 1)
+    assert (row.run, row.job, row.created) == ("one", "one-s2-a1", time_at(0).timestamp())
+
+
+def test_a_result_is_an_outcome_or_an_exception(job: Job, target: Target) -> None:
+    run = launch(job, target)
+    assert (run.done(), run.status, run.exception()) == (True, "Completed", None)
+    assert run.result() == run.wait()
+    control(target).descriptions_by_job["demo-s1-a1"] = [
+        job_description("demo-s1-a1", "InProgress", ["Training"]),
+        job_description("demo-s1-a1", "Failed", ["Failed"], FailureReason="AlgorithmError: x"),
+    ]
+    failed_run = attach("demo", target)
+    assert failed_run.wait().exit_code == 1
+    assert (failed_run.done(), failed_run.status) == (True, "Failed")
+    assert type(failed_run.exception()) is TrainingFailed

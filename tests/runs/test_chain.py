@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract import checkpoint as protocol
-from smlaunch.contract.checkpoint import Manifest, Shard
-from smlaunch.contract.names import CheckpointWriter, JobName, parse_any_job_name
-from smlaunch.contract.outcome import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.chain.next_action import FinishRun, FollowJob, RunAction, SubmitJob
+from smlaunch.chain.workflow import WORKFLOW_FILE, RunPolicy, SegmentVariant, Workflow
+from smlaunch.contract import checkpoint_layout as protocol
+from smlaunch.contract.checkpoint_layout import Manifest, Shard
+from smlaunch.contract.run_names import CheckpointWriter, JobName, parse_any_job_name
 from smlaunch.contract.segment import (
     FROM_FILES_VARIABLE,
     FROM_REPORTED_VARIABLE,
     FROM_STEP_VARIABLE,
     STOP_AFTER_VARIABLE,
 )
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import JobError, StoppedByUser, TrainingFailed
-from smlaunch.planner.reconcile import Action, Finish, FollowJob, Submit
-from smlaunch.planner.workflow import WORKFLOW_FILE, RunPolicy, Variant, Workflow
+from smlaunch.runs.attach_run import attach, run_of_chain
 from smlaunch.runs.chain_driver import ChainDriver
-from smlaunch.runs.run import Run, list_runs
-from smlaunch.runs.run_state import STOP_FILE, CheckpointStatus, RunFolder, read_checkpoint_status
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_folder import STOP_FILE, RunFolder
+from smlaunch.runs.run_list import list_runs
+from smlaunch.runs.run_state import CheckpointStatus, read_checkpoint_status
 from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, fake_target, job_description, time_at
 
 RUN = "long"
@@ -56,8 +59,8 @@ class Service(FakeControl):
         self.steps = steps
         self.custom_results: dict[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {}
 
-    def create(self, request: Mapping[str, Any]) -> str:
-        arn = super().create(request)
+    def create_job(self, request: Mapping[str, Any]) -> str:
+        arn = super().create_job(request)
         name = request["TrainingJobName"]
         running = self.answer(name, request, "InProgress", ["Starting", "Training"])
         self.descriptions_by_job[name] = [running, self.custom_results.get(name, self.train)(name, request)]
@@ -102,6 +105,9 @@ class Service(FakeControl):
         return fail
 
 
+PREFIX_OF_RUN = f"smlaunch/{RUN}/"
+
+
 def request() -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/smlaunch/{RUN}/launch/"}
     tags = {
@@ -123,18 +129,20 @@ def request() -> dict[str, Any]:
 
 def workflow(**policy: Any) -> Workflow:
     settings: dict[str, Any] = {"chain": True, "attempts": 3, "total_seconds": 10_000, **policy}
-    return Workflow(RUN, "h", (Variant(1, request()),), RunPolicy(**settings), f"s3://{BUCKET}/{PREFIX}")
+    return Workflow(
+        RUN, "h", (SegmentVariant(1, request()),), RunPolicy(**settings), f"s3://{BUCKET}/{PREFIX}"
+    )
 
 
 @pytest.fixture
 def target() -> Target:
     new_target = fake_target()
-    new_target.__dict__["control"] = Service(new_target.__dict__["storage"])
+    new_target.__dict__["control_plane"] = Service(new_target.__dict__["storage"])
     return new_target
 
 
 def service(target: Target) -> Service:
-    return target.__dict__["control"]  # type: ignore[no-any-return]
+    return target.__dict__["control_plane"]  # type: ignore[no-any-return]
 
 
 def storage(target: Target) -> FakeStorage:
@@ -151,8 +159,8 @@ def chain_of(target: Target, messages: list[str] | None = None, **policy: Any) -
     )
 
 
-def drive_to_end(chain: ChainDriver) -> Finish:
-    run = Run(RUN, chain._target, [f"{RUN}-s1-a1"], attached=True, chain_driver=chain)
+def drive_to_end(chain: ChainDriver) -> FinishRun:
+    run = run_of_chain(chain, chain._target, attached=True)
     for watch in run.follow(lambda _: None):
         for _ in watch.event_batches(lambda _: None):
             pass
@@ -160,7 +168,7 @@ def drive_to_end(chain: ChainDriver) -> Finish:
     return chain.final_result
 
 
-def after_its_job(chain: ChainDriver) -> Action:
+def after_its_job(chain: ChainDriver) -> RunAction:
     """Returns the action that is due when the running job has ended."""
     while isinstance(action := chain.choose_action(), FollowJob):
         pass
@@ -212,7 +220,10 @@ def test_a_client_killed_anywhere_is_followed_by_another(target: Target, calls_b
 
     control, store = service(target), storage(target)
     for port in (control, store):
-        for name in ("create", "describe", "list", "tags", "size", "put_bytes", "get_bytes", "delete"):
+        for name in (
+            *("create_job", "describe_job", "list_jobs", "list_tags"),
+            *("list_objects", "object_size", "put_bytes", "get_bytes", "delete_objects"),
+        ):
             # What a job writes itself is none of the client's calls.
             if hasattr(port, name) and not (port is store and name == "put_bytes"):
                 setattr(port, name, count_calls(getattr(port, name)))
@@ -226,41 +237,76 @@ def test_a_client_killed_anywhere_is_followed_by_another(target: Target, calls_b
 def test_two_drivers_create_each_job_once(target: Target) -> None:
     first_driver, other = chain_of(target), chain_of(target)
     for _ in range(20):
-        first_driver.next_job(lambda _: None)
-        other.next_job(lambda _: None)
+        first_driver.wait_for_next_job(lambda _: None)
+        other.wait_for_next_job(lambda _: None)
     assert names(target) == FIVE_JOBS
     assert first_driver.final_result is not None and first_driver.final_result == other.final_result
 
 
 def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None:
     first = chain_of(target)
-    assert first.next_job() == JobName(RUN, 1, 1)
-    run = Run.attach(RUN, target)
-    assert run.chain_driver is not None
-    assert run.chain_driver.workflow == workflow()
+    assert first.wait_for_next_job() == JobName(RUN, 1, 1)
+    run = attach(RUN, target)
+    assert [driver.workflow for driver in run.chain_drivers] == [workflow()]
     run.resume()
-    result = run.wait()
+    result = run.result()
     assert (result.status, result.exit_code, result.step) == ("Completed", 0, 50)
     assert [job.name for job in result.jobs] == FIVE_JOBS
     assert names(target) == FIVE_JOBS
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "workflow.json is missing, by which the jobs of"),
+        (b"[" * 100_000, "it is not a workflow"),
+        (
+            b'{"version": "1.0", "run": "x", "job_hash": "h", "variants": [], "policy": {}}',
+            "it is not a workflow",
+        ),
+        (b'{"version": 1.0}', "has no version"),
+    ],
+    ids=["missing", "deep", "no-variants", "a-number-as-version"],
+)
+def test_a_chain_whose_workflow_cannot_be_read_has_no_status_but_can_be_stopped(
+    target: Target, content: bytes | None, message: str
+) -> None:
+    chain_of(target).wait_for_next_job()
+    target.storage.objects[BUCKET].pop(PREFIX_OF_RUN + "workflow.json")  # type: ignore[attr-defined]
+    if content is not None:
+        target.storage.put_bytes(BUCKET, PREFIX_OF_RUN + "workflow.json", content)
+    with pytest.raises(JobError, match=message):
+        attach(RUN, target).describe()
+    with pytest.raises(JobError, match=message):
+        attach(RUN, target).stop()
+    assert service(target).stopped == [f"{RUN}-s1-a1"]
+
+
+def test_the_workflow_of_another_run_is_not_driven(target: Target) -> None:
+    chain_of(target).wait_for_next_job()
+    foreign = replace(workflow(), run="other").to_json().encode()
+    target.storage.put_bytes(BUCKET, PREFIX_OF_RUN + "workflow.json", foreign)
+    with pytest.raises(JobError, match="is of another run, 'other'"):
+        attach(RUN, target).resume()
+    assert names(target) == [f"{RUN}-s1-a1"]
+
+
 def test_the_list_of_runs_has_the_status_of_the_run_and_not_of_its_newest_job(target: Target) -> None:
     """A job at its planned end is Completed, whether its run goes on, was stopped, or has ended."""
     chain = chain_of(target)
-    first_job = chain.next_job()
+    first_job = chain.wait_for_next_job()
     service(target).descriptions_by_job[str(first_job)].pop(0)
     statuses = [row.status for row in list_runs(target, 10)]
-    Run.attach(RUN, target).stop()
+    attach(RUN, target).stop()
     statuses += [row.status for row in list_runs(target, 10)]
-    Run.attach(RUN, target).resume()
+    attach(RUN, target).resume()
     drive_to_end(chain)
     statuses += [row.status for row in list_runs(target, 10)]
     assert statuses == ["InProgress", "Stopped", "Completed"]
 
 
 def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) -> None:
-    chain_of(target).next_job()
+    chain_of(target).wait_for_next_job()
     now = 0.0
     messages: list[str] = []
 
@@ -272,8 +318,8 @@ def test_a_follower_starts_nothing_and_reports_an_overdue_job(target: Target) ->
     follower = ChainDriver(
         workflow(), FOLDER, target, on_message=messages.append, clock=lambda: 2_000_000_000 + now
     )
-    assert follower.next_job(wait) == JobName(RUN, 1, 1)
-    assert follower.next_job(wait) is None
+    assert follower.wait_for_next_job(wait) == JobName(RUN, 1, 1)
+    assert follower.wait_for_next_job(wait) is None
     assert names(target) == FIVE_JOBS[:1]
     assert messages == [
         f"{RUN}-s2-a1 is due and no driver submits it; `smlaunch resume {RUN}` continues the run"
@@ -287,7 +333,7 @@ def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Targe
     verdict = drive_to_end(chain_of(target))
     assert verdict.exit_code == 1
     assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.summary
-    result = Run.attach(RUN, target).refresh()
+    result = attach(RUN, target).describe(reads_logs=True)
     assert type(result.error()) is TrainingFailed
     assert result.to_dict()["because"] == verdict.summary
 
@@ -362,11 +408,11 @@ class TestScriptsWithOwnCheckpoints:
             service(target).custom_results[str(JobName(RUN, *task))] = self.custom_result(
                 target, step, ending, reported_by
             )
-        chain_of(target).next_job(lambda _: None)
+        chain_of(target).wait_for_next_job(lambda _: None)
         for _ in self.STEPS:
             other = chain_of(target)
-            other.next_job(lambda _: None)
-            assert other.next_job(lambda _: None) is not None
+            other.wait_for_next_job(lambda _: None)
+            assert other.wait_for_next_job(lambda _: None) is not None
         requests = service(target).created
         assert len(requests) == len(self.STEPS) + 1
         if reported_by == "files":
@@ -400,57 +446,57 @@ class TestScriptsWithOwnCheckpoints:
         target.__dict__["logs"].streams = refuse
         chain = chain_of(target)
         service(target).custom_results[f"{RUN}-s1-a1"] = self.custom_result(target, 63, "Failed", "nothing")
-        chain.next_job()
+        chain.wait_for_next_job()
         action = after_its_job(chain)
-        assert isinstance(action, Submit) and action.name == JobName(RUN, 1, 2)
+        assert isinstance(action, SubmitJob) and action.name == JobName(RUN, 1, 2)
 
 
 class TestStop:
     def test_no_further_segment_is_started(self, target: Target) -> None:
         chain = chain_of(target)
-        chain.next_job()
-        assert isinstance(after_its_job(chain), Submit)
-        Run.attach(RUN, target).stop()
+        chain.wait_for_next_job()
+        assert isinstance(after_its_job(chain), SubmitJob)
+        attach(RUN, target).stop()
         assert drive_to_end(chain).exit_code == 5
         assert names(target) == FIVE_JOBS[:1]
-        assert isinstance(Run.attach(RUN, target).describe().error(), StoppedByUser)
+        assert isinstance(attach(RUN, target).describe().error(), StoppedByUser)
 
     def test_resume_goes_on_after_it(self, target: Target) -> None:
         self.test_no_further_segment_is_started(target)
-        run = Run.attach(RUN, target)
+        run = attach(RUN, target)
         run.resume()
-        assert run.wait().exit_code == 0
+        assert run.result().exit_code == 0
         assert names(target) == FIVE_JOBS
-        assert storage(target).size(BUCKET, FOLDER.prefix + STOP_FILE) is None
+        assert storage(target).object_size(BUCKET, FOLDER.prefix + STOP_FILE) is None
 
     def test_a_job_that_was_just_made_is_stopped_by_whoever_made_it(self, target: Target) -> None:
         chain = chain_of(target)
-        chain.next_job()
+        chain.wait_for_next_job()
         action = after_its_job(chain)
-        assert isinstance(action, Submit)
+        assert isinstance(action, SubmitJob)
         FOLDER.set_stop_requested(storage(target), True)
-        assert chain._submit_job(action) is None
+        assert chain._submit_job_or_wait_for_quota(action) is None
         assert service(target).stopped == [f"{RUN}-s2-a1"]
 
 
 def test_resuming_a_finished_run_starts_nothing(target: Target) -> None:
     drive_to_end(chain_of(target))
-    run = Run.attach(RUN, target)
+    run = attach(RUN, target)
     run.resume()
-    assert run.wait().exit_code == 0
+    assert run.result().exit_code == 0
     assert names(target) == FIVE_JOBS
 
 
 def test_a_single_job_cannot_be_resumed(target: Target) -> None:
-    service(target).create(request())
+    service(target).create_job({**request(), "Environment": {}})
     service(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
     with pytest.raises(JobError, match="is a single job that has ended"):
-        Run.attach(RUN, target).resume()
+        attach(RUN, target).resume()
 
 
 def test_a_quota_in_use_is_waited_for(target: Target) -> None:
     chain = chain_of(target)
-    chain.next_job()
+    chain.wait_for_next_job()
     messages: list[str] = []
     chain._on_message = messages.append
     message = (
@@ -461,13 +507,13 @@ def test_a_quota_in_use_is_waited_for(target: Target) -> None:
     service(target).create_errors = [
         CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)
     ] * 2
-    assert chain.next_job(lambda _: None) == JobName(RUN, 2, 1)
+    assert chain.wait_for_next_job(lambda _: None) == JobName(RUN, 2, 1)
     assert sum("the quota is in use" in sentence for sentence in messages) == 2
 
 
 def test_a_quota_that_is_too_small_is_not_waited_for(target: Target) -> None:
     chain = chain_of(target)
-    chain.next_job()
+    chain.wait_for_next_job()
     after_its_job(chain)
     message = (
         "The account-level service limit 'ml.m5.xlarge for training job usage' is 1 Instances, with current "
@@ -475,7 +521,7 @@ def test_a_quota_that_is_too_small_is_not_waited_for(target: Target) -> None:
     )
     service(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)]
     with pytest.raises(CallError):
-        chain.next_job(lambda _: None)
+        chain.wait_for_next_job(lambda _: None)
 
 
 class TestFolder:
@@ -492,7 +538,7 @@ class TestFolder:
         storage(target).put_bytes(BUCKET, PREFIX + "smlaunch/.outcome-long-s1-a1.json.123", b"{")
         save(storage(target), 6, "job", is_torn=True)
         assert read_checkpoint_status(RUN, chain._checkpoints, storage(target))[::2] == (0, "")
-        storage(target).delete(BUCKET, [PREFIX + SegmentOutcome(CONTINUE, run=RUN).path])
+        storage(target).delete_objects(BUCKET, [PREFIX + SegmentOutcome(CONTINUE, run=RUN).path])
         digests = []
         for name, content in (("epoch-3.pt", b"own"), ("epoch-3.pt", b"OWN"), ("epoch-4.pt", b"own")):
             storage(target).put_bytes(BUCKET, PREFIX + name, content)

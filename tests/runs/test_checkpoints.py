@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.checkpoint import step_directory
-from smlaunch.contract.outcome import CONTINUE, SegmentOutcome
+from smlaunch.contract.checkpoint_layout import step_directory
+from smlaunch.contract.segment_outcome import CONTINUE, SegmentOutcome
 from smlaunch.errors import JobError
-from smlaunch.runs.checkpoints import RunCheckpoints
+from smlaunch.runs.run_checkpoints import RunCheckpoints
 from smlaunch.train.checkpoint_store import CheckpointStore
 from tests.runs.fakes import BUCKET, FakeStorage
 from tests.train.sync_model import Model
@@ -28,7 +28,7 @@ class CheckpointPrefix:
         stores = [CheckpointStore(str(folder), rank, 2, job="run-s1-a1") for rank in range(2)]
         for step in steps:
             parts = [store.write_shard(step, [b"%d %d " % (step, store.rank) * 1000]) for store in stores]
-            stores[0].commit(step, parts, samples=step * 10)
+            stores[0].commit(step, parts, total_samples=step * 10)
         for path in folder.rglob("*"):
             if path.is_file():
                 self.objects[f"run/ckpt/{path.relative_to(folder)}"] = path.read_bytes()
@@ -48,7 +48,7 @@ def test_steps_are_listed_with_their_problems(tmp_path: Path) -> None:
     del prefix.objects[prefix.key(3, "manifest")]
     del prefix.objects[prefix.key(4, "COMMIT")]
     del prefix.objects[prefix.key(5, "rank-00000")]
-    assert [manifest.step for manifest in prefix.checkpoints.complete_manifests()] == [1]
+    assert [manifest.step for manifest in prefix.checkpoints.read_complete_manifests()] == [1]
     problems = prefix.problems()
     assert list(problems) == [5, 4, 3, 2, 1]
     assert [len(problems[step]) for step in problems] == [1, 1, 1, 1, 0]
@@ -81,8 +81,10 @@ def test_only_steps_before_a_complete_one_are_deleted(tmp_path: Path) -> None:
     del prefix.objects[prefix.key(2, "COMMIT")]
     with pytest.raises(LookupError, match="step 5 is not complete, so nothing before it is deleted"):
         prefix.checkpoints.delete_older_than(5)
-    assert prefix.checkpoints.keep_newest(4) == [] and len(prefix.problems()) == 5
-    assert prefix.checkpoints.keep_newest(2) == [1, 2], "steps 4 and 3 are whole, 2 was never committed"
+    assert prefix.checkpoints.delete_all_but_newest(4) == [] and len(prefix.problems()) == 5
+    assert prefix.checkpoints.delete_all_but_newest(2) == [1, 2], (
+        "steps 4 and 3 are whole, 2 was never committed"
+    )
     assert list(prefix.problems()) == [5, 4, 3]
     assert "run/ckpt-of-another/x" in prefix.objects
 
@@ -90,7 +92,7 @@ def test_only_steps_before_a_complete_one_are_deleted(tmp_path: Path) -> None:
 def test_an_interrupted_deletion_leaves_no_readable_step(tmp_path: Path) -> None:
     """COMMIT files are deleted first, so that a reader never finds one without its parts."""
     prefix = CheckpointPrefix(tmp_path, 1, 2, 3)
-    delete = prefix.storage.delete
+    delete = prefix.storage.delete_objects
     calls = itertools.count()
 
     def delete_once(bucket: str, keys: list[str]) -> None:
@@ -98,7 +100,7 @@ def test_an_interrupted_deletion_leaves_no_readable_step(tmp_path: Path) -> None
             raise CallError("DeleteObjects", "AccessDenied", "no", 403)
         delete(bucket, keys)
 
-    prefix.storage.delete = delete_once  # type: ignore[method-assign, assignment]
+    prefix.storage.delete_objects = delete_once  # type: ignore[method-assign, assignment]
     with pytest.raises(CallError):
         prefix.checkpoints.delete_older_than(3)
     assert prefix.problems() == {3: (), 2: ("not committed",), 1: ("not committed",)}

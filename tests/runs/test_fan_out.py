@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.names import parse_shard_number, shard_run_id
-from smlaunch.contract.progress import parse_line
-from smlaunch.runs.outcome import JobOutcome, RunOutcome, summarize_run
-from smlaunch.runs.progress import ProgressTracker
-from smlaunch.runs.sharded_run import ShardedRunOutcome, _CombinedProgress
+from smlaunch.contract.progress_line import parse_line
+from smlaunch.contract.run_names import parse_shard_number, shard_run_id
+from smlaunch.runs.progress_estimate import ProgressTracker
+from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, summarize_run
+from smlaunch.runs.shard_group import _CombinedProgress
+from smlaunch.runs.sharded_outcome import ShardedRunOutcome
 
 ENDINGS = {0: "Completed", 1: "Failed", 2: "Failed", 5: "Stopped", None: "InProgress"}
 

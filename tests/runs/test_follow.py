@@ -128,8 +128,8 @@ def test_quiet_jobs_are_polled_less_often(logs: FakeLogs) -> None:
     ]
     poll_times: list[float] = []
     clock = Clock()
-    plain = control.describe
-    control.describe = lambda name: (poll_times.append(clock.now), plain(name))[1]  # type: ignore[method-assign]
+    plain = control.describe_job
+    control.describe_job = lambda name: (poll_times.append(clock.now), plain(name))[1]  # type: ignore[method-assign]
     follower = JobPoller(control, logs, JOB, Polling(1, 16, 2, 0, 60), clock=clock)
     rounds = sum(1 for _ in poll_until_finished(follower, clock.wait, clock))
     gaps = [later - earlier for earlier, later in pairwise(poll_times)]

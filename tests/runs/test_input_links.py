@@ -9,7 +9,8 @@ import pytest
 
 from smlaunch.discovery.local_files import list_local_files
 from smlaunch.job.model import Job
-from smlaunch.runs.api import launch, plan
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.plan_job import plan
 from tests.runs.fakes import BUCKET, ROLE, fake_target
 from tests.runs.test_source import tree
 from tests.runs.test_source_secrets import CERTIFICATE, KEY

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import smlaunch.connection.connect
+import smlaunch.connection.open_connection
 from smlaunch import Job, Run, Target, launch, local_target
-from smlaunch.local import daemon
+from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 
 
@@ -19,7 +19,7 @@ def job(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "source").mkdir()
     script = tmp_path / "source" / "train.py"
     script.write_text("print('hello')\n")
-    monkeypatch.setattr(smlaunch.connection.connect, "_OPEN_CONNECTIONS", {})
+    monkeypatch.setattr(smlaunch.connection.open_connection, "_OPEN_CONNECTIONS", {})
     return Job(entry=str(script))
 
 
@@ -28,16 +28,16 @@ def restart_on_another_port(home: Path, previous: EndpointInfo | None = None) ->
     port = 0
     if previous is not None:
         port = int(previous.url.rpartition(":")[2])
-        daemon.stop(home)
-    new = daemon.start(home, isolation="plain")
+        background_endpoint.stop_endpoint(home)
+    new = background_endpoint.start_endpoint(home, isolation="plain")
     if int(new.url.rpartition(":")[2]) == port:
         return restart_on_another_port(home, new)
     return new
 
 
 def run_to_completion(job: Job, target: Target, name: str) -> None:
-    run: Run = launch(job.model_copy(update={"name": name}), target)
-    assert run.wait().exit_code == 0
+    run: Run = launch(job.with_changes(name=name), target)
+    assert run.result().exit_code == 0
 
 
 def test_a_restarted_endpoint_is_found_again(job: Job, home: Path) -> None:
@@ -49,11 +49,11 @@ def test_a_restarted_endpoint_is_found_again(job: Job, home: Path) -> None:
         assert second.url != first.url
         run_to_completion(job, local_target(), "two")
         run_to_completion(job, target, "three")  # the one that a notebook has in a variable
-        daemon.stop(home)
+        background_endpoint.stop_endpoint(home)
         (home / "credentials.json").unlink()
         third = restart_on_another_port(home)
         assert third.secret_key != first.secret_key
         run_to_completion(job, target, "four")
     finally:
-        daemon.stop(home)
+        background_endpoint.stop_endpoint(home)
         shutil.rmtree(home)

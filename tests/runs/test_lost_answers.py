@@ -17,16 +17,17 @@ from typing import NamedTuple
 
 import pytest
 
+from smlaunch.api.retry_policy import BackoffPolicy
 from smlaunch.aws.interfaces import CallError
-from smlaunch.aws.retry import call_with_retries, is_transient
 from smlaunch.aws.s3_multipart import S3Multipart
+from smlaunch.aws.service_errors import call_with_retries, is_transient_error
 from smlaunch.errors import ServiceError, StoppedByUser
 from smlaunch.job.model import Compute, Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.planner.retry_policy import BackoffPolicy
-from smlaunch.runs.api import launch, prepare
-from smlaunch.runs.submit import stop_job
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import prepare
+from smlaunch.runs.submit_job import stop_job
 
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
 _NUMBERS = itertools.count()
@@ -176,7 +177,7 @@ def job(tmp_path: Path) -> Job:
 def jobs(proxy: Proxy, name: str) -> list[str]:
     target: Target = proxy.target  # type: ignore[attr-defined]
     proxy.faults.clear()
-    return [row.name for row in target.control.list(name)]
+    return [row.name for row in target.control_plane.list_jobs(name)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -187,7 +188,7 @@ def test_a_training_job_with_a_lost_response_is_found(
     proxy.spoil("CreateTrainingJob", WAYS[way])
     run = launch(prepare(job, target, name), target)
     assert not run.attached  # it was launched here, by this very call
-    assert run.wait().exit_code == 0
+    assert run.result().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
@@ -196,10 +197,10 @@ def test_a_processing_job_with_a_lost_response_is_found(
     proxy: Proxy, target: Target, job: Job, way: str
 ) -> None:
     name = f"lost-{next(_NUMBERS)}"
-    processing = job.model_copy(update={"strategy": "processing"})
+    processing = job.with_changes(strategy="processing")
     proxy.spoil("CreateProcessingJob", WAYS[way])
     run = launch(prepare(processing, target, name), target)
-    assert run.wait().exit_code == 0
+    assert run.result().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
@@ -212,11 +213,11 @@ def test_reads_are_repeated(proxy: Proxy, target: Target, job: Job, operation: s
     name = f"read-{next(_NUMBERS)}"
     proxy.spoil("CreateTrainingJob", WAYS["closed"])
     job_plan = prepare(job, target, name)
-    launch(job_plan, target).wait()
+    launch(job_plan, target).result()
     proxy.spoil(operation, WAYS[way])
     second_run = launch(job_plan, target)
-    assert second_run.attached and second_run.wait().exit_code == 0
-    assert [row.name for row in call_with_retries(lambda: list(target.control.list(name)))] == [
+    assert second_run.attached and second_run.result().exit_code == 0
+    assert [row.name for row in call_with_retries(lambda: list(target.control_plane.list_jobs(name)))] == [
         f"{name}-s1-a1"
     ]
     assert any(operation in request_name for request_name in proxy.requests)
@@ -231,9 +232,9 @@ def test_a_stop_with_a_lost_response_is_repeated(
     name = f"stopped-{next(_NUMBERS)}"
     run = launch(prepare(job, target, name), target)
     proxy.spoil("StopTrainingJob", WAYS[way])
-    stop_job(f"{name}-s1-a1", target.control)
+    stop_job(f"{name}-s1-a1", target.control_plane)
     with pytest.raises(StoppedByUser):
-        run.wait()
+        run.result()
 
 
 @pytest.mark.parametrize("way", ["closed", "HTML with 200", "HTML with 502", "empty"])
@@ -247,7 +248,7 @@ def test_s3_requests_are_repeated(
     job_plan = prepare(job, target, name)
     proxy.spoil(method, WAYS[way])
     run = launch(job_plan, target)
-    assert run.wait().exit_code == 0
+    assert run.result().exit_code == 0
     if method != "GET /":
         assert any(request_name.startswith(method) for request_name in proxy.requests)
 
@@ -268,7 +269,7 @@ def test_without_any_response_the_error_names_the_run(
     assert f"`smlaunch show {name}`" in text and f"--name {name}" in text
     proxy.faults.clear()
     second_run = launch(job_plan, target)
-    assert second_run.attached and second_run.wait().exit_code == 0
+    assert second_run.attached and second_run.result().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
@@ -277,7 +278,7 @@ def test_a_refusal_after_a_lost_response_is_checked(proxy: Proxy, target: Target
     response_body = b'{"__type": "ResourceLimitExceeded", "message": "no more"}'
     name = f"second-{next(_NUMBERS)}"
     proxy.faults["CreateTrainingJob"] = [WAYS["empty"], replace_response(response_body, 400)]
-    assert launch(prepare(job, target, name), target).wait().exit_code == 0
+    assert launch(prepare(job, target, name), target).result().exit_code == 0
     assert jobs(proxy, name) == [f"{name}-s1-a1"]
 
 
@@ -286,18 +287,18 @@ def test_an_empty_response_is_no_empty_list(proxy: Proxy, target: Target) -> Non
     for way in ("empty", "HTML with 200", "cut without a length"):
         proxy.spoil("GET /", WAYS[way], times=10)
         with pytest.raises(CallError) as error:
-            list(target.storage.list(str(target.bucket), "none/"))
-        assert is_transient(error.value), way
+            list(target.storage.list_objects(str(target.bucket), "none/"))
+        assert is_transient_error(error.value), way
 
 
 def test_a_multipart_upload_with_a_lost_response_is_complete(proxy: Proxy, target: Target) -> None:
-    bucket, parts = str(target.bucket), S3Multipart(target.s3())
-    target.storage.make_bucket(bucket, target.region_name)
-    upload = parts.begin(bucket, "large")
-    parts_sent = [parts.put_part(bucket, "large", upload, 1, b"content")]
+    bucket, parts = str(target.bucket), S3Multipart(target.owner_checked_s3_client())
+    target.storage.create_bucket(bucket, target.region_name)
+    upload = parts.create_multipart_upload(bucket, "large")
+    parts_sent = [parts.upload_part(bucket, "large", upload, 1, b"content")]
     proxy.spoil("POST /", WAYS["closed"])
-    parts.complete(bucket, "large", upload, parts_sent)
+    parts.complete_multipart_upload(bucket, "large", upload, parts_sent)
     assert target.storage.get_bytes(bucket, "large") == b"content"
     with pytest.raises(CallError) as error:
-        parts.complete(bucket, "large", "no-such-upload", [parts_sent[0], parts_sent[0]])
+        parts.complete_multipart_upload(bucket, "large", "no-such-upload", [parts_sent[0], parts_sent[0]])
     assert error.value.code == "NoSuchUpload"

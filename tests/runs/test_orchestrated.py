@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.names import TAG_FORMAT, TAG_RUN
-from smlaunch.contract.outcome import FINISHED, SegmentOutcome
+from smlaunch.chain.orchestrator_execution import OrchestratorExecution
+from smlaunch.contract.run_names import TAG_FORMAT, TAG_RUN
+from smlaunch.contract.segment_outcome import FINISHED, SegmentOutcome
 from smlaunch.errors import JobError
-from smlaunch.planner.external_execution import OrchestratorExecution
-from smlaunch.runs.external_run import ExternalRun
+from smlaunch.runs.attach_run import attach
 from smlaunch.runs.job_poller import LogLine
-from smlaunch.runs.outcome import summarize_run
-from smlaunch.runs.run import Run, list_runs
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_list import list_runs
+from smlaunch.runs.run_outcome import summarize_run
 from tests.runs.fakes import BUCKET, FakeControl, fake_target, job_description, time_at
 
 EXECUTION = "arn:aws:states:eu-west-1:123456789012:execution:train:nightly"
@@ -37,7 +37,7 @@ def job(
 
 def target_with(*jobs: dict[str, Any], tags: dict[str, str] | None = None) -> tuple[Target, FakeControl]:
     target = fake_target()
-    control: FakeControl = target.control  # type: ignore[assignment]
+    control: FakeControl = target.control_plane  # type: ignore[assignment]
     for description in jobs:
         control.descriptions_by_job[description["TrainingJobName"]] = [description]
         control.tags_of[description["TrainingJobArn"]] = tags or {}
@@ -48,18 +48,18 @@ def test_a_state_machines_run_is_open_until_its_execution_has_ended() -> None:
     target, _ = target_with(job("nightly-s1-a1", "nightly", 1))
     executions = target.orchestrators.executions  # type: ignore[attr-defined]
     executions[EXECUTION] = OrchestratorExecution(has_ended=False)
-    run = Run.attach("nightly", target)
-    now = run.refresh()
+    run = attach("nightly", target)
+    now = run.describe(reads_logs=True)
     assert (now.status, now.exit_code, now.execution) == ("InProgress", None, EXECUTION)
     assert summarize_run(now).endswith(
         f"completed; what follows is up to the state machine's execution {EXECUTION}"
     )
     executions[EXECUTION] = OrchestratorExecution(True, 6, "its training time of 50 s is used up")
-    assert (run.refresh().status, run.refresh().exit_code) == ("Stopped", 6)
-    assert Run.attach(EXECUTION, target).name == "nightly"
+    assert (run.describe(reads_logs=True).status, run.describe(reads_logs=True).exit_code) == ("Stopped", 6)
+    assert attach(EXECUTION, target).name == "nightly"
     executions[f"{EXECUTION}-2"] = OrchestratorExecution(has_ended=False)
     with pytest.raises(JobError, match=f"execution {EXECUTION}-2 has made no job yet; look again"):
-        Run.attach(f"{EXECUTION}-2", target)
+        attach(f"{EXECUTION}-2", target)
 
 
 def test_a_pipelines_jobs_are_found_by_name_without_other_steps() -> None:
@@ -70,11 +70,11 @@ def test_a_pipelines_jobs_are_found_by_name_without_other_steps() -> None:
     target, _ = target_with(
         *own_jobs, other, job_description("pipelines-abc123x-Segment-1-a", "Completed", ["Completed"])
     )
-    run = Run.attach("abc123", target)
-    assert isinstance(run, ExternalRun) and run.jobs == tuple(names)
+    run = attach("abc123", target)
+    assert not run.chain_drivers and run.jobs == tuple(names)
     segment = run.segment_of(names[2])
     assert segment is not None and segment[0][1:] == (2, 2), "a second job of a segment is its second attempt"
-    by_job = Run.attach(names[1], target)
+    by_job = attach(names[1], target)
     assert (by_job.name, by_job.jobs) == ("abc123", run.jobs)
     rows = {row.run for row in list_runs(target, 20)}
     assert {"abc123", "pipelines-abc123-Prepare-a1"} <= rows and not rows & set(names)
@@ -83,14 +83,14 @@ def test_a_pipelines_jobs_are_found_by_name_without_other_steps() -> None:
 def test_an_execution_with_several_runs_names_them() -> None:
     name = "pipelines-abc123-train-Segment-1-xyz"
     target, _ = target_with(job(name, "abc123-train", 1, PIPELINE))
-    assert Run.attach("abc123-train", target).jobs == (name,)
+    assert attach("abc123-train", target).jobs == (name,)
     assert [row.run for row in list_runs(target, 20)] == ["abc123-train"]
     with pytest.raises(JobError, match=r"several runs; name one of them: abc123-train$"):
-        Run.attach("abc123", target)
+        attach("abc123", target)
     executions = target.orchestrators.executions  # type: ignore[attr-defined]
     executions[PIPELINE] = OrchestratorExecution(True, 1, "train: held_out_accuracy is not >= 0.97")
     with pytest.raises(JobError, match=r"abc123-train \(it has ended: train: held_out"):
-        Run.attach("abc123", target)
+        attach("abc123", target)
 
 
 def test_a_cached_steps_run_is_found_by_its_job() -> None:
@@ -98,19 +98,19 @@ def test_a_cached_steps_run_is_found_by_its_job() -> None:
     cached, name = "pipelines-abc123-prepare-xyz", "pipelines-abc123-train-Segment-1-xyz"
     target, _ = target_with(job(cached, "prepare-0a1b2c3d", 1), job(name, "abc123-train", 1, PIPELINE))
     with pytest.raises(JobError, match=f"names no run: .* cached step .*; name the job: {cached}"):
-        Run.attach("abc123-prepare", target)
+        attach("abc123-prepare", target)
     with pytest.raises(JobError, match=f"several runs; name one of them: abc123-train, {cached}"):
-        Run.attach("abc123", target)
-    assert Run.attach(cached, target).jobs == (cached,)
+        attach("abc123", target)
+    assert attach(cached, target).jobs == (cached,)
 
 
 def test_jobs_of_any_name_are_found_by_their_tag() -> None:
     target, _ = target_with(
         job("mine-1", "nightly", 1), job("mine-2", "nightly", 2), tags={TAG_RUN: "nightly", TAG_FORMAT: "1.0"}
     )
-    assert Run.attach("nightly", target).jobs == ("mine-1", "mine-2")
+    assert attach("nightly", target).jobs == ("mine-1", "mine-2")
     with pytest.raises(JobError, match="there is no run 'nightlies' on eu-west-1"):
-        Run.attach("nightlies", target)
+        attach("nightlies", target)
 
 
 def test_wait_follows_all_jobs_to_the_executions_end() -> None:
@@ -131,7 +131,7 @@ def test_wait_follows_all_jobs_to_the_executions_end() -> None:
             executions[EXECUTION] = OrchestratorExecution(True, 0)
         return len(waited) > 9
 
-    run = Run.attach("nightly", target)
+    run = attach("nightly", target)
     lines = [
         event.text
         for watch in run.follow(wait)
@@ -149,11 +149,11 @@ def test_without_an_orchestrator_the_outcome_decides() -> None:
     storage = target.storage
     outcome = SegmentOutcome(FINISHED, 3, "nightly", "nightly-s1-a1")
     storage.put_bytes(BUCKET, CHECKPOINTS + outcome.path, outcome.to_bytes())
-    assert Run.attach("nightly", target).describe().exit_code == 0
+    assert attach("nightly", target).describe().exit_code == 0
     control.descriptions_by_job["nightly-s1-a1"] = [
         job("nightly-s1-a1", "nightly", 1, "", "Failed", FailureReason="ClientError: x")
     ]
-    assert Run.attach("nightly", target).describe().exit_code == 2
+    assert attach("nightly", target).describe().exit_code == 2
 
 
 def test_stop_ends_the_running_job_else_the_execution() -> None:
@@ -163,20 +163,20 @@ def test_stop_ends_the_running_job_else_the_execution() -> None:
     orchestrators = target.orchestrators
     orchestrators.executions[EXECUTION] = OrchestratorExecution(has_ended=False)  # type: ignore[attr-defined]
     messages: list[str] = []
-    run = Run.attach("nightly", target, on_message=messages.append)
+    run = attach("nightly", target, on_message=messages.append)
     control.descriptions_by_job["nightly-s1-a1"] = [running, stopping]
     assert run.stop().status == "Stopping"
     assert (control.stopped, orchestrators.stopped) == (["nightly-s1-a1"], [])  # type: ignore[attr-defined]
     assert f"aws stepfunctions stop-execution --execution-arn {EXECUTION}" in messages[0]
     # The job had ended before the request to stop it: another one would follow.
     control.descriptions_by_job["nightly-s1-a1"] = [running, job("nightly-s1-a1", "nightly", 1)]
-    assert Run.attach("nightly", target).stop().exit_code == 5
+    assert attach("nightly", target).stop().exit_code == 5
     assert orchestrators.stopped == [EXECUTION]  # type: ignore[attr-defined]
     # Nobody says who drives it, and no job runs.
     late = time_at(10**9)
     target, _ = target_with({**job("nightly-s1-a1", "nightly", 1, driver=""), "TrainingEndTime": late})
     with pytest.raises(JobError, match="another may follow; to prevent that: stop its orchestrator there"):
-        Run.attach("nightly", target).stop()
+        attach("nightly", target).stop()
 
 
 def test_resume_names_the_orchestrator() -> None:
@@ -189,7 +189,7 @@ def test_resume_names_the_orchestrator() -> None:
     ):
         executions[EXECUTION] = execution
         with pytest.raises(JobError, match=message.format(driver)):
-            Run.attach("nightly", target).resume()
+            attach("nightly", target).resume()
 
 
 def part(number: int, status: str = "Completed") -> dict[str, Any]:
@@ -203,8 +203,8 @@ def test_a_sharded_run_ends_with_its_parent_execution() -> None:
     orchestrators = target.orchestrators
     executions = orchestrators.executions  # type: ignore[attr-defined]
     executions[EXECUTION] = OrchestratorExecution(has_ended=False)
-    run = Run.attach("nightly", target)
-    now = run.refresh()
+    run = attach("nightly", target)
+    now = run.describe(reads_logs=True)
     assert (now.exit_code, now.execution, len(now.jobs)) == (None, EXECUTION, 2), "others may begin"
     control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3)]
     waited: list[float] = []
@@ -220,7 +220,7 @@ def test_a_sharded_run_ends_with_its_parent_execution() -> None:
     assert len(run.jobs) == 3 and summarize_run(run.describe()) == "completed in all 3 shards"
     executions[EXECUTION] = OrchestratorExecution(has_ended=False)
     control.descriptions_by_job["nightly-p3-s1-a1"] = [part(3, "InProgress")]
-    second_run = Run.attach("nightly", target)
+    second_run = attach("nightly", target)
     second_run.stop()
     assert (control.stopped, orchestrators.stopped) == (  # type: ignore[attr-defined]
         ["nightly-p3-s1-a1"],

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.contract.failure import Failure, format_failure
+from smlaunch.contract.failure_reason import Failure, format_failure
 from smlaunch.errors import LimitReached, ServiceError, StoppedByUser, TrainingFailed
 from smlaunch.runs.log_tail import LogTail, split_rank_prefix
-from smlaunch.runs.outcome import RunOutcome, job_outcome, summarize_job
+from smlaunch.runs.run_outcome import RunOutcome, outcome_from_description, summarize_job
 from tests.runs.fakes import job_description
 
 
@@ -26,7 +26,9 @@ from tests.runs.fakes import job_description
 def test_exit_codes(
     status: str, secondary: str, reason: str, code: int | None, error: type[Exception] | None
 ) -> None:
-    job = job_outcome(job_description("r-s0-a0", status, ["Starting", secondary], FailureReason=reason))
+    job = outcome_from_description(
+        job_description("r-s0-a0", status, ["Starting", secondary], FailureReason=reason)
+    )
     run = RunOutcome("r", (job,))
     assert run.exit_code == code
     run_error = run.error()
@@ -36,8 +38,8 @@ def test_exit_codes(
 
 
 def test_a_service_that_failed_is_named() -> None:
-    text = format_failure("algo-2", None, 137, "", signal="SIGKILL", service="ray-worker")
-    job = job_outcome(
+    text = format_failure("algo-2", None, 137, "", signal_name="SIGKILL", service_name="ray-worker")
+    job = outcome_from_description(
         job_description(
             "r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137"
         )
@@ -48,7 +50,7 @@ def test_a_service_that_failed_is_named() -> None:
 def test_the_first_failure_is_parsed_from_the_reason() -> None:
     text = format_failure("algo-2", 3, 1, "ValueError: boom", "Traceback ...\nValueError: boom")
     reason = f"AlgorithmError: {text}, exit code: 1"
-    job = job_outcome(job_description("r-s0-a0", "Failed", ["Failed"], FailureReason=reason))
+    job = outcome_from_description(job_description("r-s0-a0", "Failed", ["Failed"], FailureReason=reason))
     assert summarize_job(job) == "rank 3 on algo-2 exited with code 1: ValueError: boom"
     document = RunOutcome("r", (job,)).to_dict()
     assert document["jobs"][0]["failure"] == {
@@ -62,7 +64,7 @@ def test_the_first_failure_is_parsed_from_the_reason() -> None:
 
 
 def test_the_document_has_its_documented_keys() -> None:
-    job = job_outcome(
+    job = outcome_from_description(
         job_description(
             "r-s0-a0",
             "Completed",
@@ -131,8 +133,10 @@ def test_rank_prefixes() -> None:
 
 def test_the_data_wait_is_reported_with_advice() -> None:
     description = job_description("r-s0-a0", "Completed", ["Completed"])
-    assert RunOutcome("r", (job_outcome(description),)).to_dict()["data_wait"] is None
-    data_wait = RunOutcome("r", (job_outcome(description, {"data_wait_share": 0.43}),)).to_dict()["data_wait"]
+    assert RunOutcome("r", (outcome_from_description(description),)).to_dict()["data_wait"] is None
+    data_wait = RunOutcome(
+        "r", (outcome_from_description(description, {"data_wait_share": 0.43}),)
+    ).to_dict()["data_wait"]
     assert (data_wait["share"], data_wait["input_bound"]) == (0.43, True)
     assert data_wait["because"] == "input bound: 43% of step time"
     assert data_wait["advice"]

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from smlaunch.aws.bucket_owners import BucketOwners
-from smlaunch.aws.interfaces import NOT_THE_OWNER, CallError
-from smlaunch.aws.retry import user_error
+from smlaunch.aws.interfaces import WRONG_BUCKET_OWNER, CallError
 from smlaunch.aws.s3_multipart import S3Multipart
+from smlaunch.aws.service_errors import to_user_error
 from smlaunch.errors import AccountError
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
-from smlaunch.runs.run import translate_call_errors
-from smlaunch.runs.target import Target
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.launch_target import Target
 
 OTHER_ACCOUNT = "111111111111"
 
@@ -88,31 +88,31 @@ def test_a_wrong_owner_differs_from_a_missing_permission(
     info: EndpointInfo, denying: str, tmp_path: Path
 ) -> None:
     own_target = target_of(info, None)
-    own_target.storage.make_bucket("mine", info.region)
+    own_target.storage.create_bucket("mine", info.region)
     own_target.storage.put_bytes("mine", "key", b"content")
     (tmp_path / "large").write_bytes(bytes(9 << 20))
     other = target_of(info, OTHER_ACCOUNT)
-    parts = S3Multipart(other.s3())
+    parts = S3Multipart(other.owner_checked_s3_client())
     for refused_call in (
         lambda: other.storage.get_bytes("mine", "key"),
-        lambda: other.storage.size("mine", "key"),
-        lambda: list(other.storage.list("mine", "")),
+        lambda: other.storage.object_size("mine", "key"),
+        lambda: list(other.storage.list_objects("mine", "")),
         lambda: other.storage.put_bytes("mine", "key", b"changed"),
         lambda: other.storage.put_if_absent("mine", "new", b"changed"),
         lambda: other.storage.put_file("mine", "large", tmp_path / "large"),
-        lambda: other.storage.delete("mine", ["key"]),
-        lambda: other.storage.check_owner("mine"),
-        lambda: other.inputs.put_bytes("mine", "key", b"changed"),
-        lambda: parts.begin("mine", "key"),
+        lambda: other.storage.delete_objects("mine", ["key"]),
+        lambda: other.storage.check_bucket_owner("mine"),
+        lambda: other.input_storage.put_bytes("mine", "key", b"changed"),
+        lambda: parts.create_multipart_upload("mine", "key"),
         lambda: parts.list_resumable_uploads("mine", "key"),
-        lambda: parts.object_checksum("mine", "key"),
+        lambda: parts.get_object_checksum("mine", "key"),
     ):
         with pytest.raises(CallError) as call_error:
             refused_call()
-        assert call_error.value.code == NOT_THE_OWNER
-        assert isinstance(user_error(call_error.value, "a region"), AccountError)
-    assert other.inputs.get_bytes("mine", "key") == b"content"
-    assert [row.key for row in own_target.storage.list("mine", "")] == ["key"]
+        assert call_error.value.code == WRONG_BUCKET_OWNER
+        assert isinstance(to_user_error(call_error.value, "a region"), AccountError)
+    assert other.input_storage.get_bytes("mine", "key") == b"content"
+    assert [row.key for row in own_target.storage.list_objects("mine", "")] == ["key"]
 
     target_without_caller = Target.endpoint(denying, info.region, "a", "b", account=OTHER_ACCOUNT)
     with pytest.raises(AccountError) as account_error, translate_call_errors(target_without_caller):
@@ -130,10 +130,10 @@ def test_nothing_is_sent_without_a_known_caller(info: EndpointInfo, denying: str
 
 
 def test_a_bucket_name_of_another_account_is_reported() -> None:
-    name_taken = CallError(
+    bucket_exists = CallError(
         "CreateBucket", "BucketAlreadyExists", "The requested bucket name is not available."
     )
-    error = user_error(name_taken, "eu-west-1")
+    error = to_user_error(bucket_exists, "eu-west-1")
     assert error.exit_code == 3
     assert "another account has taken the name of the bucket" in str(error)
     assert "\n" not in str(error)

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.discovery import gather as survey_module
-from smlaunch.discovery.gather import gather_facts
+from smlaunch.discovery import input_facts
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import SourceFacts, StoredFile
 from smlaunch.job.model import Channel, Compute, Job
-from smlaunch.planner.facts import SourceFacts, StoredFile
-from smlaunch.runs.api import launch
-from smlaunch.runs.run import Run
-from smlaunch.runs.target import Target
-from tests.runs.fakes import ROLE, FakeControl, FakeStorage, fake_target
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from tests.runs.fakes import ROLE, FakeControl, FakeStorage, fake_target, gather_needed_facts
 
 SOURCE = SourceFacts(".", "train.py", "0" * 64, 1, 1)
 QUOTA = (
@@ -33,7 +32,7 @@ def target() -> Target:
 
 
 def control(target: Target) -> FakeControl:
-    return target.__dict__["control"]  # type: ignore[no-any-return]
+    return target.__dict__["control_plane"]  # type: ignore[no-any-return]
 
 
 def storage(target: Target) -> FakeStorage:
@@ -54,12 +53,12 @@ def created_names(target: Target) -> list[str]:
 def test_all_names_are_listed_only_for_a_split(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey_module, "MAX_LISTED_OBJECTS", 3)
-    facts = gather_facts(job(tmp_path / "s"), target, SOURCE).inputs["train"]
+    monkeypatch.setattr(input_facts, "MAX_LISTED_OBJECTS", 3)
+    facts = gather_needed_facts(job(tmp_path / "s"), target, SOURCE).inputs["train"]
     assert facts.files == tuple(StoredFile(f"f{number}", number) for number in range(1, 8))
     assert (facts.objects, facts.bytes, facts.is_truncated, facts.shard_names) == (7, 28, False, None)
-    monkeypatch.setattr(survey_module, "MAX_SPLIT_OBJECTS", 5)
-    facts = gather_facts(job(tmp_path / "s"), target, SOURCE).inputs["train"]
+    monkeypatch.setattr(input_facts, "MAX_SPLIT_OBJECTS", 5)
+    facts = gather_needed_facts(job(tmp_path / "s"), target, SOURCE).inputs["train"]
     assert (facts.files, facts.objects, facts.is_truncated) == (None, 5, True)
 
 
@@ -71,12 +70,12 @@ def test_packed_data_is_recognized_by_its_index(
     index = {"kind": "smlaunch.shards", "version": "1.0", "shards": [{"name": name} for name in names]}
     objects = storage(target).objects["data"]
     objects.update({f"q/{name}": b"t" for name in names})
-    assert gather_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"].shard_names is None
+    assert gather_needed_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"].shard_names is None
     objects["q/index.json"] = json.dumps(index).encode()
-    facts = gather_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"]
+    facts = gather_needed_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"]
     assert facts.shard_names == (f"{inside}shard-00000.tar", f"{inside}shard-00001.tar")
     objects["q/index.json"] = b"somebody's own"
-    assert gather_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"].shard_names is None
+    assert gather_needed_facts(job(tmp_path / "s", uri), target, SOURCE).inputs["train"].shard_names is None
 
 
 def test_a_sharded_run_is_launched_once(tmp_path: Path, target: Target) -> None:
@@ -87,7 +86,7 @@ def test_a_sharded_run_is_launched_once(tmp_path: Path, target: Target) -> None:
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             bucket, _, key = uri.removeprefix("s3://").partition("/")
             assert any(name.startswith(key) for name in storage(target).objects[bucket])
-    assert run.wait().exit_code == 0
+    assert run.result().exit_code == 0
     second_run = launch(job(tmp_path / "s"), target)
     assert second_run.attached and len(created_names(target)) == 3
 
@@ -110,7 +109,7 @@ def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) 
     run = launch(job(tmp_path / "s"), target, on_message=messages.append)
     assert created_names(target) == [] and any("begin when others have ended" in text for text in messages)
     assert run.describe().exit_code is None
-    assert sorted(run.wait().to_dict()["shards"][number]["run"] for number in range(3)) == [
+    assert sorted(run.result().to_dict()["shards"][number]["run"] for number in range(3)) == [
         "demo-p1",
         "demo-p2",
         "demo-p3",
@@ -120,6 +119,6 @@ def test_shards_without_an_instance_start_later(tmp_path: Path, target: Target) 
 
 def test_a_run_named_like_a_shard_is_no_shard(tmp_path: Path, target: Target) -> None:
     """Only the folder of the sharded run lists its shards."""
-    launch(job(tmp_path / "s", hosts=1).model_copy(update={"name": "other-p1"}), target)
+    launch(job(tmp_path / "s", hosts=1).with_changes(name="other-p1"), target)
     with pytest.raises(JobError, match="there is no run 'other'"):
-        Run.attach("other", target)
+        attach("other", target)

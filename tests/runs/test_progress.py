@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.progress import ProgressLine, format_line, parse_line
-from smlaunch.runs.progress import ProgressTracker
+from smlaunch.contract.progress_line import ProgressLine, format_line, parse_line
+from smlaunch.runs.progress_estimate import ProgressTracker
 
 
 def add_progress(

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from smlaunch import Compute, Job, Run, SmlaunchError, Target, launch, plan
+from smlaunch import Compute, Job, Run, SmlaunchError, Target, attach, launch, plan
 from smlaunch.aws.interfaces import CallError
+from smlaunch.runs.attach_run import run_of_chain, run_of_shards, run_of_single_job
+from smlaunch.runs.chain_driver import ChainDriver
+from smlaunch.runs.job_list import JobList
 from tests.runs.fakes import ROLE, fake_target
+from tests.runs.test_chain import FOLDER, RUN, workflow
 
-PORTS = ("control", "storage", "transfer", "logs", "orchestrators", "identity", "quotas")
+PORTS = ("control_plane", "storage", "transfer", "logs", "orchestrators", "identity", "quotas")
 METHODS: dict[str, Callable[[Run], Any]] = {
-    "chain": lambda run: run.chain_driver,
-    "resumable": lambda run: run.is_resumable,
+    "status": lambda run: run.status,
+    "result": Run.result,
+    "exception": Run.exception,
     "is_over": Run.done,
     "describe": Run.describe,
-    "glance": Run.refresh,
+    "glance": lambda run: run.describe(reads_logs=True),
     "hosts": Run.host_count,
     "wait": Run.wait,
     "resume": Run.resume,
@@ -57,14 +62,18 @@ def test_plan_and_launch(refusing: Target, job: Job) -> None:
     with pytest.raises(SmlaunchError):
         launch(job_plan, refusing)
     with pytest.raises(SmlaunchError):
-        Run.attach("x", refusing)
+        attach("x", refusing)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run(refusing: Target, name: str) -> None:
+    single_job = run_of_single_job("x", refusing, "x", attached=True)
+    chain = run_of_chain(
+        ChainDriver(workflow(), FOLDER, refusing, jobs=JobList(RUN, refusing, ["x"])), refusing, attached=True
+    )
+    shards = run_of_shards("x", refusing, {1: chain, 2: single_job}, attached=True)
     error_count = 0
-    for job_name in ("x-s1-a1", "x", "pipelines-abc-x"):
-        run = Run("x", refusing, [job_name], attached=True)
+    for run in (single_job, chain, shards):
         try:
             METHODS[name](run)
         except SmlaunchError:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.aws.interfaces import UNREACHABLE, CallError
-from smlaunch.aws.retry import BackoffPolicy, call_with_retries, is_role_not_ready, user_error
+from smlaunch.aws.service_errors import BackoffPolicy, call_with_retries, is_role_not_ready_yet, to_user_error
 from smlaunch.errors import AccountError, EndpointError, JobError, ServiceError
 
 QUOTA = (
@@ -82,7 +82,7 @@ def test_waits_stay_within_their_limits(rng: float, tries: int, waited: float) -
 
 
 def translate(code: str, message: str, operation: str = "CreateTrainingJob", status: int = 400) -> Exception:
-    return user_error(CallError(operation, code, message, status), "eu-west-1")
+    return to_user_error(CallError(operation, code, message, status), "eu-west-1")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_denied_deployments_name_the_permission() -> None:
         (no_trust, "trust.json"),
     ):
         error = CallError("CreateStateMachine", "AccessDeniedException", service_message, 400)
-        assert hint in str(user_error(error, "eu-west-1"))
-        assert is_role_not_ready(error) == (service_message == no_trust)
+        assert hint in str(to_user_error(error, "eu-west-1"))
+        assert is_role_not_ready_yet(error) == (service_message == no_trust)
 
 
 def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
@@ -140,7 +140,7 @@ def test_a_quota_that_can_never_fit_and_one_that_is_used_up() -> None:
 
 
 def test_a_gone_endpoint_is_reported() -> None:
-    error = user_error(
+    error = to_user_error(
         CallError("ListTrainingJobs", UNREACHABLE, "refused"), "the local endpoint at http://127.0.0.1:1"
     )
     assert isinstance(error, EndpointError)
@@ -157,5 +157,5 @@ def test_an_endpoint_of_this_machine_that_is_gone_is_waited_for_some_seconds() -
     with pytest.raises(CallError) as caught:
         call_with_retries(refuse_connection, sleep=waits.append, random_fraction=lambda: 1.0)
     assert sum(waits) == 5
-    error_text = str(user_error(caught.value, "the local endpoint at http://127.0.0.1:1234"))
+    error_text = str(to_user_error(caught.value, "the local endpoint at http://127.0.0.1:1234"))
     assert "`smlaunch local start` starts it" in error_text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.contract.names import TAG_FORMAT
+from smlaunch.contract.run_names import TAG_FORMAT
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
-from smlaunch.runs.api import launch
-from smlaunch.runs.run import Run, list_runs
-from smlaunch.runs.target import Target
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_list import list_runs
 from tests.runs.fakes import FakeControl, fake_target
 from tests.runs.test_api import job  # noqa: F401  (a fixture)
 
@@ -28,7 +29,7 @@ def target(job: Job) -> Target:  # noqa: F811
 
 
 def tag_with_version(target: Target, version: str | None) -> FakeControl:
-    control: FakeControl = target.__dict__["control"]
+    control: FakeControl = target.__dict__["control_plane"]
     (tags,) = control.tags_of.values()
     tags.pop(TAG_FORMAT)
     if version is not None:
@@ -40,7 +41,7 @@ def tag_with_version(target: Target, version: str | None) -> FakeControl:
 def test_it_is_neither_shown_nor_resumed_nor_stopped(target: Target, version: str | None) -> None:
     control = tag_with_version(target, version)
     with pytest.raises(JobError, match=OTHERS[version].replace(".", r"\.")):
-        Run.attach("demo", target)
+        attach("demo", target)
     assert control.stopped == []
 
 
@@ -67,4 +68,4 @@ def test_it_is_listed_as_of_another_format(
 
 def test_a_later_minor_version_is_read(target: Target) -> None:
     tag_with_version(target, "1.9")
-    assert Run.attach("demo", target).name == "demo"
+    assert attach("demo", target).name == "demo"

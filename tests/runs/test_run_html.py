@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smlaunch.runs.run import Run
-from smlaunch.runs.target import Target
+from smlaunch.runs.attach_run import run_of_single_job
+from smlaunch.runs.launch_target import Target
 
 
 class ForbiddenClients:
@@ -15,8 +15,8 @@ class ForbiddenClients:
 
 def test_a_run_renders_without_a_request() -> None:
     target = Target("aws", "eu-west-1", polling=None, session=ForbiddenClients())  # type: ignore[arg-type]
-    html = Run("digits", target, ["digits-s1-a1", "<b>"])._repr_html_()
+    html = run_of_single_job("digits", target, "digits-<b>", attached=False)._repr_html_()
     assert "launched" in html
-    for text in ("digits", "eu-west-1", "digits-s1-a1, &lt;b&gt;"):
+    for text in ("digits", "eu-west-1", "digits-&lt;b&gt;"):
         assert f"<td>{text}</td>" in html
-    assert "attached to it" in Run("digits", target, [], attached=True)._repr_html_()
+    assert "attached to it" in run_of_single_job("digits", target, "a", attached=True)._repr_html_()

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
-from smlaunch.runs import source
-from smlaunch.runs.source import pack_source
+from smlaunch.runs import source_archive
+from smlaunch.runs.source_archive import pack_source
 from smlaunch.runs.source_tree import ALWAYS_EXCLUDED, IGNORE_FILES
 from smlaunch.secrets.file_names import match_secret_name
 
@@ -134,14 +134,14 @@ def test_a_folder_full_of_data_is_refused_with_what_fills_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path, {"train.py": "", "data/a.bin": "x" * 3000, "data/b.bin": "x" * 3000})
-    monkeypatch.setattr(source, "LIMIT_BYTES", 5000)
+    monkeypatch.setattr(source_archive, "LIMIT_BYTES", 5000)
     with pytest.raises(JobError, match=r"source: .*largest: data .* in 2 files, .*; name what is not code"):
         pack_source(root)
 
 
 def test_a_large_source_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree(tmp_path, {"weights.bin": "x" * 3000})
-    monkeypatch.setattr(source, "WARN_BYTES", 1000)
+    monkeypatch.setattr(source_archive, "WARN_ABOVE_BYTES", 1000)
     assert "largest: weights.bin" in pack_source(root).warnings[0]
 
 

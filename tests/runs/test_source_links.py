@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from smlaunch.errors import JobError
 from smlaunch.runs import source_tree
-from smlaunch.runs.source import SourceArchive, pack_source
-from smlaunch.runtime.source import unpack_source
+from smlaunch.runs.source_archive import SourceArchive, pack_source
+from smlaunch.runtime.source_unpacking import unpack_source
 from tests.runs.test_source import tree
 
 
@@ -139,14 +139,14 @@ def test_an_entry_that_is_a_link_out_is_refused_with_the_way_out(root: Path, out
 
 def change_after_listing(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Calls ``change`` after all files are listed and before the first is read."""
-    original = source_tree.SourceTree.apply_link_names
+    original = source_tree.SourceTree.exclude_targets_of_secret_links
 
     def list_then_change(self: source_tree.SourceTree, entries: object) -> object:
         entries_listed = list(original(self, entries))  # type: ignore[arg-type]
         change()  # type: ignore[operator]
         return entries_listed
 
-    monkeypatch.setattr(source_tree.SourceTree, "apply_link_names", list_then_change)
+    monkeypatch.setattr(source_tree.SourceTree, "exclude_targets_of_secret_links", list_then_change)
 
 
 def test_a_link_put_in_a_files_place_is_not_followed(

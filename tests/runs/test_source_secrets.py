@@ -11,9 +11,9 @@ import pytest
 
 from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError
-from smlaunch.runs.source import pack_source
+from smlaunch.runs.source_archive import pack_source
 from smlaunch.secrets.file_contents import find_secret, is_public_material
-from smlaunch.secrets.file_names import EXAMPLE_FILES, SECRET_PATTERNS, match_secret_name
+from smlaunch.secrets.file_names import EXAMPLE_FILE_NAMES, SECRET_PATTERNS, match_secret_name
 from tests.runs.test_source import tree
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEAs7Zx" * 12 + "\n-----END RSA PRIVATE KEY-----\n"
@@ -77,7 +77,14 @@ def test_names_count_in_any_case_and_in_any_folder(tmp_path: Path, name: str) ->
     [
         *("tokenizer.json", "keys.py", "keyboard.py", "secrets.py", "credentials.py", "secrets/__init__.py"),
         *("credentials/store.py", "environment.py", "config.json", "history.csv", "id_rsa.pub", "shadow.py"),
-        *(".gitignore", "model.safetensors", "gym.envs.txt", "monkey.txt", "donkey", *sorted(EXAMPLE_FILES)),
+        *(
+            ".gitignore",
+            "model.safetensors",
+            "gym.envs.txt",
+            "monkey.txt",
+            "donkey",
+            *sorted(EXAMPLE_FILE_NAMES),
+        ),
     ],
 )
 def test_names_of_code_and_of_examples_are_none(tmp_path: Path, name: str) -> None:
@@ -97,7 +104,7 @@ def test_the_page_lists_every_pattern() -> None:
     documented_patterns = set(
         re.findall(r"`([^` ]+)`", page[page.index("## Names") : page.index("## Contents")])
     )
-    assert documented_patterns - EXAMPLE_FILES - {pattern.pattern for pattern in SECRET_PATTERNS} == {
+    assert documented_patterns - EXAMPLE_FILE_NAMES - {pattern.pattern for pattern in SECRET_PATTERNS} == {
         "folder/name"
     }
 

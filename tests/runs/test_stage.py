@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.aws.client import S3Storage
+from smlaunch.aws.botocore_client import S3Storage
 from smlaunch.aws.interfaces import CallError
 from smlaunch.cli.transfer_display import TransferDisplay
 from smlaunch.data.transfer_progress import TransferProgress
@@ -23,9 +23,10 @@ from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.runs.api import launch, plan
+from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import plan
 from smlaunch.runs.runtime_archive import build_runtime_archive
-from smlaunch.runs.target import Target
 from tests.runs.fakes import BUCKET, FakeStorage, FakeTransfer, fake_target
 
 ROLE = "arn:aws:iam::123456789012:role/train"
@@ -77,9 +78,9 @@ class RecordingTransfer(FakeTransfer):
         self.__dict__.update(vars(transfer))
         self.keys: list[str] = []
 
-    def put(self, bucket: str, items: Any, on_progress: Callable[[int, int], None]) -> None:
+    def upload_files(self, bucket: str, items: Any, on_progress: Callable[[int, int], None]) -> None:
         self.keys.extend(item.key.rpartition("/")[2] for item in items)
-        super().put(bucket, items, on_progress)
+        super().upload_files(bucket, items, on_progress)
 
 
 def test_objects_of_the_same_size_are_not_uploaded_again(tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ import sys
 from tests.runs.fakes import fake_target
 from smlaunch.cli.console import upload_display
 from smlaunch.job.model import Job
-from smlaunch.runs.api import launch
+from smlaunch.runs.launch_plan import launch
 launch(Job(entry=sys.argv[1], role=sys.argv[2]), fake_target(), on_progress=upload_display())
 print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "obstore", "s3transfer"))))
 """

@@ -2,15 +2,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from smlaunch.discovery import gather as survey_module
-from smlaunch.discovery.gather import find_role, gather_facts, read_script
+from smlaunch.aws.interfaces import CallError
+from smlaunch.discovery import caller_identity, input_facts
+from smlaunch.discovery import gather_facts as gather_facts_module
+from smlaunch.discovery.caller_identity import find_execution_role
+from smlaunch.discovery.script_analysis import read_script_facts
+from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import SourceFacts
-from smlaunch.runs.target import Target
-from tests.runs.fakes import ACCOUNT, BUCKET, REGION, ROLE, FakeIdentity, FakeStorage, fake_target
+from smlaunch.runs.launch_target import Target
+from tests.runs.fakes import (
+    ACCOUNT,
+    BUCKET,
+    REGION,
+    ROLE,
+    FakeIdentity,
+    FakeStorage,
+    fake_target,
+    gather_needed_facts,
+)
 
 SOURCE = SourceFacts(".", "train.py", "0" * 64, 1, 1)
 
@@ -29,21 +42,36 @@ def target_with(
     if identity:
         target.__dict__["identity"] = identity
     if storage:
-        target.__dict__.update(storage=storage, inputs=storage)
+        target.__dict__.update(storage=storage, input_storage=storage)
     return target
 
 
 def test_the_callers_account_gives_the_bucket(script: Path) -> None:
-    facts = gather_facts(Job(entry=script, role=ROLE), target_with(), SOURCE)
+    facts = gather_needed_facts(Job(entry=script, role=ROLE), target_with(), SOURCE)
     assert (facts.region, facts.account, facts.bucket, facts.role) == (REGION, ACCOUNT, BUCKET, ROLE)
     assert facts.partition == "aws"
     assert "torch.distributed" in facts.script.imports
 
 
+def test_an_unknown_caller_is_reported_before_an_input_is_read(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gather_facts_module, "gather_input_facts", lambda *_: pytest.fail("an input was read")
+    )
+    identity = FakeIdentity()
+    unknown_caller = CallError("GetCallerIdentity", "InvalidClientTokenId", "")
+    monkeypatch.setattr(identity, "get_caller_identity", Mock(side_effect=unknown_caller))
+    with pytest.raises(CallError, match="InvalidClientTokenId"):
+        gather_needed_facts(
+            Job(entry=script, role=ROLE, inputs={"a": "s3://data/a"}), target_with(identity), SOURCE
+        )
+
+
 def test_known_facts_are_not_requested(script: Path) -> None:
     target = target_with(account=ACCOUNT, role=ROLE, bucket="mine")
     target.__dict__["identity"] = None
-    facts = gather_facts(Job(entry=script), target, SOURCE)
+    facts = gather_needed_facts(Job(entry=script), target, SOURCE)
     assert (facts.account, facts.role, facts.bucket) == (ACCOUNT, ROLE, "mine")
 
 
@@ -65,24 +93,24 @@ def test_known_facts_are_not_requested(script: Path) -> None:
     ],
 )
 def test_an_assumed_role_is_used(arn: str, roles: list[str], expected: str) -> None:
-    assert find_role(None, target_with(FakeIdentity(arn, roles))) == (expected, None)
+    assert find_execution_role(None, target_with(FakeIdentity(arn, roles))) == (expected, None)
 
 
 def test_a_role_by_its_name_and_from_the_environment() -> None:
-    assert find_role("train", target_with(FakeIdentity(roles=[ROLE]))) == (ROLE, None)
-    assert find_role("other", target_with()) == (f"arn:aws:iam::{ACCOUNT}:role/other", None)
-    assert find_role(None, target_with(environment={"SMLAUNCH_ROLE": ROLE})) == (ROLE, None)
+    assert find_execution_role("train", target_with(FakeIdentity(roles=[ROLE]))) == (ROLE, None)
+    assert find_execution_role("other", target_with()) == (f"arn:aws:iam::{ACCOUNT}:role/other", None)
+    assert find_execution_role(None, target_with(environment={"SMLAUNCH_ROLE": ROLE})) == (ROLE, None)
 
 
 def test_the_role_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tmp_path / "resource-metadata.json"
     metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
-    monkeypatch.setattr(survey_module, "STUDIO_METADATA", metadata)
-    assert find_role(None, target_with()) == (ROLE, None)
+    monkeypatch.setattr(caller_identity, "STUDIO_METADATA", metadata)
+    assert find_execution_role(None, target_with()) == (ROLE, None)
 
 
 def test_a_user_without_a_role_gets_advice() -> None:
-    role, problem = find_role(None, target_with())
+    role, problem = find_execution_role(None, target_with())
     assert role is None
     assert problem is not None
     assert "user/ada" in problem and "--role" in problem
@@ -96,7 +124,7 @@ def test_inputs_in_s3(script: Path) -> None:
         role=ROLE,
         inputs={"train": "s3://data/train/", "none": "s3://data/nothing", "gone": "s3://no-such-bucket/x/"},
     )
-    inputs = gather_facts(job, target_with(storage=storage), SOURCE).inputs
+    inputs = gather_needed_facts(job, target_with(storage=storage), SOURCE).inputs
     assert (inputs["train"].objects, inputs["train"].bytes, inputs["train"].exists) == (2, 5, True)
     assert not inputs["none"].exists
     assert inputs["none"].problem == (
@@ -106,10 +134,10 @@ def test_inputs_in_s3(script: Path) -> None:
 
 
 def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_module, "MAX_LISTED_OBJECTS", 3)
+    monkeypatch.setattr(input_facts, "MAX_LISTED_OBJECTS", 3)
     storage = FakeStorage(["data"])
     storage.objects["data"] = {f"k{index}": b"x" for index in range(9)}
-    facts = gather_facts(
+    facts = gather_needed_facts(
         Job(entry=script, role=ROLE, inputs={"t": "s3://data/k"}), target_with(storage=storage), SOURCE
     )
     assert (facts.inputs["t"].objects, facts.inputs["t"].is_truncated) == (3, True)
@@ -118,7 +146,7 @@ def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPat
 def test_local_inputs_are_named_by_their_content(script: Path, tmp_path: Path) -> None:
     def facts(folder: Path) -> str | None:
         return (
-            gather_facts(Job(entry=script, role=ROLE, inputs={"t": folder}), target_with(), SOURCE)
+            gather_needed_facts(Job(entry=script, role=ROLE, inputs={"t": folder}), target_with(), SOURCE)
             .inputs["t"]
             .sha256
         )
@@ -147,7 +175,7 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
         },
     )
     problem_by_input = {
-        name: facts.problem for name, facts in gather_facts(job, target_with(), SOURCE).inputs.items()
+        name: facts.problem for name, facts in gather_needed_facts(job, target_with(), SOURCE).inputs.items()
     }
     assert problem_by_input["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
     assert problem_by_input["empty"] == f"{tmp_path}/digits is empty"
@@ -171,12 +199,12 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
 )
 def test_transitive_imports(tmp_path: Path, code: str, name: str) -> None:
     (tmp_path / "s.py").write_text(code)
-    assert name in read_script(tmp_path / "s.py").imports
+    assert name in read_script_facts(tmp_path / "s.py").imports
 
 
 def test_modules_outside_the_source_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import torch\nx = 'torch.distributed'\nself = x\nself.torch.distributed")
-    facts = read_script(tmp_path / "s.py")
+    facts = read_script_facts(tmp_path / "s.py")
     assert "torch.distributed" not in facts.imports
     assert not facts.reads_resource_config
 
@@ -184,17 +212,17 @@ def test_modules_outside_the_source_are_not_read(tmp_path: Path) -> None:
 def test_scripts_that_read_the_cluster_themselves(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("open('/opt/ml/input/config/resourceconfig.json')")
     (tmp_path / "s.sh").write_text("cat /opt/ml/input/config/resourceconfig.json")
-    assert read_script(tmp_path / "s.py").reads_resource_config
-    assert read_script(tmp_path / "s.sh").reads_resource_config
+    assert read_script_facts(tmp_path / "s.py").reads_resource_config
+    assert read_script_facts(tmp_path / "s.sh").reads_resource_config
 
 
 def test_scripts_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "train_ddp.py").write_text("x = (\n")
     assert (
-        read_script(tmp_path / "train_ddp.py").problem
+        read_script_facts(tmp_path / "train_ddp.py").problem
         == f"{tmp_path}/train_ddp.py, line 1: '(' was never closed"
     )
-    missing = read_script(tmp_path / "train_dpp.py")
+    missing = read_script_facts(tmp_path / "train_dpp.py")
     assert not missing.exists
     assert missing.problem == (
         f"{tmp_path}/train_dpp.py does not exist, did you mean '{tmp_path}/train_ddp.py'?"

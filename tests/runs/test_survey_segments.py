@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from smlaunch.aws.client import ServiceQuotas
+from smlaunch.aws.botocore_client import ServiceQuotas
 from smlaunch.aws.interfaces import CallError
-from smlaunch.discovery.gather import gather_facts
 from smlaunch.discovery.script_analysis import modules_mention_checkpoints, transitive_imports
+from smlaunch.facts.discovered_facts import CheckpointFacts, SourceFacts
 from smlaunch.job.model import Compute, Job
-from smlaunch.planner.facts import CheckpointFacts, SourceFacts
-from smlaunch.runs.target import Target
-from tests.runs.fakes import ROLE, FakeQuotas, fake_target
+from smlaunch.runs.launch_target import Target
+from tests.runs.fakes import ROLE, FakeQuotas, fake_target, gather_needed_facts
 
 LONGEST = "Longest run time for a training job"
 
@@ -49,7 +48,7 @@ def test_the_quota_is_read_only_for_long_jobs(
     tmp_path: Path, limits: dict[str, str], is_requested: int
 ) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400})
-    facts = gather_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
+    facts = gather_needed_facts(job_of(tmp_path, **limits), target_with(quotas), source_of(tmp_path))
     assert quotas.requested_quotas == [(LONGEST,)] * is_requested
     assert facts.max_runtime_quota == (10 * 86400 if is_requested else None)
 
@@ -57,7 +56,7 @@ def test_the_quota_is_read_only_for_long_jobs(
 def test_a_quota_that_may_not_be_read_has_its_reason(tmp_path: Path) -> None:
     access_denied = CallError("ListServiceQuotas", "AccessDeniedException", "no")
     job = job_of(tmp_path, max_runtime="6d")
-    facts = gather_facts(job, target_with(FakeQuotas(access_denied)), source_of(tmp_path))
+    facts = gather_needed_facts(job, target_with(FakeQuotas(access_denied)), source_of(tmp_path))
     assert facts.max_runtime_quota is None
     assert facts.max_runtime_quota_problem == "ListServiceQuotas: AccessDeniedException"
 
@@ -67,9 +66,9 @@ def test_a_local_endpoint_has_no_quotas(tmp_path: Path) -> None:
     target = dataclasses.replace(fake_target(), kind="local")
     target.__dict__.update(quotas=quotas, storage=fake_target().storage, identity=fake_target().identity)
     job = job_of(tmp_path, max_runtime="60d")
-    many_hosts = job.model_copy(update={"compute": Compute(hosts=30, instance_type="ml.g5.xlarge")})
+    many_hosts = job.with_changes(compute=Compute(hosts=30, instance_type="ml.g5.xlarge"))
     for asks in (job, many_hosts):
-        facts = gather_facts(asks, target, source_of(tmp_path))
+        facts = gather_needed_facts(asks, target, source_of(tmp_path))
         assert (facts.quotas, facts.quotas_problem) == ({}, None)
     assert quotas.requested_quotas == []
 
@@ -100,8 +99,8 @@ def test_the_right_quotas_are_read(
     tmp_path: Path, compute: dict[str, Any], expected_quotas: list[str]
 ) -> None:
     quotas = FakeQuotas({"ml.g5.xlarge for training job usage": 4.0})
-    job = job_of(tmp_path).model_copy(update={"compute": Compute(**compute)})
-    facts = gather_facts(job, target_with(quotas), source_of(tmp_path))
+    job = job_of(tmp_path).with_changes(compute=Compute(**compute))
+    facts = gather_needed_facts(job, target_with(quotas), source_of(tmp_path))
     assert quotas.requested_quotas == ([tuple(expected_quotas)] if expected_quotas else [])
     assert list(facts.quotas) == expected_quotas
     if "ml.g5.xlarge for training job usage" in expected_quotas:
@@ -110,8 +109,8 @@ def test_the_right_quotas_are_read(
 
 def test_one_pass_is_enough_for_a_long_run_of_many_hosts(tmp_path: Path) -> None:
     quotas = FakeQuotas({LONGEST: 10 * 86400, "ml.m5.xlarge for training job usage": 8.0})
-    job = job_of(tmp_path, max_runtime="6d").model_copy(update={"compute": Compute(hosts=4)})
-    facts = gather_facts(job, target_with(quotas), source_of(tmp_path))
+    job = job_of(tmp_path, max_runtime="6d").with_changes(compute=Compute(hosts=4))
+    facts = gather_needed_facts(job, target_with(quotas), source_of(tmp_path))
     assert len(quotas.requested_quotas) == 1
     assert facts.max_runtime_quota == 10 * 86400
     assert facts.quotas == {"ml.m5.xlarge for training job usage": 8.0}
@@ -128,7 +127,7 @@ def test_the_quota_is_found_by_its_name_on_any_page() -> None:
             assert params["ServiceCode"] == "sagemaker"
             return pages[params.get("NextToken")]  # type: ignore[index]
 
-    read = ServiceQuotas(Client()).values
+    read = ServiceQuotas(Client()).quota_values
     assert read([LONGEST]) == {LONGEST: 432000.0}
     assert read(["Number of instances", LONGEST]) == {"Number of instances": 20.0, LONGEST: 432000.0}
     assert read(["Number of instances", "no such quota"]) == {"Number of instances": 20.0}
@@ -143,26 +142,26 @@ def test_paging_ends_when_all_quotas_are_found() -> None:
             return {"Quotas": [{"QuotaName": f"q{self.pages}", "Value": 1.0}], "NextToken": "on"}
 
     client = Client()
-    assert ServiceQuotas(client).values(["q2"]) == {"q2": 1.0}
+    assert ServiceQuotas(client).quota_values(["q2"]) == {"q2": 1.0}
     assert client.pages == 2
-    assert ServiceQuotas(client).values(["never"]) == {}
+    assert ServiceQuotas(client).quota_values(["never"]) == {}
     assert client.pages == 52
 
 
 def test_existing_checkpoints_are_counted(tmp_path: Path) -> None:
     target = fake_target()
     storage = target.storage
-    storage.make_bucket("b", "us-east-1")
+    storage.create_bucket("b", "us-east-1")
     for step, size in ((10, 7), (20, 5)):
         for rank in range(2):
             storage.put_bytes("b", f"c/smlaunch/step-{step:012d}/rank-{rank}.shard", b"x" * size)
     storage.put_bytes("b", "c/smlaunch/outcome-x-s1-a1.json", b"{}")
-    job = job_of(tmp_path, segment="24h", max_runtime="3d").model_copy(
-        update={"checkpoints": Job(entry="a.py", checkpoints="s3://b/c/").checkpoints}
+    job = job_of(tmp_path, segment="24h", max_runtime="3d").with_changes(
+        checkpoints=Job(entry="a.py", checkpoints="s3://b/c/").checkpoints
     )
-    assert gather_facts(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
-    plain = job.model_copy(update={"limits": job_of(tmp_path).limits})
-    assert gather_facts(plain, target, source_of(tmp_path)).checkpoints is None
+    assert gather_needed_facts(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
+    plain = job.with_changes(limits=job_of(tmp_path).limits)
+    assert gather_needed_facts(plain, target, source_of(tmp_path)).checkpoints is None
 
 
 def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from smlaunch.aws.interfaces import UNREACHABLE, CallError
 from smlaunch.errors import AccountError
-from smlaunch.runs.target import Target
+from smlaunch.runs.launch_target import Target
 
 
 class AnsweringHandler(BaseHTTPRequestHandler):
@@ -67,7 +67,7 @@ def endpoint(service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> T
 def test_an_endpoint_ignores_the_users_aws_settings(endpoint: Target) -> None:
     AnsweringHandler.answers.append((200, {"TrainingJobArn": "arn:x"}))
     assert (
-        endpoint.control.create(
+        endpoint.control_plane.create_job(
             {"TrainingJobName": "x", "RoleArn": "r" * 20, "OutputDataConfig": {"S3OutputPath": "s3://b"}}
         )
         == "arn:x"
@@ -95,7 +95,7 @@ def test_pages_are_requested_lazily(endpoint: Target) -> None:
         (200, {"ProcessingJobSummaries": [older]}),
         (200, {"TrainingJobSummaries": [row("c")]}),
     ]
-    rows = endpoint.control.list("x")
+    rows = endpoint.control_plane.list_jobs("x")
     assert next(rows).name == "a"
     assert [name for name, _ in AnsweringHandler.requests] == ["ListTrainingJobs", "ListProcessingJobs"]
     assert [row.name for row in rows] == ["b", "c", "p"]
@@ -106,7 +106,7 @@ def test_pages_are_requested_lazily(endpoint: Target) -> None:
 def test_without_permission_for_processing_jobs_training_jobs_are_listed(endpoint: Target) -> None:
     access_denied: dict[str, object] = {"__type": "AccessDeniedException", "message": "no"}
     AnsweringHandler.answers += [(200, {"TrainingJobSummaries": []}), (400, access_denied)]
-    assert list(endpoint.control.list()) == []
+    assert list(endpoint.control_plane.list_jobs()) == []
 
 
 def test_an_error_has_the_services_message(endpoint: Target) -> None:
@@ -116,8 +116,8 @@ def test_an_error_has_the_services_message(endpoint: Target) -> None:
         (400, {"__type": "AccessDeniedException", "message": "no"}),
     ]
     with pytest.raises(CallError) as caught:
-        endpoint.control.describe("x")
-    assert (caught.value.code, caught.value.message, caught.value.status) == (
+        endpoint.control_plane.describe_job("x")
+    assert (caught.value.code, caught.value.message, caught.value.http_status) == (
         "ValidationException",
         "Requested resource not found.",
         400,
@@ -126,13 +126,13 @@ def test_an_error_has_the_services_message(endpoint: Target) -> None:
 
 def test_a_log_group_that_is_not_there_yet_has_no_streams(endpoint: Target) -> None:
     AnsweringHandler.answers.append((400, {"__type": "ResourceNotFoundException", "message": "no group"}))
-    assert endpoint.logs.streams("/aws/sagemaker/TrainingJobs", "x/") == []
+    assert endpoint.logs.list_streams("/aws/sagemaker/TrainingJobs", "x/") == []
 
 
 def test_an_unreachable_endpoint_is_reported() -> None:
     target = Target.endpoint("http://127.0.0.1:1", "eu-west-1", "AKID", "secret")
     with pytest.raises(CallError) as caught:
-        target.control.describe("x")
+        target.control_plane.describe_job("x")
     assert caught.value.code == UNREACHABLE
 
 
@@ -153,7 +153,7 @@ def test_a_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path
         Target.region(None, "nobody")
     target = Target.region("eu-west-1", "nobody")
     with pytest.raises(CallError):
-        _ = target.control
+        _ = target.control_plane
 
 
 @pytest.mark.parametrize("profile", [None, "team"])

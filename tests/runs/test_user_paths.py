@@ -11,9 +11,9 @@ import pytest
 from smlaunch import Job, JobError, launch, plan
 from smlaunch.cli import main
 from smlaunch.data.folder_sync import plan_push
-from smlaunch.discovery.gather import _local_input_facts
-from smlaunch.discovery.script_analysis import read_script
-from smlaunch.runs.source import pack_source
+from smlaunch.discovery.input_facts import _gather_local_input_facts
+from smlaunch.discovery.script_analysis import read_script_facts
+from smlaunch.runs.source_archive import pack_source
 from tests.runs.fakes import fake_target
 
 
@@ -21,8 +21,8 @@ def test_an_unreadable_path_is_reported_with_its_cause(tmp_path: Path) -> None:
     # Too long a name is refused to root as well, as a folder that may not be entered is to others.
     path = tmp_path / ("x" * 300)
     message = f"{path} cannot be read: {os.strerror(errno.ENAMETOOLONG)}"
-    assert read_script(path / "train.py").problem == message.replace(str(path), str(path / "train.py"))
-    assert _local_input_facts(str(path), False, False).problem == message
+    assert read_script_facts(path / "train.py").problem == message.replace(str(path), str(path / "train.py"))
+    assert _gather_local_input_facts(str(path), False, False).problem == message
     with pytest.raises(JobError, match="cannot be read"):
         pack_source(path)
 

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from smlaunch.verify import step_traces
-from smlaunch.verify.artifacts import ArtifactFile
-from smlaunch.verify.diff import Comparison, RunRecord, compare_runs
-from smlaunch.verify.lint import LintFindings, lint_script
+from smlaunch.verify.archive_contents import ArtifactFile
 from smlaunch.verify.repeatability import TimeSpan, discount_unrepeatable, is_repeatable
+from smlaunch.verify.run_diff import (
+    Comparison,
+    RunDifference,
+    RunRecord,
+    compare_runs,
+    describe_file_difference,
+)
+from smlaunch.verify.script_lint import LintFindings, lint_script
 from smlaunch.verify.step_traces import RankTrace, TracedState, TracedStep
 from smlaunch.verify.value_digests import ValueDigest
 
@@ -74,7 +80,9 @@ def test_a_repeated_step_is_compared_too() -> None:
 
 def test_different_samples_are_found() -> None:
     verdict = compare_runs(
-        account(), run_with_changed_step(4, samples=(0, 1)), LintFindings(data_loaders=("t.py:3 DataLoader",))
+        account(),
+        run_with_changed_step(4, sample_numbers=(0, 1)),
+        LintFindings(data_loaders=("t.py:3 DataLoader",)),
     )
     assert verdict.difference_texts[0].endswith("used samples [0, 1] in place of [8, 9]")
     assert "t.py:3 DataLoader" in verdict.causes[0]
@@ -151,7 +159,7 @@ def test_a_state_that_differs_only_at_a_checkpoint() -> None:
 
 def test_the_scope_lists_what_was_compared() -> None:
     comparison = compare_runs(account(), account(3), LintFindings())
-    assert comparison.compared == (
+    assert comparison.compared_items == (
         "samples of 6 steps",
         "losses of 6 steps",
         "final state: model, optimizer, order, smlaunch.rng.torch",
@@ -160,12 +168,12 @@ def test_the_scope_lists_what_was_compared() -> None:
     bare, other = account(files={}), account(3, files={})
     for each in (bare, other):
         trace = each.trace_by_rank[0]
-        trace.steps[:] = [row._replace(samples=(), loss=None) for row in trace.steps]
+        trace.steps[:] = [row._replace(sample_numbers=(), loss=None) for row in trace.steps]
         trace.states.clear()
     verdict = compare_runs(bare, other, LintFindings())
     assert verdict.is_identical
-    assert verdict.compared == ()
-    assert [text.partition(":")[0] for text in verdict.not_compared] == [
+    assert verdict.compared_items == ()
+    assert [text.partition(":")[0] for text in verdict.not_compared_items] == [
         *("samples", "losses", "state of rank 0", "model", "output/data")
     ]
 
@@ -187,7 +195,7 @@ def test_a_generator_without_a_seed_matters_if_it_is_drawn_from(
     verdict = compare_runs(first, other, hints)
     assert verdict.is_identical is identical
     if identical:
-        assert verdict.not_compared[-1] == "smlaunch.rng.numpy: no random numbers were drawn from it"
+        assert verdict.not_compared_items[-1] == "smlaunch.rng.numpy: no random numbers were drawn from it"
     else:
         (cause,) = verdict.causes
         assert (
@@ -223,7 +231,7 @@ def test_a_log_in_pieces(
     verdict = compare_runs(plain_run((LOG, file("a", lines=("1", "2", "3", "4")))), cut, LintFindings())
     assert verdict.is_identical is (explanation is not None)
     if explanation is not None:
-        assert explanation in verdict.not_compared[-1]
+        assert explanation in verdict.not_compared_items[-1]
 
 
 def test_the_model_is_the_last_job_s_alone() -> None:
@@ -243,7 +251,9 @@ def judge(first: RunRecord, cut: RunRecord, repeated: RunRecord) -> tuple[Compar
 
 
 def file_beside_weights(text: str, key: str = "at") -> tuple[str, ArtifactFile]:
-    return "model/card.json", ArtifactFile({key: ValueDigest(text, is_bulk=False, short_text=text)})
+    return "model/card.json", ArtifactFile(
+        {key: ValueDigest(text, is_weight_like=False, short_value_text=text)}
+    )
 
 
 def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
@@ -251,7 +261,7 @@ def test_an_unrepeatable_value_beside_the_weights_is_discounted() -> None:
     verdict, repeated = judge(*runs)
     assert verdict.is_identical
     assert repeated
-    (message,) = [text for text in verdict.not_compared if "card.json" in text]
+    (message,) = [text for text in verdict.not_compared_items if "card.json" in text]
     assert message.startswith(
         "model/card.json differs in at ('0.4' in place of '3.1'), as it does between two"
     )
@@ -298,7 +308,7 @@ def test_files_with_a_time_in_their_name() -> None:
     verdict, repeated = judge(run(11), run(22), run(33))
     assert verdict.is_identical
     assert repeated
-    assert len([text for text in verdict.not_compared if "tfevents" in text]) == 2
+    assert len([text for text in verdict.not_compared_items if "tfevents" in text]) == 2
 
 
 def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
@@ -323,7 +333,7 @@ def test_traces_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
     assert trace.steps == [TracedStep(0, 1, (4,), "0.5"), TracedStep(1, 2, (5,), None)]
     assert trace.final_digest_by_component == {"model": "y"}
     assert trace.initial_digest_by_generator == {"smlaunch.rng.python": "a"}
-    assert (trace.drawn_generators, trace.generators) == (
+    assert (trace.drawn_generator_names, trace.generator_names) == (
         {"smlaunch.rng.numpy"},
         {"smlaunch.rng.python", "smlaunch.rng.numpy"},
     )
@@ -345,3 +355,11 @@ schedule = torch.optim.lr_scheduler.StepLR(None, 3)
     assert hints.schedulers == ("t.py:7 torch.optim.lr_scheduler.StepLR",)
     assert hints.uses_torch
     assert lint_script("def (", "t.py") == LintFindings()
+
+
+@pytest.mark.parametrize(
+    ("count", "end"), [(8, "differs in v0, v1, v2, v3, v4, v5, v6, v7"), (9, "v7 and 1 more")]
+)
+def test_a_file_names_its_first_differing_values(count: int, end: str) -> None:
+    differences = [RunDifference("file", "a.pt", f"v{number}") for number in range(count)]
+    assert describe_file_difference("a.pt", differences).endswith(end)

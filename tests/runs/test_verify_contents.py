@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.verify import pickles
+from smlaunch.verify import pickle_parser
 from smlaunch.verify.value_digests import digest_values
 
 np = pytest.importorskip("numpy")
@@ -166,15 +166,15 @@ def test_weights_are_bulk_values() -> None:
     values = digest_values(
         pickle.dumps({"w": W, "list": [1.0, 2.0], "at": 1.5, "id": "a" * 20, "n": np.float64(2)})
     )
-    assert {path: leaf.is_bulk for path, leaf in values.items() if not path.endswith("()")} == {
+    assert {path: leaf.is_weight_like for path, leaf in values.items() if not path.endswith("()")} == {
         "w": True,
         "list": True,
         "at": False,
         "id": False,
     }
-    assert digest_values(b"0.1 0.2\n0.3 0.4")[""].is_bulk
-    assert not digest_values(b"trained for 3 epochs")[""].is_bulk
-    assert digest_values(b"\x89HDF\r\n")[""].is_bulk
+    assert digest_values(b"0.1 0.2\n0.3 0.4")[""].is_weight_like
+    assert not digest_values(b"trained for 3 epochs")[""].is_weight_like
+    assert digest_values(b"\x89HDF\r\n")[""].is_weight_like
 
 
 def test_job_names_are_masked() -> None:
@@ -249,7 +249,7 @@ def test_pickles_are_never_executed(tmp_path: Path) -> None:
 
 
 def test_globals_are_only_names() -> None:
-    assert pickles.parse_pickle(pickle.dumps(os.system)) == pickles.GlobalRef("posix", "system")
+    assert pickle_parser.parse_pickle(pickle.dumps(os.system)) == pickle_parser.GlobalRef("posix", "system")
 
 
 @pytest.mark.torch
@@ -288,7 +288,7 @@ def test_pytorch_s_files(tmp_path: Path) -> None:
         save_tensor_file("a.pt", {"w": base}), save_tensor_file("b.pt", {"w": base.int()})
     ) == ["w"]
     values = digest_values(save_tensor_file("a.pt", net))
-    assert any(path.endswith("weight") and leaf.is_bulk for path, leaf in values.items())
+    assert any(path.endswith("weight") and leaf.is_weight_like for path, leaf in values.items())
     old_files = [io.BytesIO(), io.BytesIO()]
     for content, value in zip(old_files, (base, base + 1), strict=True):
         torch.save({"w": value}, content, _use_new_zipfile_serialization=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smlaunch.contract.launch_spec import ALL, MPI, RUNTIME, Arg, LaunchSpec, RankSpec, Ref
-from smlaunch.contract.paths import (
+from smlaunch.contract.sagemaker_paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,

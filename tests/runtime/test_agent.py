@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from smlaunch.runtime import secret
+from smlaunch.runtime import job_secret
 from smlaunch.runtime.mpi.exec_agent import ExecAgent
 from smlaunch.runtime.peer_connection import (
+    AGENT_PURPOSE,
     EXIT_STATUS,
     STDERR,
     STDOUT,
-    TO_AGENT,
     Frame,
     PeerConnection,
     PeerError,
-    connect_handshake,
-    connect_to_agent,
+    connect_to_host,
+    initiate_handshake,
 )
 
 KEY = bytes(range(32))
@@ -41,7 +41,7 @@ def agent() -> Iterator[ExecAgent]:
 
 
 def start_command(agent: ExecAgent, line: str, key: bytes = KEY) -> PeerConnection:
-    return connect_to_agent(HOST, agent.port, key, {"do": "run", "line": line}, 5)
+    return connect_to_host(HOST, agent.port, key, AGENT_PURPOSE, {"do": "run", "line": line}, 5)
 
 
 def receive_frames(wire: PeerConnection) -> list[Frame]:
@@ -116,7 +116,7 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides() -> None:
     exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, handle_request)
     exec_agent.start()
     try:
-        wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
+        wire = connect_to_host(HOST, exec_agent.port, KEY, AGENT_PURPOSE, {"do": "follow"}, 5)
         assert idle_seconds(wire) == served.get(timeout=20) == 15
         wire.close()
     finally:
@@ -145,10 +145,10 @@ def test_another_key_gets_nothing_done(agent: ExecAgent, tmp_path: Path) -> None
         start_command(agent, f"touch {tmp_path}/done", key=bytes(32))
     # The same request from a client that does not verify the agent.
     with connect(agent) as raw:
-        raw.sendall(secret.make_nonce())
+        raw.sendall(job_secret.make_nonce())
         nonce_b = receive_exactly(raw, 64)[:32]
         body = b'{"do": "run", "host": "127.0.0.1", "line": "touch done"}'
-        forged = secret.compute_proof(bytes(32), TO_AGENT.name, "a", bytes(32), nonce_b, body)
+        forged = job_secret.compute_proof(bytes(32), AGENT_PURPOSE.name, "a", bytes(32), nonce_b, body)
         raw.sendall(len(body).to_bytes(4, "big") + body + forged)
         assert raw.recv(1) == b""
     assert list(tmp_path.iterdir()) == []
@@ -174,7 +174,7 @@ def test_what_was_said_before_is_not_taken_again(agent: ExecAgent, tmp_path: Pat
     thread = threading.Thread(target=relay)
     thread.start()
     request = {"do": "run", "line": f"echo ran >> {tmp_path}/count"}
-    wire = connect_to_agent(HOST, server.getsockname()[1], KEY, request, 5)
+    wire = connect_to_host(HOST, server.getsockname()[1], KEY, AGENT_PURPOSE, request, 5)
     assert join_payloads(receive_frames(wire), EXIT_STATUS) == b"0"
     thread.join()
     server.close()
@@ -192,17 +192,17 @@ def test_a_request_that_was_changed_or_is_for_another_host(
 ) -> None:
     if change == "host":
         with connect(agent) as raw:
-            wire = connect_handshake(
-                raw, KEY, TO_AGENT, {"do": "run", "host": "algo-7", "line": "touch done"}, HOST
+            wire = initiate_handshake(
+                raw, KEY, AGENT_PURPOSE, {"do": "run", "host": "algo-7", "line": "touch done"}, HOST
             )
             assert wire.receive() is None
     else:
         with connect(agent) as raw:
-            nonce_a = secret.make_nonce()
+            nonce_a = job_secret.make_nonce()
             raw.sendall(nonce_a)
             nonce_b = receive_exactly(raw, 64)[:32]
             body = b'{"do": "run", "host": "127.0.0.1", "line": "true"}'
-            signed = secret.compute_proof(KEY, TO_AGENT.name, "a", nonce_a, nonce_b, body)
+            signed = job_secret.compute_proof(KEY, AGENT_PURPOSE.name, "a", nonce_a, nonce_b, body)
             other = body.replace(b"true", b"touch done")
             raw.sendall(len(other).to_bytes(4, "big") + other + signed)
             assert raw.recv(1) == b""
@@ -238,7 +238,7 @@ def test_other_requests_go_to_who_understands_them() -> None:
 
     exec_agent = ExecAgent(KEY, HOST, HOST, 0, {}, handle_request)
     exec_agent.start()
-    wire = connect_to_agent(HOST, exec_agent.port, KEY, {"do": "follow"}, 5)
-    assert [frame.parse_json() for frame in receive_frames(wire)] == [["yes"]]
+    wire = connect_to_host(HOST, exec_agent.port, KEY, AGENT_PURPOSE, {"do": "follow"}, 5)
+    assert wire.receive_message() == ["yes"]
     exec_agent.close()
     assert requests == [{"do": "follow", "host": HOST}]

@@ -53,8 +53,8 @@ def test_it_holds_protocol_runtime_and_train_and_what_is_mpi_s_for_mpi_alone() -
     assert all_files - archived_sources(mpi=False) == {
         MPI_PACKAGE + name + ".py"
         for name in (
-            *("__init__", "exec_agent", "follower", "host", "leader", "local_ranks"),
-            *("mpirun", "mpirun_args", "rank_wrapper", "report", "rsh"),
+            *("__init__", "exec_agent", "host_program", "local_ranks", "mpi_follower", "mpi_host"),
+            *("mpi_leader", "mpirun", "mpirun_args", "rank_wrapper", "report", "rsh"),
         )
     }
 
@@ -90,7 +90,7 @@ def test_nothing_else_of_the_runtime_is_for_mpi_alone() -> None:
         if "def main(arguments" in path.read_text("utf-8")
     }
     assert len(programs) == 4
-    begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable.py", *programs}
+    begin = {"smlaunch/runtime/__main__.py", "smlaunch/runtime/importable_package.py", *programs}
     others = {name for name in archived_sources(mpi=False) if name.startswith("smlaunch/runtime/")}
     unreached = others - reachable_files(begin, MPI_PACKAGE) - {"smlaunch/runtime/__init__.py"}
     assert unreached == set()

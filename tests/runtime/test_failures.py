@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.failure import MAX_REASON_LENGTH, parse_failure
+from smlaunch.contract.failure_reason import MAX_REASON_LENGTH, parse_failure
 from smlaunch.contract.launch_spec import Ref
-from smlaunch.contract.paths import LAUNCH_FILE, RUNTIME_CHANNEL
+from smlaunch.contract.sagemaker_paths import LAUNCH_FILE, RUNTIME_CHANNEL
 from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
 from tests.runtime.host import Host
 

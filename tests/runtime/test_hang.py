@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure import MAX_REASON_LENGTH, parse_failure
-from smlaunch.runtime import hang
+from smlaunch.contract.failure_reason import MAX_REASON_LENGTH, parse_failure
+from smlaunch.runtime import hang_detector
 from tests.runtime.host import Host
 from tests.runtime.test_ranks import python_of
 
@@ -32,7 +32,7 @@ waits_elsewhere() if os.environ["RANK"] == "1" else waits_for_nobody()
 def test_a_hang_shows_where_every_rank_was(make_host: MakeHost) -> None:
     host = make_host(HANG_SCRIPT)
     result = host.run(per_host=3, hang_seconds=SECONDS)
-    assert result.exit_code == hang.HANG_EXIT_CODE == 124
+    assert result.exit_code == hang_detector.HANG_EXIT_CODE == 124
     failure = parse_failure(host.failure)
     assert failure.host == "algo-1"
     assert failure.cause == "hang: no output and no CPU use for 0.8 s by ranks 0, 1 and 2"
@@ -145,19 +145,19 @@ def test_without_a_limit_nobody_is_watched(make_host: MakeHost) -> None:
 
 def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours between two samples, as on a suspended machine, do not count as silence."""
-    monkeypatch.setattr(hang, "_cpu_seconds", lambda *_: {7: 1.0})
-    watch = hang.HangDetector(8.0, now=0.0)
-    assert not watch.is_hang(0.5)
-    assert not watch.is_hang(10_000.0)
-    assert [watch.is_hang(10_000.0 + second) for second in range(1, 8)] == [False] * 6 + [True]
+    monkeypatch.setattr(hang_detector, "_cpu_seconds", lambda *_: {7: 1.0})
+    watch = hang_detector.HangDetector(8.0, now=0.0)
+    assert not watch.detect_hang(0.5)
+    assert not watch.detect_hang(10_000.0)
+    assert [watch.detect_hang(10_000.0 + second) for second in range(1, 8)] == [False] * 6 + [True]
 
 
 @pytest.mark.parametrize(("used", "busy"), [(0.004, False), (0.006, True), (-0.5, True)])
 def test_what_counts_as_use(monkeypatch: pytest.MonkeyPatch, used: float, busy: bool) -> None:
     readings = iter([{7: 1.0, 8: 2.0}] * 8 + [{7: 1.0, 8: 2.0 + used}])
-    monkeypatch.setattr(hang, "_cpu_seconds", lambda *_: next(readings))
-    watch = hang.HangDetector(8.0, now=0.0)
-    assert [watch.is_hang(float(second)) for second in range(1, 9)] == [False] * 7 + [not busy]
+    monkeypatch.setattr(hang_detector, "_cpu_seconds", lambda *_: next(readings))
+    watch = hang_detector.HangDetector(8.0, now=0.0)
+    assert [watch.detect_hang(float(second)) for second in range(1, 9)] == [False] * 7 + [not busy]
 
 
 def test_a_crash_shows_its_stack(make_host: MakeHost) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.runtime import image_setup
+from smlaunch.runtime import image_entry_point
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -33,13 +33,13 @@ versions = st.lists(st.integers(0, 999), min_size=1, max_size=4)
     ],
 )
 def test_the_older_driver_needs_help(driver: str, compat: str, needed: bool) -> None:
-    assert image_setup.needs_forward_compatibility(driver, compat) is needed
+    assert image_entry_point.needs_forward_compatibility(driver, compat) is needed
 
 
 @given(versions, versions)
 def test_as_sort_by_version_has_it(driver: list[int], compat: list[int]) -> None:
     texts = [".".join(map(str, version)) for version in (driver, compat)]
-    assert image_setup.needs_forward_compatibility(*texts) is (driver < compat)
+    assert image_entry_point.needs_forward_compatibility(*texts) is (driver < compat)
 
 
 @pytest.fixture
@@ -54,15 +54,17 @@ def compat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
         "GCC version:  gcc version 12.2.0\n"
     )
-    monkeypatch.setattr(image_setup, "COMPAT_DIR", str(folder))
-    monkeypatch.setattr(image_setup, "_DRIVER_FILE", str(version))
+    monkeypatch.setattr(image_entry_point, "CUDA_COMPAT_DIR", str(folder))
+    monkeypatch.setattr(image_entry_point, "_NVIDIA_VERSION_FILE", str(version))
     return folder
 
 
 def test_it_goes_before_what_is_there(compat: Path) -> None:
-    assert image_setup.cuda_variables({}) == {"LD_LIBRARY_PATH": str(compat)}
-    assert image_setup.cuda_variables({"LD_LIBRARY_PATH": "/a:/b"}) == {"LD_LIBRARY_PATH": f"{compat}:/a:/b"}
-    assert image_setup.cuda_variables({"LD_LIBRARY_PATH": f"/a:{compat}"}) == {}
+    assert image_entry_point.cuda_compat_variables({}) == {"LD_LIBRARY_PATH": str(compat)}
+    assert image_entry_point.cuda_compat_variables({"LD_LIBRARY_PATH": "/a:/b"}) == {
+        "LD_LIBRARY_PATH": f"{compat}:/a:/b"
+    }
+    assert image_entry_point.cuda_compat_variables({"LD_LIBRARY_PATH": f"/a:{compat}"}) == {}
 
 
 @pytest.mark.parametrize("kind", ["x86_64", "Open"])
@@ -71,26 +73,26 @@ def test_the_kernel_module_says_its_version(compat: Path, kind: str) -> None:
         "x86_64": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:19:40 UTC 2025\n",
         "Open": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n",
     }
-    Path(image_setup._DRIVER_FILE).write_text(contents[kind])
-    assert image_setup._driver_version() == "580.65.06"
-    assert image_setup.cuda_variables({}) == {}
+    Path(image_entry_point._NVIDIA_VERSION_FILE).write_text(contents[kind])
+    assert image_entry_point._read_driver_version() == "580.65.06"
+    assert image_entry_point.cuda_compat_variables({}) == {}
 
 
 def test_without_a_driver_nothing_is_done(compat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(image_setup._DRIVER_FILE).unlink()
+    Path(image_entry_point._NVIDIA_VERSION_FILE).unlink()
     monkeypatch.setenv("PATH", "")
-    assert image_setup.cuda_variables({}) == {}
+    assert image_entry_point.cuda_compat_variables({}) == {}
 
 
 def test_the_vendors_tool_is_asked_next(
     compat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path(image_setup._DRIVER_FILE).unlink()
+    Path(image_entry_point._NVIDIA_VERSION_FILE).unlink()
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 535.183.01\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert image_setup.cuda_variables({}) == {"LD_LIBRARY_PATH": str(compat)}
+    assert image_entry_point.cuda_compat_variables({}) == {"LD_LIBRARY_PATH": str(compat)}
 
 
 AS_CONTAINER = """
@@ -131,12 +133,12 @@ def test_the_containers_own_name_resolves(make_host: MakeHost, tmp_path: Path, w
 def test_a_machines_own_file_is_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.touch()
-    monkeypatch.setattr(image_setup, "_HOSTS_FILE", str(hosts))
+    monkeypatch.setattr(image_entry_point, "_HOSTS_FILE", str(hosts))
     system = os.uname()
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((system[0], "nobody.invalid", *system[2:])))
-    assert image_setup.make_hostname_resolve("localhost", {}) is None
+    assert image_entry_point.ensure_hostname_resolves("localhost", {}) is None
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert image_setup.make_hostname_resolve("localhost", {"SMLAUNCH_ML_ROOT": "/x"}) is None
+    assert image_entry_point.ensure_hostname_resolves("localhost", {"SMLAUNCH_ML_ROOT": "/x"}) is None
     assert hosts.read_text() == ""
-    assert image_setup.make_hostname_resolve("localhost", {}) is None
+    assert image_entry_point.ensure_hostname_resolves("localhost", {}) is None
     assert hosts.read_text() == "\n127.0.0.1\tnobody.invalid\n"

@@ -16,7 +16,7 @@ from tests.runtime.test_requirements import SHARED, make_wheel
 MakeHost = Callable[..., Host]
 
 PRINT_PATHS = """
-import json, smlaunch.train, smlaunch.contract.checkpoint
+import json, smlaunch.train, smlaunch.contract.checkpoint_layout
 from smlaunch.contract.segment import Segment
 print(json.dumps([smlaunch.__file__, smlaunch.train.__file__]))
 """
@@ -36,7 +36,7 @@ def package_files(*rooms: str) -> dict[str, str]:
     files = {f"smlaunch/{room}/__init__.py".replace("//", "/"): "" for room in ("", "contract", *rooms)}
     return {
         **files,
-        "smlaunch/contract/checkpoint.py": "",
+        "smlaunch/contract/checkpoint_layout.py": "",
         "smlaunch/contract/segment.py": "Segment = None\n",
     }
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.contract.launch_spec import LEADER, OTHERS, Concat, Ref, ServiceSpec
 from smlaunch.contract.tcp_ports import CONTROL_CHANNEL_PORT
 from smlaunch.local.executors import loopback
-from smlaunch.runtime import control_leader, secret
-from smlaunch.runtime.control_channel import PeerStatus
-from smlaunch.runtime.control_leader import LeaderChannel
-from smlaunch.runtime.peer_connection import TO_LEADER, connect_handshake
+from smlaunch.runtime import control_channel, job_secret
+from smlaunch.runtime.control_channel import LeaderChannel
+from smlaunch.runtime.host_outcome import HostExitReport
+from smlaunch.runtime.peer_connection import CONTROL_PURPOSE, initiate_handshake
 from tests.runtime.host import Host, Result, finish
 from tests.runtime.test_ranks import python_of
 
@@ -52,7 +52,7 @@ WORKER = ServiceSpec(
 @pytest.fixture
 def port() -> Iterator[int]:
     """The first port of a block that no other job and no outgoing connection gets."""
-    reserved = loopback.reserve(1)
+    reserved = loopback.reserve_addresses(1)
     yield reserved.port
     reserved.release()
 
@@ -194,14 +194,14 @@ def test_a_leader_that_comes_late_is_waited_for(make_job: Callable[..., Job]) ->
 
 
 def test_whom_the_leader_waits_for_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_leader, "_WAITING_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(control_channel, "_WAITING_LOG_SECONDS", 0.0)
     leader = LeaderChannel("algo-1", ["algo-2", "algo-3"], bytes(32), port)
-    assert leader.next_action_at is not None
-    leader.process_events(set())
-    assert (leader.log_message, leader.next_action_at) == ("waits for algo-2, algo-3 to be ready", None)
-    leader.process_events(set())
-    assert leader.log_message == "", "once is enough"
-    leader.send_status(PeerStatus(0))
+    assert leader.next_wakeup_at is not None
+    leader.handle_events()
+    assert (leader.pending_log_line, leader.next_wakeup_at) == ("waits for algo-2, algo-3 to be ready", None)
+    leader.handle_events()
+    assert leader.pending_log_line == "", "once is enough"
+    leader.send_host_exit(HostExitReport(0))
 
 
 def test_a_failure_of_the_leaders_rank_is_told_everywhere(make_job: Callable[..., Job]) -> None:
@@ -431,7 +431,8 @@ class TestStrangers:
         # Clients with the secret: one is no host of this job, the other is connected already.
         for name in ("127.0.0.9", HOSTS[1]):
             with socket.create_connection((HOSTS[0], port + CONTROL_CHANNEL_PORT)) as stranger:
-                connect_handshake(stranger, key, TO_LEADER, {"host": HOSTS[0], "from": name}, "it")
+                request = {"do": "messages", "host": HOSTS[0], "from": name}
+                initiate_handshake(stranger, key, CONTROL_PURPOSE, request, "it")
                 await_the_end(stranger)
         job.processes[0].terminate()
         job.finish()
@@ -450,7 +451,7 @@ class TestStrangers:
                 assert (link_names(leader) == ["b"]) is not replay
             _process_events(leader)
         assert link_names(leader) == []
-        leader.send_status(PeerStatus(0))
+        leader.send_host_exit(HostExitReport(0))
 
 
 def await_the_end(stranger: socket.socket) -> None:
@@ -465,11 +466,11 @@ def await_the_end(stranger: socket.socket) -> None:
 
 
 def _handshake_parts(connection: socket.socket, key: bytes, sent: list[bytes]) -> Iterator[bytes]:
-    sent.append(secret.make_nonce())
+    sent.append(job_secret.make_nonce())
     yield sent[0]
     answer = connection.recv(64, socket.MSG_WAITALL)
-    body = b'{"host": "a", "from": "b"}'
-    proof = secret.compute_proof(key, TO_LEADER.name, "a", sent[0], answer[:32], body)
+    body = b'{"do": "messages", "host": "a", "from": "b"}'
+    proof = job_secret.compute_proof(key, CONTROL_PURPOSE.name, "a", sent[0], answer[:32], body)
     sent.append(len(body).to_bytes(4, "big") + body + proof)
     yield sent[1]
 
@@ -478,11 +479,11 @@ def _process_events(leader: LeaderChannel) -> None:
     import select
 
     while True:
-        ready, _, _ = select.select(leader.descriptors(), [], [], 0.2)
+        ready, _, _ = select.select([leader], [], [], 0.2)
         if not ready:
             return
-        leader.process_events(set(ready))
+        leader.handle_events()
 
 
 def link_names(leader: LeaderChannel) -> list[str]:
-    return [connection.host for connection in leader._connection_by_fd.values() if connection.host]
+    return sorted(leader._connected_hosts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.contract.launch_spec import Ref
-from smlaunch.contract.paths import RUNTIME_CHANNEL, SECRET_FILE
+from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SECRET_FILE
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]

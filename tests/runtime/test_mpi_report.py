@@ -8,7 +8,7 @@ import pytest
 
 from smlaunch.runtime.errors import SetupError
 from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
-from smlaunch.runtime.mpi.mpirun import _outcome_by_rank
+from smlaunch.runtime.mpi.mpirun import _replace_launcher_by_ranks
 from smlaunch.runtime.mpi.report import LostHost, MpiReport, RankExit, compose_report, report_of_lost_leader
 
 TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: planted\n'
@@ -34,12 +34,12 @@ def rank_exit(rank: int, status: int | None, at: float, tail: str = "", stopped:
 
 def outcome_of(report: MpiReport, host: str = "algo-1", stopped_by: int | None = None) -> HostOutcome:
     own = FinishedProcess(0, 0, 200.0, 200.0, "")
-    return _outcome_by_rank(HostOutcome((own,), stopped_by), report, host)
+    return _replace_launcher_by_ranks(HostOutcome((own,), stopped_by), report, host)
 
 
 def reason(outcome: HostOutcome) -> str:
-    assert outcome.peer_status is not None
-    return outcome.peer_status.failure_text.partition("\n")[0]
+    assert outcome.peer_exit is not None
+    return outcome.peer_exit.failure_text.partition("\n")[0]
 
 
 def test_the_first_that_failed_by_itself() -> None:
@@ -55,7 +55,7 @@ def test_the_first_that_failed_by_itself() -> None:
     assert reason(outcome).startswith("rank 3 on algo-2 was killed by SIGKILL")
     assert (outcome.exit_code, outcome.failed_at) == (137, 100)
     other_host = outcome_of(report, "algo-2")
-    assert (other_host.peer_status, other_host.exit_code) == (None, 137)
+    assert (other_host.peer_exit, other_host.exit_code) == (None, 137)
     assert other_host.first_failure is not None and other_host.first_failure.rank == 3
 
 
@@ -83,7 +83,7 @@ def test_who_aborts_for_want_of_another_is_not() -> None:
         rank_exit(3, 5, 100, TRACE),
     ]
     outcome = outcome_of(compose_report(rank_exits, 5, OPEN_MPI_4, 102.0))
-    assert outcome.peer_status is None
+    assert outcome.peer_exit is None
     assert outcome.first_failure is not None and outcome.first_failure.rank == 1
 
 
@@ -109,6 +109,27 @@ def test_a_peers_complaint_that_comes_first_does_not_hide_it(status: int, launch
     assert outcome.exit_code == (status if status > 0 else 128 - status)
 
 
+@pytest.mark.parametrize("crash", [signal.SIGSEGV, signal.SIGBUS])
+@pytest.mark.parametrize("crashed_at", [99.9, 100.1])
+def test_a_crash_of_the_mpi_after_a_peer_has_exited_is_not_the_cause(crash: int, crashed_at: float) -> None:
+    rank_exits = [rank_exit(0, -crash, crashed_at), rank_exit(3, 7, 100)]
+    outcome = outcome_of(compose_report(rank_exits, 9, "", 101), "algo-2")
+    assert outcome.first_failure is not None
+    assert (outcome.first_failure.rank, outcome.exit_code) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["Fatal error in internal_Barrier: Other MPI error, error stack:\n", TRACE],
+    ids=["MPI", "exception"],
+)
+def test_a_crash_is_the_cause_where_its_peers_complain(tail: str) -> None:
+    rank_exits = [rank_exit(0, 1, 99.9, tail), rank_exit(3, -signal.SIGSEGV, 100)]
+    outcome = outcome_of(compose_report(rank_exits, 9, "", 101), "algo-2")
+    assert outcome.first_failure is not None
+    assert (outcome.first_failure.rank, outcome.exit_code) == (3, 139)
+
+
 def test_a_complaint_of_all_is_still_a_failure() -> None:
     outcome = outcome_of(compose_report([rank_exit(1, 14, 100)], 14, SOCKET_CLOSED, 103.0))
     assert outcome.first_failure is not None and outcome.first_failure.rank == 1
@@ -117,9 +138,9 @@ def test_a_complaint_of_all_is_still_a_failure() -> None:
 def test_an_exception_is_told_with_its_traceback() -> None:
     failing = rank_exit(3, 1, 101.0, TRACE)._replace(failed_at=100.0)
     outcome = outcome_of(compose_report([rank_exit(0, -9, 100.5, stopped=True), failing], 1, "", 102.0))
-    assert outcome.peer_status is not None
+    assert outcome.peer_exit is not None
     assert (
-        outcome.peer_status.failure_text
+        outcome.peer_exit.failure_text
         == "rank 3 on algo-2 exited with code 1: ValueError: planted\n" + TRACE.strip()
     )
     assert outcome.failed_at == 100.0
@@ -134,7 +155,7 @@ def test_mpirun_speaks_for_itself_where_no_rank_has_failed() -> None:
 
 def test_all_well() -> None:
     outcome = outcome_of(compose_report([rank_exit(rank, 0, 100) for rank in range(4)], 0, "", 102.0))
-    assert (outcome.exit_code, outcome.first_failure, outcome.peer_status) == (0, None, None)
+    assert (outcome.exit_code, outcome.first_failure, outcome.peer_exit) == (0, None, None)
 
 
 def test_a_host_that_was_lost() -> None:
@@ -173,7 +194,7 @@ def test_what_kept_a_host_from_taking_part() -> None:
 
 def test_nothing_was_left_to_say() -> None:
     own = FinishedProcess(0, -9, 200.0, 200.0, "")
-    outcome = _outcome_by_rank(HostOutcome((own,)), None, "algo-1")
+    outcome = _replace_launcher_by_ranks(HostOutcome((own,)), None, "algo-1")
     assert (outcome.exit_code, outcome.first_failure) == (137, own._replace(rank=None))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import LaunchSpec, RankSpec, Ref
-from smlaunch.contract.paths import (
+from smlaunch.contract.sagemaker_paths import (
     LAUNCH_FILE,
     ROOT_VARIABLE,
     RUNTIME_ARCHIVE,

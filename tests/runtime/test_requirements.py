@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.runtime import requirements
+from smlaunch.runtime import requirements_install
 from tests.runtime.host import Host
 from tests.runtime.test_ranks import python_of
 
@@ -81,7 +81,7 @@ def test_a_missing_requirements_file_is_said(make_host: MakeHost) -> None:
 
 def test_the_overlay_sees_all_that_is_below(tmp_path: Path) -> None:
     """It imports packages of the virtual environment below it, editable installs included."""
-    python = requirements.make_overlay_venv(sys.executable, str(tmp_path / "python"))
+    python = requirements_install.make_overlay_venv(sys.executable, str(tmp_path / "python"))
     program = "import sys, smlaunch, pytest; print(sys.prefix)"
     result = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.strip() == str(tmp_path / "python")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.runtime.mpi.exec_agent import ExecAgent
-from smlaunch.runtime.mpi.host import module_command
+from smlaunch.runtime.mpi.mpi_host import module_command
 from smlaunch.runtime.mpi.rsh import RemoteCommand, parse_arguments
 from tests.runtime.host import runtime_archive
 

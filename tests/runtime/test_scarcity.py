@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.runtime import oom_kills
 from tests.runtime.host import Host
 
@@ -64,7 +64,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(make_host: MakeHost, group:
     host = make_host(ALLOCATE_MEMORY, wrapper=("sh", "-c", join))
     assert host.run(per_host=2).exit_code == 137
     assert host.failure == ("rank 1 on algo-1 was killed by SIGKILL: out of memory: the kernel killed it"), (
-        oom_kills._cgroup_counter_paths()
+        oom_kills._list_cgroup_counter_files()
     )
 
 
@@ -79,8 +79,8 @@ def test_a_rank_that_is_refused_memory(make_host: MakeHost) -> None:
 def test_a_neighbours_misfortune_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, machine = tmp_path / "cgroup", tmp_path / "vmstat"
     machine.write_text("pgfault 7\noom_kill 41\n")
-    monkeypatch.setattr(oom_kills, "_CGROUPS", str(tmp_path))
-    monkeypatch.setattr(oom_kills, "_SELF_CGROUP", str(own))
+    monkeypatch.setattr(oom_kills, "_CGROUP_MOUNT", str(tmp_path))
+    monkeypatch.setattr(oom_kills, "_SELF_CGROUP_FILE", str(own))
     monkeypatch.setattr(oom_kills, "_VMSTAT", str(machine))
     assert oom_kills.count_oom_kills() == 41
     own.write_text("0::/job\n")

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, RankSpec, Ref
-from smlaunch.contract.names import parse_job_name
-from smlaunch.contract.outcome import (
+from smlaunch.contract.run_names import parse_job_name
+from smlaunch.contract.segment import DIRECT, Segment
+from smlaunch.contract.segment_outcome import (
     CONTINUE,
     FINISHED,
-    RanksOfHost,
+    HostSegmentOutcome,
     SegmentOutcome,
     find_newest_outcome,
+    parse_host_outcome,
     parse_outcome,
-    parse_ranks_of_host,
 )
-from smlaunch.contract.segment import DIRECT, Segment
 from tests.runtime.host import SCRIPT, Host, finish
 from tests.runtime.test_signals import read_ready_lines
 
@@ -469,12 +469,12 @@ def test_a_host_that_trains_independently_says_that_it_has_not_finished(make_hos
 
 def test_a_host_that_has_finished_after_an_interruption_takes_that_back(make_host: MakeHost) -> None:
     host = segment_host(make_host, "", hosts=HOSTS, current=HOSTS[1])
-    unfinished = RanksOfHost(HOSTS[1], CONTINUE, "digits", JOB, 2, 3)
+    unfinished = HostSegmentOutcome(HOSTS[1], CONTINUE, "digits", JOB, 2, 3)
     path = Path(host.paths.checkpoints, unfinished.path)
     path.parent.mkdir(parents=True)
     path.write_bytes(unfinished.to_bytes())
     assert host.run(run="digits", checkpoints=CHECKPOINTS, rendezvous=False).exit_code == 0
-    ranks = parse_ranks_of_host(path.read_bytes())
+    ranks = parse_host_outcome(path.read_bytes())
     assert ranks == unfinished._replace(result=FINISHED)
 
 
@@ -502,7 +502,7 @@ def test_each_rank_that_trains_apart_has_an_end_of_its_own(make_host: MakeHost) 
     env = {"PROCESS": Ref("local_rank")}
     assert host.run(per_host=2, env=env, margin_seconds=40.0, **INDEPENDENT).exit_code == 0
     (path,) = Path(host.paths.checkpoints).rglob("outcome-*")
-    assert parse_ranks_of_host(path.read_bytes()) == RanksOfHost(
+    assert parse_host_outcome(path.read_bytes()) == HostSegmentOutcome(
         HOSTS[1], CONTINUE, "digits", JOB, 2, 3, None, 4, ((0, JOB),)
     )
 
@@ -523,7 +523,7 @@ def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
 ) -> None:
     name = parse_job_name(job)
     assert name is not None
-    earlier = RanksOfHost(
+    earlier = HostSegmentOutcome(
         *(HOSTS[1], CONTINUE, name.run, job, name.segment, name.attempt),
         independent_ranks=total,
         finished_ranks=tuple((rank, job) for rank in sorted(others)),
@@ -541,15 +541,15 @@ def test_the_leader_calls_finished_what_it_knows_of_all_ranks(
 def test_a_run_of_ranks_that_train_apart_has_finished_when_each_has() -> None:
     """Ranks may finish in different segments; an attempt that was retried does not count."""
 
-    def of_host(host: str, segment: int, attempt: int, *ranks: int) -> RanksOfHost:
+    def of_host(host: str, segment: int, attempt: int, *ranks: int) -> HostSegmentOutcome:
         job = f"digits-s{segment}-a{attempt}"
-        return RanksOfHost(
+        return HostSegmentOutcome(
             *(host, CONTINUE, "digits", job, segment, attempt),
             independent_ranks=4,
             finished_ranks=tuple((rank, job) for rank in ranks),
         )
 
-    def newest_outcome(*hosts: RanksOfHost) -> SegmentOutcome | None:
+    def newest_outcome(*hosts: HostSegmentOutcome) -> SegmentOutcome | None:
         leader = SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, True, independent_ranks=4)
         files = {outcome.path: outcome.to_bytes() for outcome in (leader, *hosts)}
         return find_newest_outcome(files, files.__getitem__, "digits")

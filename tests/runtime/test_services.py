@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.contract.launch_spec import LEADER, OTHERS, Arg, Concat, Ref, ServiceSpec
 from smlaunch.local.executors import loopback
 from tests.runtime.host import Host, Result, finish
@@ -44,7 +44,7 @@ READY_ADDRESS = Concat(("127.0.0.1:", Ref("port", offset=4)))
 @pytest.fixture
 def port() -> Iterator[int]:
     """The first port of a block that no other job and no outgoing connection gets."""
-    reserved = loopback.reserve(1)
+    reserved = loopback.reserve_addresses(1)
     yield reserved.port
     reserved.release()
 
@@ -346,7 +346,7 @@ def test_a_job_without_services_loads_nothing_of_theirs(make_host: MakeHost) -> 
     """Modules of services must not lengthen the start of a job without services."""
     result: Result = make_host("pass", name="other", environ={"PYTHONVERBOSE": "1"}).run()
     loaded = {line.split("'")[1] for line in result.stderr.splitlines() if line.startswith("import '")}
-    assert "smlaunch.runtime.supervisor" in loaded
+    assert "smlaunch.runtime.rank_supervisor" in loaded
     for name in ("services", "control_channel", "peer_connection", "secret"):
         assert f"smlaunch.runtime.{name}" not in loaded
     assert "socket" not in loaded

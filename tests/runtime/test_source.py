@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from smlaunch.contract.launch_spec import Ref
-from smlaunch.contract.paths import SOURCE_ARCHIVE, SOURCE_CHANNEL
-from smlaunch.runtime import source
+from smlaunch.contract.sagemaker_paths import SOURCE_ARCHIVE, SOURCE_CHANNEL
+from smlaunch.runtime import source_unpacking
 from smlaunch.runtime.errors import SetupError
 from tests.runtime.host import Host
 
@@ -51,7 +51,7 @@ def test_files_folders_and_links_inside(tmp_path: Path) -> None:
         ],
     )
     folder = tmp_path / "out"
-    source.unpack_source(archive, str(folder))
+    source_unpacking.unpack_source(archive, str(folder))
     assert (folder / "a/link").read_text() == (folder / "hard").read_text() == "x"
     assert (folder / "a/up/file").exists()
     assert (folder / "a/empty").is_dir()
@@ -81,7 +81,7 @@ def test_nothing_gets_outside(tmp_path: Path, members: list[tarfile.TarInfo]) ->
     folder = tmp_path / "inner" / "out"
     before = set(os.listdir(tmp_path))
     with pytest.raises(SetupError, match=r"a\.tar\.gz"):
-        source.unpack_source(archive, str(folder))
+        source_unpacking.unpack_source(archive, str(folder))
     assert set(os.listdir(tmp_path)) == before | {"inner"}
     assert os.listdir(tmp_path / "inner") == ["out"]
     for path in folder.rglob("*"):
@@ -94,7 +94,7 @@ def test_a_link_in_the_way_is_replaced_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine")
     (folder / "file").symlink_to(outside)
-    source.unpack_source(archive_of(tmp_path / "a.tar.gz", [member("file")]), str(folder))
+    source_unpacking.unpack_source(archive_of(tmp_path / "a.tar.gz", [member("file")]), str(folder))
     assert outside.read_text() == "mine"
 
 
@@ -136,9 +136,9 @@ def test_an_archive_that_is_not_the_one_that_was_sent_is_not_touched(tmp_path: P
     archive = archive_of(tmp_path / "a.tar.gz", [member("train.py")])
     with gzip.open(archive) as stream:
         sent = hashlib.sha256(stream.read()).hexdigest()
-    source.unpack_source(archive, str(tmp_path / "out"), sent)
+    source_unpacking.unpack_source(archive, str(tmp_path / "out"), sent)
     assert (tmp_path / "out" / "train.py").exists()
     archive_of(tmp_path / "a.tar.gz", [member("train.py", b"planted")])
     with pytest.raises(SetupError, match=r"not the one that was sent .* launch the run again"):
-        source.unpack_source(archive, str(tmp_path / "other"), sent)
+        source_unpacking.unpack_source(archive, str(tmp_path / "other"), sent)
     assert not (tmp_path / "other").exists()

@@ -25,9 +25,9 @@ def pass_through(pieces: list[bytes], prefix: bytes) -> bytes:
     stream = ProcessOutput(in_read, prefix, output)
     for piece in pieces:
         os.write(in_write, piece)
-        stream.pump()
+        stream.forward_block()
     os.close(in_write)
-    while stream.pump():
+    while stream.forward_block():
         pass
     output.flush(time.monotonic() + 5.0)
     output.close()
@@ -58,7 +58,7 @@ def test_a_traceback_is_noticed_however_it_is_cut(before: list[bytes], cut: int)
         stream = ProcessOutput(read_end, b"", HostOutput(null.fileno()))
         for piece in [*before, header[:cut], header[cut:]]:
             os.write(write_end, piece)
-            stream.pump()
+            stream.forward_block()
         assert stream.traceback_at is not None
         assert stream.tail().endswith(header.decode())
         os.close(write_end)

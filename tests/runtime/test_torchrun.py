@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure import parse_failure
+from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.contract.launch_spec import Ref
 from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
-from smlaunch.runtime.torchrun import _outcome_by_rank
+from smlaunch.runtime.torchrun import _replace_launcher_by_ranks
 from tests.e2e.command import smlaunch
 from tests.runtime.host import Host, Result, finish
 
@@ -182,7 +182,7 @@ def agent_outcome(status: int, tail: str) -> HostOutcome:
 
 
 def test_its_report_is_read() -> None:
-    failure = _outcome_by_rank(agent_outcome(1, REPORT)).first_failure
+    failure = _replace_launcher_by_ranks(agent_outcome(1, REPORT)).first_failure
     assert failure is not None
     assert (failure.rank, failure.status, failure.failed_at) == (4, -11, 50.0)
 
@@ -200,20 +200,20 @@ def test_a_rank_that_takes_long_to_exit_after_its_exception_is_the_cause() -> No
         tails = {4: (raised, 50.0), 5: (raised, traceback_at)}
         report = REPORT.replace("exitcode  : -11", f"exitcode  : {status}")
         agent = FinishedProcess(4, 1, 100.0, 100.0, report, False, tails)
-        failure = _outcome_by_rank(HostOutcome((agent,))).first_failure
+        failure = _replace_launcher_by_ranks(HostOutcome((agent,))).first_failure
         assert failure is not None
         assert (failure.rank, failure.status) == (rank, status if rank == 4 else 1)
 
 
 def test_without_a_report_it_speaks_for_itself() -> None:
-    failure = _outcome_by_rank(agent_outcome(1, "RuntimeError: no store")).first_failure
+    failure = _replace_launcher_by_ranks(agent_outcome(1, "RuntimeError: no store")).first_failure
     assert failure is not None
     assert (failure.rank, failure.status, failure.output_tail) == (None, 1, "RuntimeError: no store")
 
 
 def test_its_way_to_die_of_a_signal() -> None:
     tail = "...api.SignalException: Process 7 got signal: 15\n"
-    outcome = _outcome_by_rank(agent_outcome(1, tail))._replace(stop_signal=15)
+    outcome = _replace_launcher_by_ranks(agent_outcome(1, tail))._replace(stop_signal=15)
     assert (outcome.exit_code, outcome.first_failure) == (143, None)
 
 
@@ -228,7 +228,7 @@ def test_a_rank_that_failed_before_its_agent_was_stopped_has_failed(
     """Another host had ended first, and the platform stopped this one before torchrun reported its rank."""
     tails = {4: ("at work\n", None), 5: ("Traceback (most recent call last):\nOSError: x\n", traceback_at)}
     agent = FinishedProcess(4, 1, 100.0, 100.0, "SignalException: Process 7 got signal: 15\n", False, tails)
-    failure = _outcome_by_rank(HostOutcome((agent,), stop_signal=15)).first_failure
+    failure = _replace_launcher_by_ranks(HostOutcome((agent,), stop_signal=15)).first_failure
     assert (failure and failure.rank) == rank
 
 

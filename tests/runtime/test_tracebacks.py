@@ -45,8 +45,8 @@ def test_the_cause(program: str, cause: str) -> None:
         pytest.skip("no exception groups in this Python")
     failure_cause = tracebacks.find_cause(output_of(program))
     assert failure_cause is not None
-    assert failure_cause.line.startswith(cause)
-    assert failure_cause.line.split(":")[0] in failure_cause.traceback
+    assert failure_cause.error_line.startswith(cause)
+    assert failure_cause.error_line.split(":")[0] in failure_cause.traceback
 
 
 def test_noise_between_the_frames() -> None:
@@ -60,7 +60,9 @@ def test_noise_between_the_frames() -> None:
     )
     failure_cause = tracebacks.find_cause(tail)
     assert failure_cause is not None
-    assert failure_cause.line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert (
+        failure_cause.error_line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from smlaunch.runtime import secret
+from smlaunch.runtime import job_secret, peer_connection
 from smlaunch.runtime.peer_connection import (
+    AGENT_PURPOSE,
+    CONTROL_PURPOSE,
     MESSAGE,
     STDOUT,
-    TO_AGENT,
-    TO_LEADER,
     ConnectionPurpose,
     Frame,
-    IncomingHandshake,
     PeerConnection,
     PeerError,
     PeerLost,
-    connect_handshake,
+    accept_handshake,
+    initiate_handshake,
 )
 
 KEY = bytes(range(32))
@@ -36,7 +38,9 @@ def pair() -> Iterator[Pair]:
     right_socket.close()
 
 
-def connections(pair: Pair, purpose: ConnectionPurpose = TO_AGENT) -> tuple[PeerConnection, PeerConnection]:
+def connections(
+    pair: Pair, purpose: ConnectionPurpose = AGENT_PURPOSE
+) -> tuple[PeerConnection, PeerConnection]:
     left_socket, right_socket = pair
     return PeerConnection(left_socket, KEY, purpose, "a", "b"), PeerConnection(
         right_socket, KEY, purpose, "b", "a"
@@ -68,12 +72,12 @@ def test_frames_cannot_be_made_changed_or_repeated(pair: Pair) -> None:
 
 def test_a_frame_for_one_purpose_is_none_for_another(pair: Pair) -> None:
     left_socket, right_socket = pair
-    PeerConnection(left_socket, KEY, TO_AGENT, "a", "b").send_message("news")
+    PeerConnection(left_socket, KEY, AGENT_PURPOSE, "a", "b").send_message("news")
     with pytest.raises(PeerError, match="a frame has a wrong signature"):
-        PeerConnection(right_socket, KEY, TO_LEADER, "b", "a").receive()
+        PeerConnection(right_socket, KEY, CONTROL_PURPOSE, "b", "a").receive()
 
 
-@pytest.mark.parametrize("purpose", [TO_AGENT, TO_LEADER])
+@pytest.mark.parametrize("purpose", [AGENT_PURPOSE, CONTROL_PURPOSE])
 def test_no_frame_is_larger_than_its_purpose_allows(pair: Pair, purpose: ConnectionPurpose) -> None:
     left_socket, _ = pair
     _, right_peer = connections(pair, purpose)
@@ -82,92 +86,107 @@ def test_no_frame_is_larger_than_its_purpose_allows(pair: Pair, purpose: Connect
         right_peer.receive()
 
 
-def test_what_comes_byte_by_byte_is_taken_whole_and_nobody_waits(pair: Pair) -> None:
+def test_what_comes_byte_by_byte_is_taken_whole(pair: Pair) -> None:
     left_socket, right_socket = pair
     left_peer, right_peer = connections(pair)
     left_peer.send_message({"ready": True})
     left_peer.send_message(["next"])
     sent_bytes = right_socket.recv(1 << 16)
-    right_peer.set_non_blocking()
-    messages = []
-    for byte in sent_bytes:
-        left_socket.sendall(bytes([byte]))
-        frame = right_peer.receive_available()
-        messages += [] if frame is None else [frame.parse_json()]
-    assert messages == [{"ready": True}, ["next"]]
-    left_socket.sendall(sent_bytes[:1])
-    assert right_peer.receive_available() is None
+    sender = threading.Thread(target=send_byte_by_byte, args=(left_socket, sent_bytes + MESSAGE))
+    sender.start()
+    assert [right_peer.receive_message(), right_peer.receive_message()] == [{"ready": True}, ["next"]]
+    sender.join()
     left_socket.close()
-    with pytest.raises(PeerLost):
-        right_peer.receive_available()
+    with pytest.raises(PeerLost):  # in the middle of a frame
+        right_peer.receive_message()
 
 
-def test_a_message_that_there_is_no_room_for_is_lost_at_once(pair: Pair) -> None:
-    left_peer, _ = connections(pair)
-    left_peer.set_non_blocking()
-    with pytest.raises(PeerLost):
-        for _ in range(1000):
-            left_peer.send(STDOUT, bytes(1 << 16))
+def send_byte_by_byte(raw: socket.socket, data: bytes) -> None:
+    for byte in data:
+        raw.sendall(bytes([byte]))
 
 
-def test_a_stranger_proves_itself_byte_by_byte_and_nobody_waits(pair: Pair) -> None:
+def test_a_message_that_is_no_json_is_refused(pair: Pair) -> None:
+    left_peer, right_peer = connections(pair)
+    left_peer.send(MESSAGE, b"{")
+    with pytest.raises(PeerError, match="it has sent no JSON"):
+        right_peer.receive_message()
+
+
+def test_a_stranger_proves_itself_byte_by_byte(pair: Pair) -> None:
     left_socket, right_socket = pair
-    right_socket.setblocking(False)
-    stranger = IncomingHandshake(right_socket, KEY, TO_LEADER, "algo-1")
-    nonce = secret.make_nonce()
-    for byte in nonce:
-        with pytest.raises(BlockingIOError):
-            stranger.accept()
-        left_socket.sendall(bytes([byte]))
-    with pytest.raises(BlockingIOError):
-        stranger.accept()
-    theirs = receive_exactly(left_socket, 64)[:32]
-    for byte in signed(TO_LEADER, nonce, theirs, b'{"host": "algo-1", "from": "algo-2"}'):
-        with pytest.raises(BlockingIOError):
-            stranger.accept()
-        left_socket.sendall(bytes([byte]))
-    wire, request = stranger.accept()
+    nonce = job_secret.make_nonce()
+    theirs: list[bytes] = []
+
+    def prove() -> None:
+        send_byte_by_byte(left_socket, nonce)
+        theirs.append(receive_exactly(left_socket, 64)[:32])
+        body = b'{"host": "algo-1", "from": "algo-2"}'
+        send_byte_by_byte(left_socket, signed(CONTROL_PURPOSE, nonce, theirs[0], body))
+
+    stranger = threading.Thread(target=prove)
+    stranger.start()
+    peer, request = accept_handshake(right_socket, KEY, CONTROL_PURPOSE, "algo-1")
+    stranger.join()
     assert request == {"host": "algo-1", "from": "algo-2"}
-    wire.send_message({"welcome": True})
-    session = secret.compute_proof(KEY, TO_LEADER.name, "session", nonce, theirs)
-    frame = PeerConnection(left_socket, session, TO_LEADER, "a", "b").receive()
-    assert frame is not None and frame.parse_json() == {"welcome": True}
+    peer.send_message("news")
+    session = job_secret.compute_proof(KEY, CONTROL_PURPOSE.name, "session", nonce, theirs[0])
+    assert PeerConnection(left_socket, session, CONTROL_PURPOSE, "a", "b").receive_message() == "news"
+
+
+def test_a_stranger_that_is_too_slow_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_connection, "_HANDSHAKE_SECONDS", 0.05)
+    with pytest.raises(PeerLost, match="timed out"):
+        accept_handshake(pair[1], KEY, CONTROL_PURPOSE, "algo-1")
 
 
 @pytest.mark.parametrize(
     ("purpose", "body", "message"),
     [
-        (TO_AGENT, b'{"host": "algo-1"}', "does not know this job's secret"),  # signed for another purpose
-        (TO_LEADER, b'{"host": "algo-3"}', "a request for algo-3 has come to algo-1"),
-        (TO_LEADER, b'["algo-1"]', "a request for None has come to algo-1"),
-        (TO_LEADER, bytes(TO_LEADER.max_bytes + 1), f"a request of {TO_LEADER.max_bytes + 1} bytes"),
+        (
+            AGENT_PURPOSE,
+            b'{"host": "algo-1"}',
+            "does not know this job's secret",
+        ),  # signed for another purpose
+        (CONTROL_PURPOSE, b'{"host": "algo-3"}', "a request for algo-3 has come to algo-1"),
+        (CONTROL_PURPOSE, b'["algo-1"]', "a request for None has come to algo-1"),
+        (
+            CONTROL_PURPOSE,
+            bytes(CONTROL_PURPOSE.max_bytes + 1),
+            f"a request of {CONTROL_PURPOSE.max_bytes + 1} bytes",
+        ),
     ],
 )
 def test_what_is_asked_for_otherwise_is_refused(
     pair: Pair, purpose: ConnectionPurpose, body: bytes, message: str
 ) -> None:
     left_socket, right_socket = pair
-    right_socket.setblocking(False)
-    stranger = IncomingHandshake(right_socket, KEY, TO_LEADER, "algo-1")
-    nonce = secret.make_nonce()
-    left_socket.sendall(nonce)
-    with pytest.raises(BlockingIOError):
-        stranger.accept()
-    left_socket.sendall(signed(purpose, nonce, receive_exactly(left_socket, 64)[:32], body))
+    nonce = job_secret.make_nonce()
+
+    def ask() -> None:
+        left_socket.sendall(nonce)
+        theirs = receive_exactly(left_socket, 64)[:32]
+        with contextlib.suppress(OSError):  # the other side need not read a request that is too large
+            left_socket.sendall(signed(purpose, nonce, theirs, body))
+
+    stranger = threading.Thread(target=ask)
+    stranger.start()
     with pytest.raises(PeerError, match=message):
-        stranger.accept()
+        accept_handshake(right_socket, KEY, CONTROL_PURPOSE, "algo-1")
+    right_socket.close()
+    stranger.join()
 
 
 def test_whoever_answers_for_another_purpose_is_not_believed(pair: Pair) -> None:
     left_socket, right_socket = pair
-    right_socket.sendall(secret.make_nonce() + bytes(32))
+    right_socket.sendall(job_secret.make_nonce() + bytes(32))
     with pytest.raises(PeerError, match="algo-1 does not know this job's secret"):
-        connect_handshake(left_socket, KEY, TO_LEADER, {"host": "algo-1"}, "algo-1")
+        initiate_handshake(left_socket, KEY, CONTROL_PURPOSE, {"host": "algo-1"}, "algo-1")
     right_socket.close()
     with pytest.raises(PeerLost):
-        connect_handshake(left_socket, KEY, TO_LEADER, {"host": "algo-1"}, "algo-1")
+        initiate_handshake(left_socket, KEY, CONTROL_PURPOSE, {"host": "algo-1"}, "algo-1")
 
 
 def signed(purpose: ConnectionPurpose, nonce_a: bytes, nonce_b: bytes, body: bytes) -> bytes:
-    proof = secret.compute_proof(KEY, purpose.name, "a", nonce_a, nonce_b, body)
+    proof = job_secret.compute_proof(KEY, purpose.name, "a", nonce_a, nonce_b, body)
     return len(body).to_bytes(4, "big") + body + proof

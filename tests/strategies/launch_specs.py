@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from smlaunch.contract.launch_spec import LaunchSpec
-from smlaunch.planner.facts import SourceFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import SourceFacts
+from smlaunch.render.plan import Plan
 
 SHELL = SourceFacts("src", "train.sh", "ab" * 32, file_count=12, bytes=40_321)
 """Of a job whose entry is no Python script."""

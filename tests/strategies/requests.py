@@ -10,24 +10,23 @@ from typing import Any
 
 import pytest
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract.launch_spec import LaunchSpec
-from smlaunch.contract.paths import Paths
+from smlaunch.contract.sagemaker_paths import Paths
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import NO_SOURCE, DiscoveredFacts, ScriptFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import NO_SOURCE, Facts, ScriptFacts
-from smlaunch.planner.plan import Plan
-from smlaunch.planner.planner import make_plan
+from smlaunch.render.plan import Plan
 from smlaunch.runtime.cluster import Cluster
-from smlaunch.runtime.commands import HostContext
 from smlaunch.runtime.hyperparameters import read_hyperparameters
+from smlaunch.runtime.process_commands import HostContext
 from smlaunch.runtime.torchrun import _torchrun_command
-from tests.planner.fixtures import region
+from tests.planner.fixtures import make_plan, region
 
 BUCKET = "s3://sagemaker-us-east-1-123456789012/smlaunch"
 
 
-def plan_job(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -> Plan:
+def plan_job(job: Mapping[str, Any], facts: DiscoveredFacts | None = None, **world: Any) -> Plan:
     """``job`` gets the entry ``train.py`` unless it names an algorithm; ``world``: fields of Facts."""
     job_facts = dataclasses.replace(facts or region(), **world)
     if "algorithm" in job:
@@ -47,7 +46,7 @@ def request_of(plan: Plan) -> dict[str, Any]:
     return {**request, "Tags": [tag for tag in request["Tags"] if tag not in hashed]}
 
 
-def refusals(job: Mapping[str, Any], facts: Facts | None = None, **world: Any) -> list[str]:
+def refusals(job: Mapping[str, Any], facts: DiscoveredFacts | None = None, **world: Any) -> list[str]:
     with pytest.raises(JobError) as caught:
         plan_job(job, facts, **world)
     return [str(problem) for problem in caught.value.problems]

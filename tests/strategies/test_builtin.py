@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from smlaunch.planner.facts import InputFacts
+from smlaunch.facts.discovered_facts import InputFacts
 from tests.planner.fixtures import local, region
 from tests.strategies.requests import channel, documented_request, plan_job, refusals, request_of
 from tests.tables import table

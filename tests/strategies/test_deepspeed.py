@@ -11,11 +11,11 @@ import pytest
 from smlaunch.catalog import instances
 from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import DiscoveredFacts, ScriptFacts, SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.facts import Facts, ScriptFacts, SourceFacts
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import LaunchContext
-from smlaunch.strategies.deepspeed import config_problems
+from smlaunch.strategies.deepspeed import find_config_problems
 from tests.planner.fixtures import plan, region
 from tests.tables import table
 
@@ -24,7 +24,7 @@ DEEPSPEED = ScriptFacts(
 )
 
 
-def facts_with_files(**files: str) -> Facts:
+def facts_with_files(**files: str) -> DiscoveredFacts:
     source = SourceFacts(
         "src", "train.py", "ab" * 32, 3, 100, json_files={f"{k}.json": v for k, v in files.items()}
     )
@@ -53,7 +53,7 @@ def test_it_is_chosen_before_ddp_and_starts_ranks_the_same_way() -> None:
 def test_with_gpus_deepspeed_finds_them_itself() -> None:
     strategy = load_strategy("deepspeed")
     gpu = LaunchContext(
-        "train.py", instance_type="ml.g5.xlarge", instance=instances.find_instance_type("ml.g5.xlarge")
+        "train.py", instance_type="ml.g5.xlarge", instance_spec=instances.find_instance_type("ml.g5.xlarge")
     )
     assert strategy.variables(gpu) == ()
     assert strategy.variables(LaunchContext("train.py", target="local")) == ()
@@ -86,7 +86,7 @@ def test_with_gpus_deepspeed_finds_them_itself() -> None:
     ],
 )
 def test_a_configuration_for_four_ranks(config: Any, message: str | None) -> None:
-    messages = list(config_problems(json.dumps(config), 4))
+    messages = list(find_config_problems(json.dumps(config), 4))
     if message is None:
         assert messages == []
     else:
@@ -94,20 +94,27 @@ def test_a_configuration_for_four_ranks(config: Any, message: str | None) -> Non
 
 
 def test_what_is_no_json_is_told_with_its_place() -> None:
-    (message,) = config_problems('{"train_batch_size": 64,}', 4)
+    (message,) = find_config_problems('{"train_batch_size": 64,}', 4)
     assert message.startswith("it is not JSON (") and "line 1" in message
 
 
 def test_an_unknown_number_of_ranks_is_not_reckoned_with() -> None:
-    assert list(config_problems('{"train_batch_size": 3}', None)) == []
+    assert list(find_config_problems('{"train_batch_size": 3}', None)) == []
 
 
 def test_ranks_that_share_a_model_are_fewer_for_the_batch() -> None:
     files = {"zero.json": '{"train_batch_size": 5}'}
-    settings = {"options": {"config": "zero.json"}, "json_files": files, "hosts": 2, "processes_per_host": 2}
+    settings = {
+        "options": {"config": "zero.json"},
+        "json_files": files,
+        "host_count": 2,
+        "processes_per_host": 2,
+    }
     imports = frozenset({"deepspeed", "deepspeed.pipe.PipelineModule"})
-    assert load_strategy("deepspeed").check(LaunchContext("train.py", **settings)) != []  # type: ignore[arg-type]
-    assert load_strategy("deepspeed").check(LaunchContext("train.py", imports=imports, **settings)) == []  # type: ignore[arg-type]
+    assert load_strategy("deepspeed").find_problems(LaunchContext("train.py", **settings)) != []  # type: ignore[arg-type]
+    assert (
+        load_strategy("deepspeed").find_problems(LaunchContext("train.py", imports=imports, **settings)) == []
+    )  # type: ignore[arg-type]
 
 
 @table(
@@ -127,7 +134,7 @@ def test_the_file_is_found_where_the_job_names_it(job: dict[str, Any], path: str
 
 
 def test_the_configuration_is_read_from_the_source(tmp_path: Path) -> None:
-    from smlaunch.discovery.gather import _read_named_json_files
+    from smlaunch.discovery.gather_facts import _read_named_json_files
 
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds" / "zero.json").write_text("{}")

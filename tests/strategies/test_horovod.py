@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import LEADER, MPI, RUNTIME, Concat, Ref, ServiceSpec
-from smlaunch.planner.facts import ScriptFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.render.plan import Plan
 from smlaunch.runtime.horovod_rendezvous import serve
 from tests.planner.fixtures import region
 from tests.strategies.launch_specs import SHELL, spec_of

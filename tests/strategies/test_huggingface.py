@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.planner.facts import ScriptFacts
+from smlaunch.facts.discovered_facts import ScriptFacts
 from tests.planner.fixtures import local, plan, region
 
 TRAINER = ScriptFacts(imports=frozenset({"torch", "transformers", "transformers.Trainer"}))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import ALL, MPI, Ref
-from smlaunch.planner.facts import ScriptFacts, SourceFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import ScriptFacts, SourceFacts
+from smlaunch.render.plan import Plan
 from tests.planner.fixtures import local, plan, region
 from tests.strategies.launch_specs import SHELL, spec_of
 from tests.strategies.requests import documented_request, plan_job, refusals, request_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import LEADER, OTHERS, Concat, Ref, ServiceSpec
-from smlaunch.planner.facts import ScriptFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.render.plan import Plan
 from smlaunch.runtime import ray_driver
 from tests.planner.fixtures import local, region
 from tests.strategies.launch_specs import SHELL, spec_of

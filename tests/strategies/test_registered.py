@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.catalog import strategies as strategy_names
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import FeatureLocation, InputFacts, ScriptFacts
-from smlaunch.strategies import load_strategy, registry
+from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
+from smlaunch.strategies import load_strategy
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
 RING = """\
@@ -67,13 +68,13 @@ def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "ring_of_others.py").write_text(RING)
     (tmp_path / "broken_of_others.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._registered.cache_clear()
+    strategy_names._registered.cache_clear()
     yield
-    registry._registered.cache_clear()
+    strategy_names._registered.cache_clear()
 
 
 def test_one_that_can_be_used(registered_strategies: None) -> None:
-    assert "ring" in registry.known_strategies()
+    assert "ring" in strategy_names.known_strategies()
     assert load_strategy("ring").summary == "starts a ring"
 
 

@@ -9,8 +9,8 @@ import pytest
 from smlaunch.catalog import instances
 from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import InputFacts, ScriptFacts, StoredFile
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import InputFacts, ScriptFacts, StoredFile
+from smlaunch.render.plan import Plan
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import LaunchContext
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
@@ -55,7 +55,7 @@ def test_a_split_by_key_is_the_services() -> None:
 def test_several_processes_have_an_index_and_a_gpu_each() -> None:
     strategy = load_strategy("share-nothing")
     four = LaunchContext(
-        "infer.py", processes_per_host=4, instance=instances.find_instance_type("ml.g5.12xlarge")
+        "infer.py", processes_per_host=4, instance_spec=instances.find_instance_type("ml.g5.12xlarge")
     )
     process_variables = {"SMLAUNCH_PROCESS": Ref("local_rank"), "SMLAUNCH_PROCESSES": Ref("per_host")}
     assert (
@@ -63,10 +63,12 @@ def test_several_processes_have_an_index_and_a_gpu_each() -> None:
         >= {**process_variables, "CUDA_VISIBLE_DEVICES": Ref("local_rank")}.items()
     )
     two = LaunchContext(
-        "infer.py", processes_per_host=2, instance=instances.find_instance_type("ml.g5.12xlarge")
+        "infer.py", processes_per_host=2, instance_spec=instances.find_instance_type("ml.g5.12xlarge")
     )
     assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(two))
-    local_context = LaunchContext("infer.py", processes_per_host=4, instance=four.instance, target="local")
+    local_context = LaunchContext(
+        "infer.py", processes_per_host=4, instance_spec=four.instance_spec, target="local"
+    )
     assert "CUDA_VISIBLE_DEVICES" not in dict(strategy.variables(local_context))
 
 

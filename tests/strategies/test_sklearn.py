@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import InputFacts, ScriptFacts
+from smlaunch.facts.discovered_facts import InputFacts, ScriptFacts
 from tests.planner.fixtures import plan, region, with_inputs
 
 SKLEARN = ScriptFacts(imports=frozenset({"sklearn.ensemble", "numpy", "joblib"}))

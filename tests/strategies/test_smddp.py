@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from smlaunch.planner.facts import ScriptFacts
+from smlaunch.facts.discovered_facts import ScriptFacts
 from tests.strategies.requests import documented_request, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.planner.facts import ScriptFacts
+from smlaunch.facts.discovered_facts import ScriptFacts
 from tests.strategies.requests import documented_request, plan_job, refusals, request_of, torchrun_line
 from tests.tables import table
 

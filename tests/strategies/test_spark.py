@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from smlaunch.api.validation import check_request
+from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract.launch_spec import Concat, LaunchSpec, Ref
 from smlaunch.errors import JobError
-from smlaunch.planner.facts import InputFacts, ScriptFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.facts.discovered_facts import InputFacts, ScriptFacts
+from smlaunch.render.plan import Plan
 from smlaunch.runtime import spark_program
 from tests.planner.fixtures import ROLE, local, plan, region, with_inputs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text()

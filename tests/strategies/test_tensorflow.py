@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import ALL, LEADER
-from smlaunch.contract.paths import Paths
-from smlaunch.planner.facts import ScriptFacts
-from smlaunch.planner.plan import Plan
+from smlaunch.contract.sagemaker_paths import Paths
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.render.plan import Plan
 from smlaunch.runtime.cluster import Cluster
-from smlaunch.runtime.commands import HostContext, ProcessCommand, rank_commands
 from smlaunch.runtime.hyperparameters import read_hyperparameters
-from smlaunch.runtime.services import plan_services
+from smlaunch.runtime.process_commands import HostContext, ProcessCommand, build_rank_commands
+from smlaunch.runtime.service_processes import plan_services
 from tests.planner.fixtures import region
 from tests.strategies.launch_specs import SHELL, spec_of
 from tests.strategies.requests import documented_request, plan_job, refusals, request_of
@@ -57,7 +57,7 @@ def test_every_worker_knows_all_and_itself(index: int) -> None:
     assert any(
         reason.rule == "limit.hang" and "for 1h" in reason.explanation for reason in plan_tensorflow().reasons
     )
-    (command,) = rank_commands(spec, host_context(HOSTS[index]), {})
+    (command,) = build_rank_commands(spec, host_context(HOSTS[index]), {})
     assert config(command) == {
         # A port of its own for each: hosts of the endpoint share a network.
         "cluster": {"worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"]},
@@ -77,7 +77,7 @@ def test_parameter_servers() -> None:
         "worker": ["algo-1:29508", "algo-2:29509", "algo-3:29510"],
         "ps": ["algo-1:29536", "algo-2:29537", "algo-3:29538"],
     }
-    (chief,) = rank_commands(spec, host_context("algo-1"), {})
+    (chief,) = build_rank_commands(spec, host_context("algo-1"), {})
     assert config(chief) == {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     assert chief.env[b"CUDA_VISIBLE_DEVICES"] == b""
     for index, name in enumerate(HOSTS):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smlaunch.planner.facts import ScriptFacts
+from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
+from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.registry import BUILT_IN_STRATEGIES
 from tests.planner.fixtures import PLAIN, local, plan
 from tests.tables import table
 

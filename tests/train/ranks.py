@@ -22,7 +22,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["numpy", "torch", "torch._dynamo", "torch.distributed.fsdp", "smlaunch.train.loader"]
+    ["numpy", "torch", "torch._dynamo", "torch.distributed.fsdp", "smlaunch.train.resumable_loader"]
 )
 
 

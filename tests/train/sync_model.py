@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from smlaunch.contract.checkpoint import (
+from smlaunch.contract.checkpoint_layout import (
     Manifest,
     Shard,
     commit_content,
@@ -21,7 +21,7 @@ from smlaunch.contract.checkpoint import (
     shard_name,
     step_directory,
 )
-from smlaunch.contract.names import CheckpointWriter
+from smlaunch.contract.run_names import CheckpointWriter
 
 Files = dict[str, bytes]
 

@@ -16,8 +16,8 @@ import pytest
 
 from smlaunch.train import Checkpointer, ResumableOrder, sample_seed
 from smlaunch.train.save_interval import FIRST_SAVE_SECONDS, SaveInterval
+from smlaunch.train.step_trace import tree_sha256
 from smlaunch.train.stop_signal import StopSignal
-from smlaunch.train.trace import tree_digest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -71,12 +71,12 @@ def train(
     order = ResumableOrder(10, 3, seed=1)
     with Checkpointer(order=order, total=total, directory=str(folder), **fields) as run:
         loader = order.loader(Numbers(), collate_fn=list)
-        samples_taken: list[int] = []
+        sample_indices: list[int] = []
         for number, batch in enumerate(run.batches(loader, epochs=epochs), 1):
-            samples_taken += [index for index, *_ in batch]
+            sample_indices += [index for index, *_ in batch]
             if number % per_step == 0:
-                total.add(samples_taken)
-                samples_taken = []
+                total.add(sample_indices)
+                sample_indices = []
                 run.step()
                 if run.steps_done == last_step:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -184,11 +184,11 @@ def test_a_second_attempt_does_not_pass_the_segments_last_step(
 def test_the_stop_file_and_the_planned_end(tmp_path: Path) -> None:
     file = tmp_path / "stop"
     stop_signal = StopSignal(str(file), 1000.0, clock=lambda: 900.0)
-    assert stop_signal.reason(needed_seconds=50) is None
+    assert stop_signal.reason_to_stop(needed_seconds=50) is None
     assert stop_signal.seconds_left() == 100
-    assert stop_signal.reason(needed_seconds=100) == "the planned end of the segment"
+    assert stop_signal.reason_to_stop(needed_seconds=100) == "the planned end of the segment"
     file.touch()
-    assert stop_signal.reason() == "the host's stop file"
+    assert stop_signal.reason_to_stop() == "the host's stop file"
 
 
 def test_without_a_directory_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def test_a_full_disk_does_not_end_the_training(
         for _ in run.batches(range(9), steps=6):
             run.step()
             if run.steps_done == 4:
-                run._manager.finish_save()  # type: ignore[union-attr]
+                run._checkpoint_manager.finish_save()  # type: ignore[union-attr]
                 monkeypatch.undo()
     assert "step 2 was not saved: rank 0: " in capsys.readouterr().out
     assert outcome(tmp_path)["step"] == 6
@@ -382,12 +382,12 @@ def test_tensors_of_every_kind_come_back(tmp_path: Path, tensor: Any, shared: bo
     assert repr(back.tolist() if tensor.itemsize > 1 else back.float().tolist()) == repr(
         tensor.resolve_conj().tolist() if tensor.itemsize > 1 else tensor.float().tolist()
     )
-    assert tree_digest(back) == tree_digest(tensor)
+    assert tree_sha256(back) == tree_sha256(tensor)
 
 
 def test_the_interval_follows_from_what_a_save_costs() -> None:
     interval = SaveInterval(None, failure_seconds=86400, now=0)
-    assert interval.seconds == FIRST_SAVE_SECONDS
+    assert interval.interval_seconds == FIRST_SAVE_SECONDS
     for _ in range(9):
         interval.record_step(1.0, is_saving=False)
     interval.record_save_start(60)
@@ -395,9 +395,9 @@ def test_the_interval_follows_from_what_a_save_costs() -> None:
     message = interval.record_save_end(stall_seconds=0.5, write_seconds=3)
     assert message is not None
     assert "a save costs 1.00 s" in message
-    assert interval.seconds == pytest.approx((2 * 1.0 * 86400) ** 0.5, rel=0.01)
+    assert interval.interval_seconds == pytest.approx((2 * 1.0 * 86400) ** 0.5, rel=0.01)
     assert not interval.is_due(60 + 400, None)
     assert interval.is_due(60 + 420, None)
     assert not interval.is_due(60 + 420, seconds_left=100), "the planned end saves anyway"
     assert interval.record_save_end(stall_seconds=1.0, write_seconds=3) is None, "no news"
-    assert SaveInterval(7, None, 0).seconds == 7
+    assert SaveInterval(7, None, 0).interval_seconds == 7

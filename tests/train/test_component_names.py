@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from smlaunch.train import Checkpointer
-from smlaunch.train.components import GlobalGeneratorsComponent
-from smlaunch.train.trace import component_digests
+from smlaunch.train.checkpoint_components import GlobalGeneratorsComponent
+from smlaunch.train.step_trace import component_sha256s
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +91,10 @@ def test_all_other_names_are_kept_side_by_side(tmp_path: Path) -> None:
 
 def test_each_component_has_a_digest_of_its_own() -> None:
     with Checkpointer(**{name: Thing(float(index)) for index, name in enumerate(PICKED)}) as run:
-        digests = component_digests([*run._components])
+        digests = component_sha256s([*run._components])
     assert len({digests[name] for name in PICKED}) == len(PICKED)
     assert {name for name in digests if name not in PICKED} == set(
-        component_digests([GlobalGeneratorsComponent()])
+        component_sha256s([GlobalGeneratorsComponent()])
     )
 
 

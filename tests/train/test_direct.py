@@ -16,16 +16,16 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from smlaunch.contract.checkpoint import step_directory
-from smlaunch.contract.outcome import FINISHED, SegmentOutcome
+from smlaunch.contract.checkpoint_layout import step_directory
 from smlaunch.contract.segment import DIRECT, SYNC, Segment
+from smlaunch.contract.segment_outcome import FINISHED, SegmentOutcome
 from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError
 from smlaunch.train.transports import open_transport
 from smlaunch.train.transports.base import LoadFailed, PendingUpload, SaveFailed, UploadFailed
 from smlaunch.train.transports.direct import DirectTransport
 from smlaunch.train.transports.sync import SyncTransport
 from smlaunch.train.transports.upload_monitor import UploadMonitor
-from smlaunch.train.tree_format import Buffer, encode
+from smlaunch.train.tree_format import Buffer, encode_tree
 
 _NUMBERS = itertools.count()
 
@@ -102,7 +102,7 @@ class Flaky:
 
 def content(step: int, rank: int, size: int = 10) -> Iterator[bytes | memoryview]:
     data = bytes([1 + rank]) * size
-    return encode({"step": step, "rank": rank, "data": Buffer("any", (size,), data)}).chunks()
+    return encode_tree({"step": step, "rank": rank, "data": Buffer("any", (size,), data)}).chunks()
 
 
 def answer(status: int, code: str) -> ClientError:
@@ -119,7 +119,7 @@ def files(store: CheckpointStore) -> list[str]:
 def test_a_fresh_host_brings_the_parts_it_opens_and_no_others(hosts: Hosts) -> None:
     hosts.save(1, 2)
     fresh = hosts.store(1)
-    newest = fresh.newest_intact(ranks=[1])
+    newest = fresh.newest_intact_manifest(ranks=[1])
     assert newest is not None and newest.step == 2
     assert fresh.open_shard(newest).read_tree()["rank"] == 1
     assert [name[:10] for name in files(fresh)] == ["rank-00001"]
@@ -160,7 +160,7 @@ def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
     hosts.s3.delete_object(Bucket="tests", Key=hosts.part(2, 0))
     fresh = hosts.store(0)
     assert [manifest.step for manifest in fresh.committed_manifests()] == [3, 1]
-    newest = fresh.newest_intact(ranks=[0])
+    newest = fresh.newest_intact_manifest(ranks=[0])
     assert newest is not None and newest.step == 1
     with pytest.raises(DamagedFileError, match="the object in S3 does not match the manifest"):
         fresh.open_shard(3)
@@ -168,7 +168,7 @@ def test_what_is_torn_in_s3_is_not_taken(hosts: Hosts) -> None:
 
 
 def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
-    stores = hosts.save(1, 2, 3, 4, keep=2)
+    stores = hosts.save(1, 2, 3, 4, keep_last=2)
     for store in reversed(stores):
         store.delete_old_steps()
     assert {key.rpartition("/")[0] for key in hosts.names()} == {step_directory(3), step_directory(4)}
@@ -176,7 +176,7 @@ def test_old_steps_go_in_s3_too(hosts: Hosts) -> None:
 
 def test_what_s3_does_not_delete_is_told_and_costs_nothing(hosts: Hosts) -> None:
     stores = hosts.save(
-        1, 2, keep=1, transport=hosts.transport(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
+        1, 2, keep_last=1, transport=hosts.transport(Flaky(hosts.s3, "delete_objects", answer(403, "No")))
     )
     assert stores[0].delete_old_steps() == [1]
     assert "delete failed" in hosts.messages[0] and "it stays in S3" in hosts.messages[0]
@@ -227,14 +227,14 @@ def test_s3_that_cannot_be_reached_is_not_taken_for_a_torn_copy(hosts: Hosts, me
     flaky = Flaky(hosts.s3, method, EndpointConnectionError(endpoint_url="there"))
     fresh = hosts.store(0, transport=hosts.transport(flaky))
     with pytest.raises(LoadFailed):
-        fresh.newest_intact(ranks=[0])
+        fresh.newest_intact_manifest(ranks=[0])
 
 
 def test_no_room_for_what_s3_has_is_not_taken_for_a_torn_copy(hosts: Hosts) -> None:
     hosts.save(1, 2)
     full = Flaky(hosts.s3, "download_file", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(LoadFailed, match=r"cannot be written here: .*No space left"):
-        hosts.store(0, transport=hosts.transport(full)).newest_intact(ranks=[0])
+        hosts.store(0, transport=hosts.transport(full)).newest_intact_manifest(ranks=[0])
 
 
 def test_how_far_behind_an_upload_is(hosts: Hosts) -> None:

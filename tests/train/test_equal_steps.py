@@ -94,8 +94,8 @@ def test_a_rule_that_is_none() -> None:
 @given(st.lists(st.integers(), min_size=1, max_size=9), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_exactly_so_many(batches: list[int], steps: int) -> None:
-    given_out = list(batches_for_steps(batches, steps))
-    assert given_out == [batches[index % len(batches)] for index in range(steps)]
+    truncated_batches = list(batches_for_steps(batches, steps))
+    assert truncated_batches == [batches[index % len(batches)] for index in range(steps)]
 
 
 def test_exactly_of_nothing() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.progress import DATA_WAIT_METRIC, parse_line
-from smlaunch.train import data_wait, measure_data_wait
+from smlaunch.contract.progress_line import DATA_WAIT_METRIC, parse_line
+from smlaunch.train import data_wait_monitor, measure_data_wait
 from smlaunch.train.checkpointer import Checkpointer
-from smlaunch.train.data_wait import DataWaitMonitor, TimedBatches, WaitTimer
-from smlaunch.train.order import ResumableOrder
+from smlaunch.train.data_wait_monitor import DataWaitMonitor, TimedBatches, WaitTimer
+from smlaunch.train.resumable_order import ResumableOrder
 
 
 class Time:
@@ -87,17 +87,17 @@ def test_an_error_of_the_loader_comes_through() -> None:
 def test_it_is_told_seldom_and_when_it_has_changed() -> None:
     time, shares = Time(), []
     io = DataWaitMonitor(time)
-    io.timed([])
+    io.time_batches([])
     for second in range(2000):
         time.now += 1
         io.record_step(100_000 if second < 1000 else 900_000)
-        line = io.metric_line()
+        line = io.metric_line_if_due()
         if line is not None:
             shares.append(share_of(line))
     assert shares[0] == pytest.approx(0.1, abs=0.01)
     assert 3 <= len(shares) <= 6
     assert shares[-1] > shares[0] + 0.2
-    assert share_of(io.metric_line(is_last=True)) == pytest.approx(0.5, abs=0.01)
+    assert share_of(io.metric_line_if_due(is_last=True)) == pytest.approx(0.5, abs=0.01)
 
 
 class Event:
@@ -131,9 +131,9 @@ def test_on_a_gpu_only_its_idle_time_counts(monkeypatch: Any, busy_for: float, l
     Event.time = time = Time()
     Event.free = time.now + busy_for
     waits = WaitTimer(time)
-    waits.start()
+    waits.record_request()
     time.now += 1.0
-    waits.stop()
+    waits.record_arrival()
     first = waits.take_lost_seconds()
     time.now += 10.0
     assert first + waits.take_lost_seconds() == pytest.approx(lost_seconds)
@@ -158,7 +158,7 @@ class Ranks:
 
 def test_the_slowest_rank_counts(monkeypatch: Any, capsys: Any) -> None:
     time = Time()
-    monkeypatch.setattr(data_wait.DataWaitMonitor.__init__, "__defaults__", (time,))
+    monkeypatch.setattr(data_wait_monitor.DataWaitMonitor.__init__, "__defaults__", (time,))
     order = ResumableOrder(400, batch_size=4, seed=1, rank=0, world_size=2)
 
     class Loader:
@@ -181,7 +181,7 @@ def test_the_slowest_rank_counts(monkeypatch: Any, capsys: Any) -> None:
 
 def test_a_loop_whose_batches_nobody_sees_says_nothing(monkeypatch: Any, capsys: Any) -> None:
     time = Time()
-    monkeypatch.setattr(data_wait.DataWaitMonitor.__init__, "__defaults__", (time,))
+    monkeypatch.setattr(data_wait_monitor.DataWaitMonitor.__init__, "__defaults__", (time,))
     with Checkpointer() as run:
         for _ in range(100):
             time.now += 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.train.order import ResumableOrder, ShuffledRange
+from smlaunch.train.resumable_order import ResumableOrder, ShuffledRange
 
 
 @given(st.integers(1, 600), st.integers(0, 2**70), st.integers(0, 5))

@@ -20,8 +20,8 @@ from smlaunch.train.tree_format import (
     Buffer,
     InvalidTreeError,
     UnstorableValueError,
-    decode,
-    encode,
+    decode_tree,
+    encode_tree,
     map_file,
 )
 
@@ -54,7 +54,7 @@ _TREES = st.recursive(
 
 
 def encode_to_bytes(tree: Any) -> bytes:
-    encoded = encode(tree)
+    encoded = encode_tree(tree)
     content = b"".join(encoded.chunks())
     assert len(content) == encoded.size_bytes
     return content
@@ -82,8 +82,8 @@ def is_same_tree(left: Any, right: Any) -> bool:
 @given(_TREES)
 def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
     content = encode_to_bytes(tree)
-    assert is_same_tree(tree, decode(content))
-    assert encode_to_bytes(decode(content)) == content, "what was read gives the same file again"
+    assert is_same_tree(tree, decode_tree(content))
+    assert encode_to_bytes(decode_tree(content)) == content, "what was read gives the same file again"
 
 
 def test_the_state_of_pythons_generator_comes_back(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_state_of_pythons_generator_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(encode_to_bytes({"python": generator.getstate()}))
     other = random.Random()
-    other.setstate(decode(map_file(str(path)))["python"])
+    other.setstate(decode_tree(map_file(str(path)))["python"])
     assert [other.random() for _ in range(700)] == [generator.random() for _ in range(700)]
 
 
@@ -101,7 +101,7 @@ def test_buffers_are_aligned_mapped_and_private(tmp_path: Path) -> None:
     path = tmp_path / "part"
     path.write_bytes(encode_to_bytes([Buffer("any", (len(part),), part) for part in data]))
     content = path.read_bytes()
-    buffers = decode(map_file(str(path)))
+    buffers = decode_tree(map_file(str(path)))
     assert [bytes(buffer.data) for buffer in buffers] == data
     for part in data[1:4]:
         assert content.index(part) % ALIGNMENT == 0
@@ -145,14 +145,14 @@ class Pair(NamedTuple):
 )
 def test_what_cannot_be_kept_is_refused_by_its_path(tree: Any, path: str, cause: str) -> None:
     with pytest.raises(UnstorableValueError) as caught:
-        encode({"fine": 1, **tree} if isinstance(tree, dict) else tree)
+        encode_tree({"fine": 1, **tree} if isinstance(tree, dict) else tree)
     (problem,) = caught.value.problems
     assert problem.startswith(path + ": ") and cause in problem
 
 
 def test_everything_that_cannot_be_kept_is_named_at_once() -> None:
     with pytest.raises(UnstorableValueError) as caught:
-        encode({"a": object(), "b": [object()], "c": 1})
+        encode_tree({"a": object(), "b": [object()], "c": 1})
     assert [problem.partition(":")[0] for problem in caught.value.problems] == ["a", "b[0]"]
 
 
@@ -160,7 +160,7 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
     tree: list[Any] = []
     tree.append(tree)
     with pytest.raises(UnstorableValueError, match="does it contain itself"):
-        encode(tree)
+        encode_tree(tree)
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
 )
 def test_another_file_is_no_part(spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(InvalidTreeError):
-        decode(spoil(encode_to_bytes({"a": Buffer("any", (3,), b"abc")})))
+        decode_tree(spoil(encode_to_bytes({"a": Buffer("any", (3,), b"abc")})))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.paths import ROOT_VARIABLE
+from smlaunch.contract.sagemaker_paths import ROOT_VARIABLE
 from smlaunch.contract.shard_lists import (
     SHARDS_CHANNEL,
     SHARDS_FILE,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.checkpoint import Manifest, step_directory
-from smlaunch.contract.outcome import CONTINUE, SegmentOutcome
+from smlaunch.contract.checkpoint_layout import Manifest, step_directory
+from smlaunch.contract.segment_outcome import CONTINUE, SegmentOutcome
+from smlaunch.train.checkpoint_retention import RetentionPolicy
 from smlaunch.train.checkpoint_store import CheckpointStore, DamagedFileError, DiskFullError
-from smlaunch.train.retention import RetentionPolicy
-from smlaunch.train.tree_format import Buffer, encode
+from smlaunch.train.tree_format import Buffer, encode_tree
 
 
 class Clock:
@@ -41,7 +41,7 @@ class Ranks:
         return [store.write_shard(step, content(step, store.rank, word)) for store in self.stores]
 
     def save(self, step: int, word: str = "") -> Manifest:
-        manifest = self.leader.commit(step, self.write(step, word), samples=10 * step)  # type: ignore[arg-type]
+        manifest = self.leader.commit(step, self.write(step, word), total_samples=10 * step)  # type: ignore[arg-type]
         for store in self.stores[1:]:
             store.mark_committed(step)
         return manifest
@@ -62,7 +62,9 @@ class Ranks:
 
 
 def content(step: int, rank: int, word: str = "") -> Iterator[bytes | memoryview]:
-    return encode({"step": step, "rank": rank, "data": Buffer("any", (3,), b"abc"), "word": word}).chunks()
+    return encode_tree(
+        {"step": step, "rank": rank, "data": Buffer("any", (3,), b"abc"), "word": word}
+    ).chunks()
 
 
 def test_what_was_committed_is_read_back_newest_first(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_what_was_committed_is_read_back_newest_first(tmp_path: Path) -> None:
     for step in (5, 120, 9):
         ranks.save(step)
     assert ranks.steps() == [120, 9, 5]
-    newest = ranks.leader.newest_intact()
+    newest = ranks.leader.newest_intact_manifest()
     assert newest is not None
     assert (newest.step, newest.samples, newest.job, newest.world_size) == (120, 1200, "chain-s1-a1", 2)
     for store in ranks.stores:
@@ -87,7 +89,7 @@ def test_what_was_committed_is_read_back_newest_first(tmp_path: Path) -> None:
 def test_nothing_counts_before_the_commit(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     parts = ranks.write(1)
-    assert ranks.steps() == [] and ranks.leader.newest_intact() is None
+    assert ranks.steps() == [] and ranks.leader.newest_intact_manifest() is None
     with pytest.raises(ValueError, match="only rank 0 commits"):
         ranks.stores[1].commit(1, parts)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"only ranks \[0\] of 2 have shards"):
@@ -103,10 +105,10 @@ def test_a_torn_part_is_named_and_the_step_before_is_taken(tmp_path: Path) -> No
     ranks.part(3, 1).write_bytes(part_bytes[:-1])
     ranks.part(2, 0).write_bytes(b"x" + ranks.part(2, 0).read_bytes()[1:])
     assert ranks.steps() == [2, 1], "a size tells at once, a content only when it is read"
-    newest = ranks.leader.newest_intact()
+    newest = ranks.leader.newest_intact_manifest()
     assert newest is not None and newest.step == 1
-    assert ranks.leader.newest_intact(ranks=[1]) == ranks.leader.committed_manifests()[0]
-    assert ranks.leader.newest_intact(at_most=0) is None
+    assert ranks.leader.newest_intact_manifest(ranks=[1]) == ranks.leader.committed_manifests()[0]
+    assert ranks.leader.newest_intact_manifest(max_step=0) is None
     with pytest.raises(
         DamagedFileError, match=r"rank-00000-.*: its content does not match the manifest"
     ) as caught:
@@ -165,14 +167,14 @@ def test_a_directory_that_is_a_mount_of_its_own(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
 from smlaunch.train.checkpoint_store import CheckpointStore
-from smlaunch.train.tree_format import encode
+from smlaunch.train.tree_format import encode_tree
 folder = {str(tmp_path)!r}
 os.makedirs(folder + "/there/smlaunch"), os.makedirs(folder + "/checkpoints")
 subprocess.run(["mount", "--bind", folder + "/there", folder + "/checkpoints"], check=True)
 for rank in (0, 3):
     open(folder + "/checkpoints/smlaunch/.shard-%05d" % rank, "w").write("of a killed process, synced")
 store = CheckpointStore(folder + "/checkpoints", 0, 1)
-store.commit(1, [store.write_shard(1, encode(1).chunks())])
+store.commit(1, [store.write_shard(1, encode_tree(1).chunks())])
 print([manifest.step for manifest in store.committed_manifests()], sorted(os.listdir(folder + "/there")))
 """
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script]
@@ -186,11 +188,11 @@ def test_a_kill_at_any_moment_leaves_every_commit_whole(tmp_path: Path) -> None:
     script = f"""
 import sys
 from smlaunch.train.checkpoint_store import CheckpointStore
-from smlaunch.train.tree_format import Buffer, encode
+from smlaunch.train.tree_format import Buffer, encode_tree
 store = CheckpointStore({str(tmp_path / "checkpoints")!r}, 0, 1)
 for step in range(1, 1 << 30):
     data = Buffer("any", (50000,), step.to_bytes(4, "big") * 12500)
-    store.commit(step, [store.write_shard(step, encode({{"step": step, "data": data}}).chunks())])
+    store.commit(step, [store.write_shard(step, encode_tree({{"step": step, "data": data}}).chunks())])
     print(step, flush=True)
 """
     for kill in range(3):
@@ -200,7 +202,7 @@ for step in range(1, 1 << 30):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         store = CheckpointStore(str(tmp_path / "checkpoints"), 0, 1)
-        newest = store.newest_intact()
+        newest = store.newest_intact_manifest()
         assert newest is not None and newest.step >= int(last)
         assert store.open_shard(newest).read_tree()["step"] == newest.step
         for manifest in store.committed_manifests():
@@ -218,7 +220,7 @@ def test_outcome(tmp_path: Path) -> None:
 
 
 def test_the_newest_stay_and_the_directory_does_not_grow(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, keep=3)
+    ranks = Ranks(tmp_path, keep_last=3)
     for step in range(1, 30):
         ranks.clock.now += 60
         ranks.save(step)
@@ -234,7 +236,7 @@ def test_the_newest_stay_and_the_directory_does_not_grow(tmp_path: Path) -> None
 
 
 def test_each_rank_deletes_its_own_and_the_leader_what_makes_it_count(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, keep=1)
+    ranks = Ranks(tmp_path, keep_last=1)
     ranks.save(1)
     ranks.save(2)
     ranks.clock.now += 1000
@@ -250,7 +252,7 @@ def test_steps_of_another_job_are_not_touched(tmp_path: Path) -> None:
     earlier = Ranks(tmp_path, job="run-s1-a1")
     for step in range(1, 6):
         earlier.save(step)
-    later_ranks = Ranks(tmp_path, keep=1, job="run-s2-a1")
+    later_ranks = Ranks(tmp_path, keep_last=1, job="run-s2-a1")
     for step in (6, 7):
         later_ranks.save(step)
     later_ranks.clock.now += 1000
@@ -262,9 +264,9 @@ def test_a_job_that_was_restarted_goes_on_deleting_its_own(tmp_path: Path) -> No
     first_ranks = Ranks(tmp_path, job="run-s1-a1")
     for step in (1, 2, 3):
         first_ranks.save(step)
-    restarted_ranks = Ranks(tmp_path, keep=2, job="run-s1-a1")
+    restarted_ranks = Ranks(tmp_path, keep_last=2, job="run-s1-a1")
     for store in restarted_ranks.stores:
-        store.newest_intact()
+        store.newest_intact_manifest()
     restarted_ranks.retain()
     assert restarted_ranks.steps() == [3, 2, 1], "what was found has to settle too"
     restarted_ranks.save(4)
@@ -274,7 +276,7 @@ def test_a_job_that_was_restarted_goes_on_deleting_its_own(tmp_path: Path) -> No
 
 
 def test_an_uncommitted_step_goes_with_the_older_ones(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, keep=1)
+    ranks = Ranks(tmp_path, keep_last=1)
     ranks.write(1)
     ranks.save(2)
     ranks.save(3)
@@ -287,20 +289,20 @@ def test_commits_that_failed_take_nobodys_place() -> None:
     """Three saves of which the leader's commit failed must not push out the last good one."""
     policy = RetentionPolicy(2, 0.0, Clock())
     for step in (1, 2):
-        policy.add_written(step)
-        policy.add_committed(step)
+        policy.add_written_step(step)
+        policy.add_committed_step(step)
     for step in (3, 4, 5):
-        policy.add_written(step)
+        policy.add_written_step(step)
     assert policy.steps_to_delete() == []
 
 
 def test_steps_beyond_the_one_that_was_loaded_take_nobodys_place() -> None:
     policy = RetentionPolicy(2, 0.0, Clock())
-    policy.add_found([80, 90, 100])
-    policy.add_written(85)
-    policy.add_committed(85)
+    policy.add_found_steps([80, 90, 100])
+    policy.add_written_step(85)
+    policy.add_committed_step(85)
     assert policy.steps_to_delete() == []
-    policy.add_committed(86)
+    policy.add_committed_step(86)
     assert policy.steps_to_delete() == [80]
 
 
@@ -316,7 +318,7 @@ def test_a_part_that_will_not_fit_is_not_begun(tmp_path: Path) -> None:
 
 
 def test_room_is_made_by_what_may_go_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(tmp_path, world_size=1, keep=1)
+    ranks = Ranks(tmp_path, world_size=1, keep_last=1)
     for step in (1, 2, 3):
         ranks.save(step)
     ranks.retain()

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from smlaunch.contract import checkpoint
-from smlaunch.contract.checkpoint import Manifest, step_directory
-from smlaunch.contract.names import CheckpointWriter
+from smlaunch.contract import checkpoint_layout
+from smlaunch.contract.checkpoint_layout import Manifest, step_directory
+from smlaunch.contract.run_names import CheckpointWriter
 from smlaunch.train.checkpoint_store import CheckpointStore
 from smlaunch.train.transports.base import CheckpointTransport
 from tests.train.sync_model import Files, Model, Saved
@@ -27,9 +27,9 @@ def models_at_random_moments(seed: int) -> Iterator[Model]:
 
 
 def load_newest(files: Files) -> tuple[Manifest, Files] | None:
-    """Loads as ``CheckpointStore.newest_intact`` does, without a disk."""
+    """Loads as ``CheckpointStore.newest_intact_manifest`` does, without a disk."""
     sizes = {name: len(content) for name, content in files.items()}
-    for manifest in checkpoint.iter_committed(sizes, files.__getitem__):
+    for manifest in checkpoint_layout.iter_committed(sizes, files.__getitem__):
         names = {part: f"{step_directory(manifest.step)}/{part.name}" for part in manifest.shards}
         if all(hashlib.sha256(files[name]).hexdigest() == part.sha256 for part, name in names.items()):
             return manifest, {name: files[name] for name in names.values()}
@@ -95,7 +95,7 @@ def test_so_does_one_that_fetches_what_it_opens(tmp_path: Path, cases: int) -> N
 
 
 def load_from_store(store: CheckpointStore) -> tuple[Manifest, Files] | None:
-    manifest = store.newest_intact()
+    manifest = store.newest_intact_manifest()
     if manifest is None:
         return None
     directory = step_directory(manifest.step)
@@ -108,8 +108,8 @@ def test_an_error_of_the_disk_is_not_taken_for_a_torn_copy(tmp_path: Path) -> No
     store = CheckpointStore(str(tmp_path), 0, 1)
     for step in (1, 2):
         store.commit(step, [store.write_shard(step, [b"content"])])
-    commit = tmp_path / step_directory(2) / checkpoint.commit_name(CheckpointWriter())
+    commit = tmp_path / step_directory(2) / checkpoint_layout.commit_name(CheckpointWriter())
     commit.unlink()
     commit.mkdir()
     with pytest.raises(IsADirectoryError):
-        store.newest_intact()
+        store.newest_intact_manifest()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch.contract.checkpoint import (
+from smlaunch.contract.checkpoint_layout import (
     Manifest,
     Shard,
     commit_content,
@@ -25,7 +25,7 @@ from smlaunch.contract.checkpoint import (
     step_directory,
 )
 from smlaunch.local.endpoint import Endpoint
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
 from tests.local.client import EndpointClient
 from tests.train.sync_model import COMMIT, Files, Saved
 from tests.train.test_torn_copies import check, load_newest
@@ -38,7 +38,7 @@ SIZE = 20_000
 # a COMMIT is often there long before the parts it speaks of.
 SCRIPT = f"""
 import hashlib, random, signal
-from smlaunch.contract.checkpoint import Shard, shard_name
+from smlaunch.contract.checkpoint_layout import Shard, shard_name
 from smlaunch.train.transports.sync import SyncTransport
 from smlaunch.train.checkpoint_store import CheckpointStore
 job = os.environ["TRAINING_JOB_NAME"]
@@ -47,8 +47,8 @@ rank = sorted(config["hosts"]).index(config["current_host"])
 draw = random.Random(job + str(rank))
 # Less than the sync needs, now and then: its deletes then come between its uploads.
 carrier = SyncTransport(settle_seconds=draw.choice((0.1, 1.0)))
-store = CheckpointStore(ROOT + "/checkpoints", rank, {HOSTS}, keep=2, job=job, transport=carrier)
-newest = store.newest_intact()
+store = CheckpointStore(ROOT + "/checkpoints", rank, {HOSTS}, keep_last=2, job=job, transport=carrier)
+newest = store.newest_intact_manifest()
 if newest is not None:
     for other in range({HOSTS}):
         store.open_shard(newest, other)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.train.components import Component, GeneratorComponent, GlobalGeneratorsComponent
-from smlaunch.train.trace import TRACE_VARIABLE, TraceWriter, tree_digest
+from smlaunch.train.checkpoint_components import Component, GeneratorComponent, GlobalGeneratorsComponent
+from smlaunch.train.step_trace import TRACE_VARIABLE, TraceWriter, tree_sha256
 
 np = pytest.importorskip("numpy")
 
@@ -85,6 +85,6 @@ def test_whatever_is_handed_to_step_as_loss(tmp_path: Path, loss: Any, expected_
 
 def test_a_dict_filled_in_another_order_is_the_same_state() -> None:
     first, other = {"a": {"x": 1, "y": 2.0}, "b": np.ones(2)}, {"b": np.ones(2), "a": {"y": 2.0, "x": 1}}
-    assert tree_digest(first) == tree_digest(other)
-    assert tree_digest(first) != tree_digest({**first, "b": np.zeros(2)})
-    assert tree_digest({1: "a", "1": "b"}) != tree_digest({1: "b", "1": "a"})
+    assert tree_sha256(first) == tree_sha256(other)
+    assert tree_sha256(first) != tree_sha256({**first, "b": np.zeros(2)})
+    assert tree_sha256({1: "a", "1": "b"}) != tree_sha256({1: "b", "1": "a"})

@@ -3,10 +3,3 @@
 Pure. The client checks its requests before sending them, and the local endpoint checks what it receives by
 the same tables, so that a request accepted by one is accepted by the other.
 """
-
-from __future__ import annotations
-
-from smlaunch.api.validation.request_check import check_request, checkable_operations
-from smlaunch.api.validation.violation import Violation, aws_message
-
-__all__ = ["Violation", "aws_message", "check_request", "checkable_operations"]

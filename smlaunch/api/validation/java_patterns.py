@@ -12,38 +12,46 @@ import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-_STAND_INS = {"L": "\ue000", "M": "\ue001", "N": "\ue002", "P": "\ue003", "S": "\ue004", "Z": "\ue005"}
+_STAND_IN_BY_CATEGORY = {
+    "L": "\ue000",
+    "M": "\ue001",
+    "N": "\ue002",
+    "P": "\ue003",
+    "S": "\ue004",
+    "Z": "\ue005",
+}
 _OTHER_STAND_IN = "\ue006"
 _ASCII_BY_CATEGORY = {
     category: "".join(chr(code) for code in range(128) if unicodedata.category(chr(code))[0] == category)
-    for category in _STAND_INS
+    for category in _STAND_IN_BY_CATEGORY
 }
-_PROPERTY = re.compile(r"\\p\{(\w+)\}")
+_PROPERTY_CLASS = re.compile(r"\\p\{(\w+)\}")
 
 
 @lru_cache(maxsize=512)
 def compile_matcher(pattern: str) -> Callable[[str], bool]:
-    """A function that tells whether a value matches as a whole.
+    """Return a function that tells whether a value matches ``pattern``, a Java one, as a whole.
 
     Python's ``re`` does not support Unicode categories. So every non-ASCII character of the value is
     replaced by a stand-in for its category, and ``\\p{L}`` becomes the ASCII letters plus the stand-in for
     letters.
     """
+    # A range of surrogate pairs becomes one of code points; ${0,2} is $; a hyphen after \w is a literal one.
     python_pattern = pattern.replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010FFFF")
     python_pattern = re.sub(r"\$\{\d+(?:,\d*)?\}", "$", python_pattern)
     python_pattern = re.sub(r"(\\[wds])-(?=[^\]])", r"\1\-", python_pattern)
-    if not _PROPERTY.search(python_pattern):
+    if not _PROPERTY_CLASS.search(python_pattern):
         regex = re.compile(python_pattern, re.ASCII)
         return lambda value: regex.fullmatch(value) is not None
-    regex = re.compile(_PROPERTY.sub(_python_class, python_pattern), re.ASCII)
+    regex = re.compile(_PROPERTY_CLASS.sub(_python_class, python_pattern), re.ASCII)
     return lambda value: regex.fullmatch(_with_stand_ins(value)) is not None
 
 
-def _python_class(match: re.Match[str]) -> str:
-    name = match.group(1)
-    if name == "Alnum":  # one of Java's POSIX classes, which are ASCII
+def _python_class(property_match: re.Match[str]) -> str:
+    class_name = property_match.group(1)
+    if class_name == "Alnum":  # one of Java's POSIX classes, which are ASCII
         return "a-zA-Z0-9"
-    return re.escape(_ASCII_BY_CATEGORY[name]) + _STAND_INS[name]
+    return re.escape(_ASCII_BY_CATEGORY[class_name]) + _STAND_IN_BY_CATEGORY[class_name]
 
 
 def _with_stand_ins(value: str) -> str:
@@ -53,6 +61,6 @@ def _with_stand_ins(value: str) -> str:
     return "".join(
         character
         if character.isascii()
-        else _STAND_INS.get(unicodedata.category(character)[0], _OTHER_STAND_IN)
+        else _STAND_IN_BY_CATEGORY.get(unicodedata.category(character)[0], _OTHER_STAND_IN)
         for character in value
     )

@@ -13,22 +13,25 @@ from typing import Any
 from smlaunch.api.validation.shared_rules import RequestPath, check_tags, check_volume_key, service_violation
 from smlaunch.api.validation.violation import Violation
 
-ROOT = "/opt/ml/processing/"
+PROCESSING_ROOT = "/opt/ml/processing/"
 
 
 def check_processing_job(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """``request`` matches the model's types; members may be missing or unknown."""
+    """Yield what the service would reject about a CreateProcessingJob request. ``request`` matches the
+    model's types; members may be missing or unknown."""
     yield from _check_cluster((request.get("ProcessingResources") or {}).get("ClusterConfig") or {})
-    for index, item in enumerate(request.get("ProcessingInputs") or ()):
-        yield from _check_input(("ProcessingInputs", index), item)
+    for index, member in enumerate(request.get("ProcessingInputs") or ()):
+        yield from _check_input(("ProcessingInputs", index), member)
     outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
-    for index, item in enumerate(outputs):
-        yield from _check_output(("ProcessingOutputConfig", "Outputs", index), item)
+    for index, member in enumerate(outputs):
+        yield from _check_output(("ProcessingOutputConfig", "Outputs", index), member)
     yield from check_tags(request.get("Tags") or ())
 
 
 def _check_cluster(cluster: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield violations of instance type, preferences and volume."""
+    """Yield violations of instance type, preferences and volume in ClusterConfig of a processing job. A
+    violation names the rule that the value at a path breaks; rules of the service have a text of their
+    own."""
     if not cluster:
         return
     path = ("ProcessingResources", "ClusterConfig")
@@ -38,30 +41,32 @@ def _check_cluster(cluster: Mapping[str, Any]) -> Iterator[Violation]:
             (*path, "InstanceType"), instance_type, "InstanceType cannot be given with InstancePreferences"
         )
     if not instance_type and not preferences:
-        yield Violation((*path, "InstanceType"), None, "required", None)
+        yield Violation((*path, "InstanceType"), None, rule="required", limit=None)
+    # A key for the volume cannot be given with instance types that have local disks instead.
     yield from check_volume_key(path, cluster, [cluster, *(preferences or ())])
-    for field in ("SelectedInstanceType", "SelectedInstanceCount"):
-        if cluster.get(field) is not None:
+    for member in ("SelectedInstanceType", "SelectedInstanceCount"):
+        if cluster.get(member) is not None:
             yield service_violation(
-                (*path, field), cluster[field], f"{field} is an answer of the service, not a request"
+                (*path, member), cluster[member], f"{member} is an answer of the service, not a request"
             )
 
 
 def _check_input(path: RequestPath, processing_input: Mapping[str, Any]) -> Iterator[Violation]:
-    """Local path and compression of an input."""
-    s3 = processing_input.get("S3Input") or {}
-    if not s3:
+    """Yield violations of local path and compression of the input at ``path`` of a request."""
+    s3_input = processing_input.get("S3Input") or {}
+    if not s3_input:
         return
     s3_path = (*path, "S3Input")
-    yield from _check_local_path(s3_path, s3, bool(processing_input.get("AppManaged")))
-    if s3.get("S3CompressionType") == "Gzip" and s3.get("S3InputMode") != "Pipe":
+    yield from _check_local_path(s3_path, s3_input, bool(processing_input.get("AppManaged")))
+    if s3_input.get("S3CompressionType") == "Gzip" and s3_input.get("S3InputMode") != "Pipe":
         yield service_violation(
             (*s3_path, "S3CompressionType"), "Gzip", "S3CompressionType Gzip needs S3InputMode Pipe"
         )
 
 
 def _check_output(path: RequestPath, processing_output: Mapping[str, Any]) -> Iterator[Violation]:
-    """Local path and feature store of an output."""
+    """Yield violations of local path and feature store of the output at ``path`` of a request. With
+    AppManaged the program writes the output itself."""
     is_app_managed = bool(processing_output.get("AppManaged"))
     if processing_output.get("S3Output"):
         yield from _check_local_path((*path, "S3Output"), processing_output["S3Output"], is_app_managed)
@@ -70,13 +75,15 @@ def _check_output(path: RequestPath, processing_output: Mapping[str, Any]) -> It
         yield service_violation((*path, "FeatureStoreOutput"), processing_output["FeatureStoreOutput"], text)
 
 
-def _check_local_path(path: RequestPath, s3: Mapping[str, Any], is_app_managed: bool) -> Iterator[Violation]:
-    """Yield a violation if the ``LocalPath`` of this S3 input or output is missing or outside ``ROOT``.
-    ``path``: of ``s3`` in the request. ``is_app_managed``: the container accesses S3 itself and needs no
-    local path."""
-    local_path, path_of_member = s3.get("LocalPath"), (*path, "LocalPath")
+def _check_local_path(
+    path: RequestPath, s3_member: Mapping[str, Any], is_app_managed: bool
+) -> Iterator[Violation]:
+    """Yield a violation if the ``LocalPath`` of this S3 input or output is missing or outside
+    ``PROCESSING_ROOT``, /opt/ml/processing/. ``path``: of ``s3_member`` in the request. ``is_app_managed``:
+    the container accesses S3 itself and needs no local path."""
+    local_path, member_path = s3_member.get("LocalPath"), (*path, "LocalPath")
     if local_path is None:
         if not is_app_managed:
-            yield Violation(path_of_member, None, "required", None)
-    elif not local_path.startswith(ROOT):
-        yield service_violation(path_of_member, local_path, f"LocalPath must begin with {ROOT}")
+            yield Violation(member_path, None, rule="required", limit=None)
+    elif not local_path.startswith(PROCESSING_ROOT):
+        yield service_violation(member_path, local_path, f"LocalPath must begin with {PROCESSING_ROOT}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from smlaunch.api.job_kinds import JOB_KINDS
 from smlaunch.api.validation.java_patterns import compile_matcher
-from smlaunch.api.validation.processing_rules import check_processing_job
-from smlaunch.api.validation.training_rules import check_training_job
 from smlaunch.api.validation.violation import Violation
 
 _LIMITS_FILE = Path(__file__).parent.parent.parent / "catalog" / "api_limits.json"
@@ -23,114 +22,147 @@ Shape = Mapping[str, Any]
 Shapes = Mapping[str, Shape]
 RequestPath = tuple[str | int, ...]
 
-_SERVICE_RULES: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], Iterator[Violation]]] = {
-    ("sagemaker", "CreateProcessingJob"): check_processing_job,
-    ("sagemaker", "CreateTrainingJob"): check_training_job,
-}
-
 
 @lru_cache(maxsize=1)
-def _services() -> Mapping[str, Any]:
+def _load_service_tables() -> Mapping[str, Any]:
     services: Mapping[str, Any] = json.loads(_LIMITS_FILE.read_text(encoding="utf-8"))["services"]
     return services
 
 
 def checkable_operations(service: str = "sagemaker") -> frozenset[str]:
-    """Operations whose requests can be checked."""
-    return frozenset(_services().get(service, {}).get("operations", ()))
+    """Return the operations whose requests can be checked."""
+    return frozenset(_load_service_tables().get(service, {}).get("operations", ()))
 
 
 def check_request(operation: str, request: Mapping[str, Any], service: str = "sagemaker") -> list[Violation]:
-    """All violations of a request, in the order of its members.
+    """Return all violations of a request, in the order of its members.
 
     ``request``: arguments of boto3's method, or the JSON that it sends. A member that is None counts as
     absent. Rules beyond the model are only checked if all types are right. Raises KeyError for an unknown
     operation.
     """
-    tables = _services()[service]
-    shapes: Shapes = tables["shapes"]
-    violations = list(_check_structure(shapes, shapes[tables["operations"][operation]], request, ()))
-    rules = _SERVICE_RULES.get((service, operation))
-    if rules is not None and not any(violation.rule == "type" for violation in violations):
-        violations.extend(rules(request))
+    service_tables = _load_service_tables()[service]
+    shapes: Shapes = service_tables["shapes"]
+    violations = list(_check_structure(shapes, shapes[service_tables["operations"][operation]], request, ()))
+    kind = JOB_KINDS.get(operation)
+    if kind is not None and not any(violation.rule == "type" for violation in violations):
+        violations.extend(kind.check_rules(request))
     return violations
 
 
 def _check_value(
-    shapes: Shapes, name: str, value: Any, path: RequestPath, map_part: str = ""
+    shapes: Shapes, shape_name: str, value: Any, path: RequestPath, map_entry_part: str = ""
 ) -> Iterator[Violation]:
-    """Yield violations of any value, by its shape's type.
+    """Yield violations of a value in a request, by the type of its shape in the API model.
 
-    ``name``: of the shape in the API model. ``path``: of the value in the request. ``map_part``: ``key`` or
-    ``value`` for a part of a map's entry.
+    ``shapes`` are the shapes of the model by name, ``shape_name`` is the value's. ``path`` is the value's
+    in the request. ``map_entry_part``: ``key`` or ``value`` for a part of a map's entry, else empty.
+    A violation names the rule that the value breaks (type, min_items, ...) and the limit in it.
     """
-    shape = shapes[name]
+    shape = shapes[shape_name]
     type_name = shape["type"]
     if not _has_type(type_name, value):
-        yield Violation(path, value, "type", type_name, map_part)
+        yield Violation(path, value, rule="type", limit=type_name, map_entry_part=map_entry_part)
     elif type_name == "structure":
         yield from _check_structure(shapes, shape, value, path)
     elif type_name == "list":
-        yield from _check_bounds(shape, len(value), value, path, "_items")
-        for index, item in enumerate(value):
-            yield from _check_value(shapes, shape["member"], item, (*path, index))
+        yield from _check_bounds(
+            shape, measured_number=len(value), value=value, path=path, rule_suffix="_items"
+        )
+        for index, member_value in enumerate(value):
+            yield from _check_value(shapes, shape["member"], member_value, (*path, index))
     elif type_name == "map":
-        yield from _check_bounds(shape, len(value), value, path, "_items")
-        for key, item in value.items():
-            yield from _check_value(shapes, shape["key"], key, (*path, key), "key")
-            yield from _check_value(shapes, shape["value"], item, (*path, key), "value")
+        yield from _check_bounds(
+            shape, measured_number=len(value), value=value, path=path, rule_suffix="_items"
+        )
+        for key, member_value in value.items():
+            entry_path = (*path, key)
+            yield from _check_value(shapes, shape["key"], key, entry_path, map_entry_part="key")
+            yield from _check_value(shapes, shape["value"], member_value, entry_path, map_entry_part="value")
     elif type_name == "string":
-        yield from _check_string(shape, value, path, map_part)
+        yield from _check_string(shape, value, path, map_entry_part)
     elif type_name in ("integer", "long", "float", "double"):
-        yield from _check_bounds(shape, value, value, path, "", map_part)
+        yield from _check_bounds(
+            shape,
+            measured_number=value,
+            value=value,
+            path=path,
+            rule_suffix="",
+            map_entry_part=map_entry_part,
+        )
 
 
 def _check_structure(
     shapes: Shapes, shape: Shape, value: Mapping[str, Any], path: RequestPath
 ) -> Iterator[Violation]:
-    """Yield violations of a structure: missing and unknown members, unions, and those of its members."""
-    members: Mapping[str, str] = shape["members"]
-    present_members = {name: item for name, item in value.items() if item is not None}
-    for name in shape.get("required", ()):
-        if name not in present_members:
-            yield Violation((*path, name), None, "required", None)
-    for name, item in present_members.items():
-        if name in members:
-            yield from _check_value(shapes, members[name], item, (*path, name))
+    """Yield violations of a structure of the API model at ``path`` of a request: missing and unknown members,
+    unions without exactly one member, and the violations of its members. None counts as absent. ``shapes``
+    are the types of the API model by name. A violation names the broken rule and the limit in it."""
+    shape_name_by_member: Mapping[str, str] = shape["members"]
+    present_members = {
+        member: member_value for member, member_value in value.items() if member_value is not None
+    }
+    for member in shape.get("required", ()):
+        if member not in present_members:
+            yield Violation((*path, member), None, rule="required", limit=None)
+    for member, member_value in present_members.items():
+        if member in shape_name_by_member:
+            yield from _check_value(shapes, shape_name_by_member[member], member_value, (*path, member))
         else:
-            yield Violation((*path, name), name, "unknown", tuple(members))
+            yield Violation((*path, member), member, rule="unknown", limit=tuple(shape_name_by_member))
     if shape.get("union") and len(present_members) != 1:
-        yield Violation(path, dict(present_members), "union", tuple(members))
+        yield Violation(path, dict(present_members), rule="union", limit=tuple(shape_name_by_member))
 
 
-def _check_string(shape: Shape, value: str, path: RequestPath, map_part: str) -> Iterator[Violation]:
-    """Yield violations of a string: enum, length and pattern."""
+def _check_string(shape: Shape, value: str, path: RequestPath, map_entry_part: str) -> Iterator[Violation]:
+    """Yield violations of a string at ``path`` of a request by its shape in the API model: enum, length and
+    pattern. ``map_entry_part``: ``key`` or ``value`` for a part of a map's entry, else empty."""
     if "enum" in shape:
         if value not in shape["enum"]:
-            yield Violation(path, value, "enum", tuple(shape["enum"]), map_part)
+            yield Violation(
+                path, value, rule="enum", limit=tuple(shape["enum"]), map_entry_part=map_entry_part
+            )
         return
-    yield from _check_bounds(shape, len(value), value, path, "_length", map_part)
-    if (
-        "pattern" in shape
-        and len(value) <= _MAX_PATTERN_LENGTH
-        and not compile_matcher(shape["pattern"])(value)
-    ):
-        yield Violation(path, value, "pattern", shape["pattern"], map_part)
+    yield from _check_bounds(
+        shape,
+        measured_number=len(value),
+        value=value,
+        path=path,
+        rule_suffix="_length",
+        map_entry_part=map_entry_part,
+    )
+    # A longer text breaks its length limit anyway; matching it too would only take time.
+    if "pattern" not in shape or len(value) > _MAX_PATTERN_LENGTH:
+        return
+    # The patterns are Java's; the compiled one is Python's and matches the whole text.
+    matches_pattern = compile_matcher(shape["pattern"])
+    if not matches_pattern(value):
+        yield Violation(path, value, rule="pattern", limit=shape["pattern"], map_entry_part=map_entry_part)
 
 
 def _check_bounds(
-    shape: Shape, measured: float, value: Any, path: RequestPath, suffix: str, map_part: str = ""
+    shape: Shape,
+    measured_number: float,
+    value: Any,
+    path: RequestPath,
+    rule_suffix: str,
+    map_entry_part: str = "",
 ) -> Iterator[Violation]:
-    """Violations of minimum and maximum. ``measured``: value, length or number of items; ``suffix``: of
-    the rule's name."""
-    if "min" in shape and measured < shape["min"]:
-        yield Violation(path, value, f"min{suffix}", shape["min"], map_part)
-    if "max" in shape and measured > shape["max"]:
-        yield Violation(path, value, f"max{suffix}", shape["max"], map_part)
+    """Yield violations of a shape's minimum and maximum by a value. ``measured_number``: value, length or
+    number of items; ``rule_suffix``: the end of the rule's name, empty, ``_length`` or ``_items``."""
+    if "min" in shape and measured_number < shape["min"]:
+        yield Violation(
+            path, value, rule=f"min{rule_suffix}", limit=shape["min"], map_entry_part=map_entry_part
+        )
+    if "max" in shape and measured_number > shape["max"]:
+        yield Violation(
+            path, value, rule=f"max{rule_suffix}", limit=shape["max"], map_entry_part=map_entry_part
+        )
 
 
 def _has_type(type_name: str, value: Any) -> bool:
-    """Return whether the value has the API model's type."""
+    """Return whether a value of a request, in Python or as read from JSON, has a type of the API model, such
+    as ``structure`` (an object with known members) or ``long``. Every other type is a string."""
     if type_name == "structure":
         return isinstance(value, Mapping)
     if type_name == "map":
@@ -139,9 +171,9 @@ def _has_type(type_name: str, value: Any) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     if type_name == "boolean":
         return isinstance(value, bool)
-    if type_name in ("integer", "long"):
-        bits = 31 if type_name == "integer" else 63
-        return isinstance(value, int) and not isinstance(value, bool) and -(2**bits) <= value < 2**bits
+    if type_name in ("integer", "long"):  # of 32 and 64 bits
+        bound = 2**31 if type_name == "integer" else 2**63
+        return isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound
     if type_name in ("float", "double"):
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if type_name == "timestamp":

@@ -13,30 +13,32 @@ RequestPath = tuple[str | int, ...]
 
 
 def service_violation(path: RequestPath, value: Any, text: str) -> Violation:
-    return Violation(path, value, "service", text)
+    """Return a violation of a rule of the service that the API model does not have."""
+    return Violation(path, value, rule="service", limit=text)
 
 
 def check_volume_key(
-    path: RequestPath, resources: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]
+    path: RequestPath, resources: Mapping[str, Any], typed_entries: Iterable[Mapping[str, Any]]
 ) -> Iterator[Violation]:
-    """Yield a violation for each type with local disks whose volume is to be encrypted with a key, as far as
-    the catalog knows them. ``entries``: all that name an instance type."""
-    key = resources.get("VolumeKmsKeyId")
-    if not key:
+    """Yield a violation for each instance type with local disks if VolumeKmsKeyId is given, as far as the
+    catalog knows the types. ``resources`` is the ResourceConfig or ClusterConfig at ``path``;
+    ``typed_entries`` are it and its parts, each with an InstanceType or without."""
+    kms_key = resources.get("VolumeKmsKeyId")
+    if not kms_key:
         return
-    instance_types = sorted({entry["InstanceType"] for entry in entries if entry.get("InstanceType")})
+    instance_types = sorted({entry["InstanceType"] for entry in typed_entries if entry.get("InstanceType")})
     for instance_type in instance_types:
         catalog_type = find_instance_type(instance_type)
-        if catalog_type is not None and catalog_type.nvme_gb:
-            text = (
+        if catalog_type is not None and catalog_type.nvme_gb:  # local disks have a key of their own
+            message = (
                 "VolumeKmsKeyId cannot be given with an instance type that has local storage, as "
                 f"{instance_type}"
             )
-            yield service_violation((*path, "VolumeKmsKeyId"), key, text)
+            yield service_violation((*path, "VolumeKmsKeyId"), kms_key, message)
 
 
 def check_tags(tags: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
-    """Unique keys without reserved prefixes."""
+    """Yield violations of tag keys that are not unique, or have the reserved prefix."""
     yield from check_unique(("Tags",), "Key", tags)
     for index, tag in enumerate(tags):
         key = str(tag.get("Key", ""))
@@ -46,9 +48,11 @@ def check_tags(tags: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
             )
 
 
-def check_unique(path: RequestPath, field: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Violation]:
-    """A member whose value must be unique among the entries."""
-    counts = Counter(entry.get(field) for entry in entries)
-    for name, count in counts.items():
-        if name is not None and count > 1:
-            yield service_violation(path, name, f"{field} {name!r} is given {count} times; it must be unique")
+def check_unique(path: RequestPath, member: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[Violation]:
+    """Yield a violation for each value of a member that several entries have."""
+    counts = Counter(entry.get(member) for entry in entries)
+    for value, count in counts.items():
+        if value is not None and count > 1:
+            yield service_violation(
+                path, value, f"{member} {value!r} is given {count} times; it must be unique"
+            )

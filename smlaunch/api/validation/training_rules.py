@@ -19,10 +19,10 @@ from smlaunch.api.validation.shared_rules import (
 )
 from smlaunch.api.validation.violation import Violation
 
-DEFAULT_MAX_RUNTIME = 86_400
+DEFAULT_MAX_RUNTIME_SECONDS = 86_400
 """Seconds; the service's default without StoppingCondition."""
 
-LONGEST_RUNTIME = 28 * 86_400
+MAX_RUNTIME_SECONDS = 28 * 86_400
 """Seconds; accounts usually have a lower quota."""
 
 
@@ -30,9 +30,9 @@ def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield what the service would reject about a CreateTrainingJob request. ``request`` matches the model's
     types; members may be missing or unknown."""
     if not request.get("ServerlessJobConfig"):
-        for name in ("AlgorithmSpecification", "ResourceConfig"):
-            if not request.get(name):
-                yield Violation((name,), None, "required", None)
+        for member in ("AlgorithmSpecification", "ResourceConfig"):
+            if not request.get(member):
+                yield Violation((member,), None, rule="required", limit=None)
     yield from _check_algorithm(request.get("AlgorithmSpecification") or {})
     yield from _check_resources(request)
     yield from _check_stopping(request)
@@ -42,21 +42,24 @@ def check_training_job(request: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _check_algorithm(specification: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield a violation unless exactly one of image and algorithm is given."""
+    """Yield violations of AlgorithmSpecification: exactly one of image and algorithm must be given, and an
+    entry point only with an image."""
     if not specification:
         return
-    image, name = specification.get("TrainingImage"), specification.get("AlgorithmName")
-    if bool(image) == bool(name):
-        text = "Exactly one of TrainingImage and AlgorithmName must be given in AlgorithmSpecification"
-        yield service_violation(("AlgorithmSpecification",), specification, text)
-    for field in ("ContainerEntrypoint", "ContainerArguments"):
-        if name and specification.get(field):
-            text = f"{field} needs TrainingImage; it cannot be given with AlgorithmName"
-            yield service_violation(("AlgorithmSpecification", field), specification[field], text)
+    image, algorithm_name = specification.get("TrainingImage"), specification.get("AlgorithmName")
+    if bool(image) == bool(algorithm_name):
+        message = "Exactly one of TrainingImage and AlgorithmName must be given in AlgorithmSpecification"
+        yield service_violation(("AlgorithmSpecification",), specification, message)
+    for member in ("ContainerEntrypoint", "ContainerArguments"):
+        if algorithm_name and specification.get(member):
+            message = f"{member} needs TrainingImage; it cannot be given with AlgorithmName"
+            yield service_violation(("AlgorithmSpecification", member), specification[member], message)
 
 
 def _check_resources(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield violations of instance type and count, groups, preferences and volume."""
+    """Yield violations of a training job's ResourceConfig: instance type and count, groups, preferences and
+    volume. InstanceGroups (hosts of several types) and InstancePreferences (types of which the service takes
+    one) stand instead of InstanceType and InstanceCount."""
     resources = request.get("ResourceConfig") or {}
     if not resources:
         return
@@ -65,160 +68,194 @@ def _check_resources(request: Mapping[str, Any]) -> Iterator[Violation]:
     if preferences:
         yield from _check_preferences(request, resources, preferences)
     elif groups:
-        for field in ("InstanceType", "InstanceCount"):
-            if resources.get(field) is not None:
+        for member in ("InstanceType", "InstanceCount"):
+            if resources.get(member) is not None:
                 yield service_violation(
-                    (*path, field), resources[field], f"{field} cannot be given with InstanceGroups"
+                    (*path, member), resources[member], f"{member} cannot be given with InstanceGroups"
                 )
         yield from check_unique((*path, "InstanceGroups"), "InstanceGroupName", groups)
     else:
-        for field in ("InstanceType", "InstanceCount"):
-            if resources.get(field) is None:
-                yield Violation((*path, field), None, "required", None)
-    entries_with_path: list[tuple[RequestPath, Mapping[str, Any]]] = [(path, resources)]
-    for field, entries in (("InstanceGroups", groups), ("InstancePreferences", preferences)):
-        entries_with_path += [((*path, field, index), entry) for index, entry in enumerate(entries or ())]
-    for entry_path, entry in entries_with_path:
-        if entry.get("InstanceCount") == 0:
-            yield Violation((*entry_path, "InstanceCount"), 0, "min", 1)
-    if resources.get("VolumeSizeInGB") == 0:
-        yield Violation((*path, "VolumeSizeInGB"), 0, "min", 1)
-    yield from check_volume_key(path, resources, [entry for _, entry in entries_with_path])
-    for field in ("SelectedInstanceType", "SelectedInstanceCount"):
-        if resources.get(field) is not None:
+        for member in ("InstanceType", "InstanceCount"):
+            if resources.get(member) is None:
+                yield Violation((*path, member), None, rule="required", limit=None)
+    yield from _check_counts_and_volume(resources)
+    for member in ("SelectedInstanceType", "SelectedInstanceCount"):
+        if resources.get(member) is not None:
             yield service_violation(
-                (*path, field), resources[field], f"{field} is an answer of the service, not a request"
+                (*path, member), resources[member], f"{member} is an answer of the service, not a request"
             )
+
+
+def _check_counts_and_volume(resources: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield violations of the instance counts and of the volume in ResourceConfig: the API model allows 0,
+    the service does not."""
+    path = ("ResourceConfig",)
+    # All objects that may have an instance type and count, each with its path.
+    entries_with_paths: list[tuple[RequestPath, Mapping[str, Any]]] = [(path, resources)]
+    for member in ("InstanceGroups", "InstancePreferences"):
+        entries_with_paths += [
+            ((*path, member, index), resource_entry)
+            for index, resource_entry in enumerate(resources.get(member) or ())
+        ]
+    for entry_path, resource_entry in entries_with_paths:
+        if resource_entry.get("InstanceCount") == 0:
+            yield Violation((*entry_path, "InstanceCount"), 0, rule="min", limit=1)
+    if resources.get("VolumeSizeInGB") == 0:
+        yield Violation((*path, "VolumeSizeInGB"), 0, rule="min", limit=1)
+    # A key for the volume cannot be given with instance types that have local disks instead.
+    yield from check_volume_key(path, resources, [resource_entry for _, resource_entry in entries_with_paths])
 
 
 def _check_preferences(
     request: Mapping[str, Any], resources: Mapping[str, Any], preferences: Sequence[Mapping[str, Any]]
 ) -> Iterator[Violation]:
-    """Yield violations of what InstancePreferences excludes, and of how counts are given."""
+    """Yield violations of a ResourceConfig with InstancePreferences, instance types of which the service
+    takes the first available one: members that these exclude, instance counts that are given twice or not at
+    all, and training plans (reserved capacity)."""
     path = ("ResourceConfig",)
-    for field in ("InstanceType", "InstanceGroups", "InstancePlacementConfig"):
-        if resources.get(field):
-            text = f"{field} cannot be given with InstancePreferences"
-            yield service_violation((*path, field), resources[field], text)
+    for member in ("InstanceType", "InstanceGroups", "InstancePlacementConfig"):
+        if resources.get(member):
+            message = f"{member} cannot be given with InstancePreferences"
+            yield service_violation((*path, member), resources[member], message)
     if request.get("EnableManagedSpotTraining"):
-        text = "Managed spot training cannot be used with InstancePreferences"
-        yield service_violation(("EnableManagedSpotTraining",), True, text)
-    preferences_with_count = sum(entry.get("InstanceCount") is not None for entry in preferences)
-    all_state_count, none_states_count = (
-        preferences_with_count == len(preferences),
-        preferences_with_count == 0,
-    )
-    if not (none_states_count if resources.get("InstanceCount") is not None else all_state_count):
-        text = "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
-        yield service_violation((*path, "InstancePreferences"), preferences, text)
-    for index, entry in enumerate(preferences):
-        plan_arns = entry.get("TrainingPlanArns") or ()
+        message = "Managed spot training cannot be used with InstancePreferences"
+        yield service_violation(("EnableManagedSpotTraining",), True, message)
+    preferences_with_count = sum(preference.get("InstanceCount") is not None for preference in preferences)
+    # A count in ResourceConfig is for all preferences.
+    expected_count = 0 if resources.get("InstanceCount") is not None else len(preferences)
+    if preferences_with_count != expected_count:
+        message = (
+            "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
+        )
+        yield service_violation((*path, "InstancePreferences"), preferences, message)
+    for index, preference in enumerate(preferences):
+        plan_arns = preference.get("TrainingPlanArns") or ()
         plans_path = (*path, "InstancePreferences", index, "TrainingPlanArns")
         if len(plan_arns) > 1:
-            yield Violation(plans_path, plan_arns, "max_items", 1)
+            yield Violation(plans_path, plan_arns, rule="max_items", limit=1)
         if plan_arns and resources.get("TrainingPlanArn"):
-            text = "TrainingPlanArns of a preference cannot be given with ResourceConfig.TrainingPlanArn"
-            yield service_violation(plans_path, plan_arns, text)
+            message = "TrainingPlanArns of a preference cannot be given with ResourceConfig.TrainingPlanArn"
+            yield service_violation(plans_path, plan_arns, message)
 
 
 def _check_stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield violations of the limits of run time and wait."""
-    condition = request.get("StoppingCondition") or {}
-    runtime, wait = condition.get("MaxRuntimeInSeconds"), condition.get("MaxWaitTimeInSeconds")
+    """Yield violations of a training job's StoppingCondition: its limits of run time and of waiting for spot
+    capacity, both in seconds."""
+    stopping_condition = request.get("StoppingCondition") or {}
+    max_runtime = stopping_condition.get("MaxRuntimeInSeconds")
+    max_wait = stopping_condition.get("MaxWaitTimeInSeconds")
     path = ("StoppingCondition",)
-    if runtime is not None and runtime > LONGEST_RUNTIME:
-        yield Violation((*path, "MaxRuntimeInSeconds"), runtime, "max", LONGEST_RUNTIME)
-    spot = request.get("EnableManagedSpotTraining")
+    if max_runtime is not None and max_runtime > MAX_RUNTIME_SECONDS:  # 28 days
+        yield Violation((*path, "MaxRuntimeInSeconds"), max_runtime, rule="max", limit=MAX_RUNTIME_SECONDS)
+    is_spot = request.get("EnableManagedSpotTraining")
     wait_path = (*path, "MaxWaitTimeInSeconds")
-    if spot and wait is None:
-        text = "MaxWaitTimeInSeconds must be given when EnableManagedSpotTraining is true"
-        yield service_violation(wait_path, None, text)
-    if wait is not None and not spot:
-        text = "MaxWaitTimeInSeconds can be given only when EnableManagedSpotTraining is true"
-        yield service_violation(wait_path, wait, text)
-    min_wait = DEFAULT_MAX_RUNTIME if runtime is None else runtime
-    if spot and wait is not None and wait < min_wait:
-        text = f"MaxWaitTimeInSeconds ({wait}) must not be less than MaxRuntimeInSeconds ({min_wait})"
-        yield service_violation(wait_path, wait, text)
+    if is_spot and max_wait is None:
+        message = "MaxWaitTimeInSeconds must be given when EnableManagedSpotTraining is true"
+        yield service_violation(wait_path, None, message)
+    if max_wait is not None and not is_spot:
+        message = "MaxWaitTimeInSeconds can be given only when EnableManagedSpotTraining is true"
+        yield service_violation(wait_path, max_wait, message)
+    # The wait includes the run time, which is at most a day by default.
+    lowest_max_wait = DEFAULT_MAX_RUNTIME_SECONDS if max_runtime is None else max_runtime
+    if is_spot and max_wait is not None and max_wait < lowest_max_wait:
+        message = (
+            f"MaxWaitTimeInSeconds ({max_wait}) must not be less than MaxRuntimeInSeconds ({lowest_max_wait})"
+        )
+        yield service_violation(wait_path, max_wait, message)
 
 
 def _check_channels(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield violations of the channels' data sources, modes and instance groups."""
+    """Yield violations of a training job's input channels: data sources, input modes and instance groups.
+    A channel may name the instance groups whose hosts get it; without names all hosts do."""
     channels: Sequence[Mapping[str, Any]] = request.get("InputDataConfig") or ()
     yield from check_unique(("InputDataConfig",), "ChannelName", channels)
     default_mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
     groups = (request.get("ResourceConfig") or {}).get("InstanceGroups") or ()
-    known_groups = {group.get("InstanceGroupName") for group in groups}
-    restricted_channels = 0
+    known_group_names = {group.get("InstanceGroupName") for group in groups}
+    channels_with_groups = 0  # channels that only some instance groups get
     for index, channel in enumerate(channels):
         path: RequestPath = ("InputDataConfig", index)
         if channel.get("ChannelName") in (".", ".."):
-            text = f"ChannelName {channel['ChannelName']!r} cannot be the name of a channel's folder"
-            yield service_violation((*path, "ChannelName"), channel["ChannelName"], text)
-        source = channel.get("DataSource") or {}
-        source_names = [name for name, value in source.items() if value]
-        if "DataSource" in channel and len(source_names) != 1:
-            text = (
-                "Exactly one data source must be given in a channel; here are "
-                f"{', '.join(source_names) or 'none'}"
-            )
-            yield service_violation((*path, "DataSource"), source, text)
-        if source.get("FileSystemDataSource") and not request.get("VpcConfig"):
-            yield service_violation((*path, "DataSource"), source, "FileSystemDataSource needs VpcConfig")
-        s3 = source.get("S3DataSource") or {}
-        eula = (s3.get("ModelAccessConfig") or {}).get("AcceptEula")
-        if eula is False:
-            member_path = (*path, "DataSource", "S3DataSource", "ModelAccessConfig", "AcceptEula")
-            yield service_violation(member_path, eula, "AcceptEula must be True for the model to be loaded")
-        mode = channel.get("InputMode") or default_mode
-        yield from _check_mode(path, channel, s3, mode)
-        group_names = s3.get("InstanceGroupNames") or ()
-        restricted_channels += bool(group_names)
+            message = f"ChannelName {channel['ChannelName']!r} cannot be the name of a channel's folder"
+            yield service_violation((*path, "ChannelName"), channel["ChannelName"], message)
+        yield from _check_data_source(path, channel, has_vpc=bool(request.get("VpcConfig")))
+        s3_source = (channel.get("DataSource") or {}).get("S3DataSource") or {}
+        input_mode = channel.get("InputMode") or default_mode
+        yield from _check_input_mode(path, channel, s3_source, input_mode)
+        group_names = s3_source.get("InstanceGroupNames") or ()
+        channels_with_groups += bool(group_names)
         member_path = (*path, "DataSource", "S3DataSource", "InstanceGroupNames")
-        for name in group_names:
-            if name not in known_groups:
+        for group_name in group_names:
+            if group_name not in known_group_names:
                 yield service_violation(
-                    member_path, group_names, f"InstanceGroupNames names {name!r}, which is no instance group"
+                    member_path,
+                    group_names,
+                    f"InstanceGroupNames names {group_name!r}, which is no instance group",
                 )
-    if 0 < restricted_channels < len(channels):
-        text = "InstanceGroupNames must be given for all channels or for none"
-        yield service_violation(("InputDataConfig",), channels, text)
+    if 0 < channels_with_groups < len(channels):
+        message = "InstanceGroupNames must be given for all channels or for none"
+        yield service_violation(("InputDataConfig",), channels, message)
 
 
-def _check_mode(
-    path: RequestPath, channel: Mapping[str, Any], s3: Mapping[str, Any], mode: str | None
+def _check_data_source(path: RequestPath, channel: Mapping[str, Any], has_vpc: bool) -> Iterator[Violation]:
+    """Yield violations of the DataSource of the channel at ``path`` of a request. ``has_vpc``: whether the
+    request has VpcConfig."""
+    data_source = channel.get("DataSource") or {}
+    source_names = [name for name, source in data_source.items() if source]
+    if "DataSource" in channel and len(source_names) != 1:
+        message = (
+            "Exactly one data source must be given in a channel; here are "
+            f"{', '.join(source_names) or 'none'}"
+        )
+        yield service_violation((*path, "DataSource"), data_source, message)
+    if data_source.get("FileSystemDataSource") and not has_vpc:
+        yield service_violation((*path, "DataSource"), data_source, "FileSystemDataSource needs VpcConfig")
+    s3_source = data_source.get("S3DataSource") or {}
+    accept_eula = (s3_source.get("ModelAccessConfig") or {}).get("AcceptEula")
+    if accept_eula is False:  # absent is allowed
+        member_path = (*path, "DataSource", "S3DataSource", "ModelAccessConfig", "AcceptEula")
+        yield service_violation(
+            member_path, accept_eula, "AcceptEula must be True for the model to be loaded"
+        )
+
+
+def _check_input_mode(
+    path: RequestPath, channel: Mapping[str, Any], s3_source: Mapping[str, Any], input_mode: str | None
 ) -> Iterator[Violation]:
     """Yield a violation for each property of a channel that its input mode does not support.
 
-    ``path``: of the channel in the request. ``s3``: its S3DataSource. ``mode``: File, FastFile or Pipe.
+    ``path`` is the channel's in the request, ``s3_source`` its S3DataSource, ``input_mode`` File, FastFile or
+    Pipe; None if the request gives none.
     """
-    data_type = s3.get("S3DataType")
+    data_type = s3_source.get("S3DataType")
     source_path = (*path, "DataSource", "S3DataSource")
-    if data_type == "AugmentedManifestFile" and mode in ("File", "FastFile"):
+    if data_type == "AugmentedManifestFile" and input_mode in ("File", "FastFile"):
         yield service_violation(
-            (*source_path, "S3DataType"), data_type, f"AugmentedManifestFile needs Pipe mode, not {mode}"
+            (*source_path, "S3DataType"),
+            data_type,
+            f"AugmentedManifestFile needs Pipe mode, not {input_mode}",
         )
-    if data_type == "ManifestFile" and mode == "FastFile":
+    if data_type == "ManifestFile" and input_mode == "FastFile":
         yield service_violation(
             (*source_path, "S3DataType"), data_type, "FastFile mode needs S3DataType S3Prefix"
         )
-    if s3.get("AttributeNames") and data_type != "AugmentedManifestFile":
-        text = "AttributeNames needs S3DataType AugmentedManifestFile"
-        yield service_violation((*source_path, "AttributeNames"), s3["AttributeNames"], text)
-    if channel.get("CompressionType") == "Gzip" and mode in ("File", "FastFile"):
+    if s3_source.get("AttributeNames") and data_type != "AugmentedManifestFile":
+        message = "AttributeNames needs S3DataType AugmentedManifestFile"
+        yield service_violation((*source_path, "AttributeNames"), s3_source["AttributeNames"], message)
+    if channel.get("CompressionType") == "Gzip" and input_mode in ("File", "FastFile"):
         yield service_violation(
-            (*path, "CompressionType"), "Gzip", f"CompressionType Gzip needs Pipe mode, not {mode}"
+            (*path, "CompressionType"), "Gzip", f"CompressionType Gzip needs Pipe mode, not {input_mode}"
         )
-    if channel.get("RecordWrapperType") == "RecordIO" and mode in ("File", "FastFile"):
-        text = f"RecordWrapperType RecordIO needs Pipe mode, not {mode}"
-        yield service_violation((*path, "RecordWrapperType"), "RecordIO", text)
-    if data_type == "AugmentedManifestFile" and not s3.get("AttributeNames"):
-        text = "S3DataType AugmentedManifestFile needs AttributeNames"
-        yield service_violation((*source_path, "AttributeNames"), s3.get("AttributeNames"), text)
+    if channel.get("RecordWrapperType") == "RecordIO" and input_mode in ("File", "FastFile"):
+        message = f"RecordWrapperType RecordIO needs Pipe mode, not {input_mode}"
+        yield service_violation((*path, "RecordWrapperType"), "RecordIO", message)
+    if data_type == "AugmentedManifestFile" and not s3_source.get("AttributeNames"):
+        message = "S3DataType AugmentedManifestFile needs AttributeNames"
+        yield service_violation((*source_path, "AttributeNames"), s3_source.get("AttributeNames"), message)
 
 
 def _check_unique_names(request: Mapping[str, Any]) -> Iterator[Violation]:
-    for field in ("DebugRuleConfigurations", "ProfilerRuleConfigurations"):
-        yield from check_unique((field,), "RuleConfigurationName", request.get(field) or ())
+    for member in ("DebugRuleConfigurations", "ProfilerRuleConfigurations"):
+        yield from check_unique((member,), "RuleConfigurationName", request.get(member) or ())
     collections = (request.get("DebugHookConfig") or {}).get("CollectionConfigurations") or ()
     yield from check_unique(("DebugHookConfig", "CollectionConfigurations"), "CollectionName", collections)

@@ -31,96 +31,107 @@ class Violation(NamedTuple):
     values (``enum``), the members of which exactly one must be given (``union``), or a sentence
     (``service``: a rule of the service beyond its model)."""
 
-    map_part: str = ""
+    map_entry_part: str = ""
     """``key`` or ``value`` if the rule is about a map's keys or values; ``path`` then ends in that key."""
 
-    def problem(self) -> Problem:
-        """The violation for the author of the request: ``HyperParameters.lr: is 3000 characters long;
+    def to_problem(self) -> Problem:
+        """Return the violation for the author of the request: ``HyperParameters.lr: is 3000 characters long;
         ...``."""
-        message = _CLIENT_MESSAGES[self.rule](self.value, self.limit)
-        return Problem(self.dotted_path(), f"the name {message}" if self.map_part == "key" else message)
+        message = _CLIENT_MESSAGE_BY_RULE[self.rule](self.value, self.limit)
+        return Problem(self.dotted_path(), f"the name {message}" if self.map_entry_part == "key" else message)
 
     def dotted_path(self) -> str:
-        """Return the path as text, such as ``InputDataConfig[0].ChannelName``."""
+        """Return the violation's path in the request as text, such as ``InputDataConfig[0].ChannelName``."""
         text = ""
-        for step in self.path:
-            text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        for element in self.path:
+            if isinstance(element, int):
+                text += f"[{element}]"
+            else:
+                text += f".{element}" if text else element
         return text
 
-    def aws_constraint(self) -> str:
-        """``Value 'x' at 'trainingJobName' failed to satisfy constraint: ...``
+    def aws_text(self) -> str:
+        """Return the violation in AWS's words: ``Value 'x' at 'trainingJobName' failed to satisfy
+        constraint: ...``
 
         The format is AWS's; the texts of constraints follow the service's public error reports and were
         not compared with the service itself. For a map, only the invalid entry is shown.
         """
-        if self.rule == "service":
+        if self.rule == "service":  # a rule of the service, not of the API model: its limit is the message
             return str(self.limit)
-        constraint = _AWS_MESSAGES[self.rule](self.limit)
-        path, value = self.path, _aws_value(self.value)
-        if self.map_part:
-            path = path[:-1]
-            value = "{" + (value if self.map_part == "key" else f"{self.path[-1]}={value}") + "}"
-            constraint = (
-                f"Map {'keys' if self.map_part == 'key' else 'value'} must satisfy constraint: [{constraint}]"
-            )
-        quoted_value = value if self.value is None else f"'{value}'"
-        return f"Value {quoted_value} at '{_aws_path(path)}' failed to satisfy constraint: {constraint}"
+        constraint = _AWS_CONSTRAINT_BY_RULE[self.rule](self.limit)
+        path, value_text = self.path, _aws_value_text(self.value)
+        if self.map_entry_part:
+            path = path[:-1]  # of the map; the last element is the entry's key
+            if self.map_entry_part == "value":
+                value_text = f"{self.path[-1]}={value_text}"
+            value_text = "{" + value_text + "}"
+            map_member = "keys" if self.map_entry_part == "key" else "value"
+            constraint = f"Map {map_member} must satisfy constraint: [{constraint}]"
+        quoted_value = value_text if self.value is None else f"'{value_text}'"
+        return f"Value {quoted_value} at '{_aws_path_text(path)}' failed to satisfy constraint: {constraint}"
 
 
 def aws_message(violations: Iterable[Violation]) -> str:
-    """Message of a ValidationException: the model's rules counted, as AWS does, then the others."""
-    rule_by_text = {violation.aws_constraint(): violation.rule for violation in violations}
-    texts = [text for text, rule in rule_by_text.items() if rule != "service"]
-    rules = [text for text, rule in rule_by_text.items() if rule == "service"]
-    if texts:
-        counted = f"{len(texts)} validation error{'s' if len(texts) > 1 else ''} detected: {'; '.join(texts)}"
-        return "; ".join([counted, *rules])
-    return "; ".join(rules)
+    """Return the message of a ValidationException: the model's rules counted, as AWS does, then the
+    others."""
+    rule_by_text = {violation.aws_text(): violation.rule for violation in violations}
+    model_texts = [text for text, rule in rule_by_text.items() if rule != "service"]
+    service_texts = [text for text, rule in rule_by_text.items() if rule == "service"]
+    if model_texts:
+        plural_ending = "s" if len(model_texts) > 1 else ""
+        counted_texts = (
+            f"{len(model_texts)} validation error{plural_ending} detected: {'; '.join(model_texts)}"
+        )
+        return "; ".join([counted_texts, *service_texts])
+    return "; ".join(service_texts)
 
 
-def _aws_path(path: tuple[str | int, ...]) -> str:
+def _aws_path_text(path: tuple[str | int, ...]) -> str:
     """AWS counts list members from 1 and begins names with a lower-case letter: ``tags.1.member.key``."""
     steps = [f"{step + 1}.member" if isinstance(step, int) else step[:1].lower() + step[1:] for step in path]
     return ".".join(steps)
 
 
-def _aws_value(value: Any) -> str:
-    """Return the value in AWS's notation."""
+def _aws_value_text(value: Any) -> str:
+    """Return a value of a request in AWS's notation, such as ``{Key=a, Value=null}``."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}={_aws_value(item)}" for key, item in value.items()) + "}"
+        member_texts = [f"{key}={_aws_value_text(member_value)}" for key, member_value in value.items()]
+        return "{" + ", ".join(member_texts) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_aws_value(item) for item in value) + "]"
+        return "[" + ", ".join(_aws_value_text(member_value) for member_value in value) + "]"
     return str(value)
 
 
-def _abbreviated(value: Any) -> str:
+def _abbreviated_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
 
-def _suggestion(value: Any, known_names: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?``, or the known names if there are few."""
-    names = list(known_names)
-    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    if len(names) <= _MAX_LISTED_NAMES:
-        return f"; known: {', '.join(names)}" if names else ""
-    return f"; {len(names)} others are known"
+def _name_suggestion(value: Any, known_names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: ``; did you mean 'x'?``, or the known names if there
+    are few."""
+    known_name_list = list(known_names)
+    close_names = difflib.get_close_matches(str(value), known_name_list, n=1, cutoff=0.6)
+    if close_names:
+        return f"; did you mean {close_names[0]!r}?"
+    if len(known_name_list) <= _MAX_LISTED_NAMES:
+        return f"; known: {', '.join(known_name_list)}" if known_name_list else ""
+    return f"; {len(known_name_list)} others are known"
 
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-_CLIENT_MESSAGES: dict[str, Callable[[Any, Any], str]] = {
+_CLIENT_MESSAGE_BY_RULE: dict[str, Callable[[Any, Any], str]] = {
     "required": lambda value, limit: "is required and missing",
-    "unknown": lambda value, limit: f"is not a field of this API{_suggestion(value, limit)}",
-    "type": lambda value, limit: f"must be of type {limit}, not {_abbreviated(value)}",
+    "unknown": lambda value, limit: f"is not a field of this API{_name_suggestion(value, limit)}",
+    "type": lambda value, limit: f"must be of type {limit}, not {_abbreviated_json(value)}",
     "min": lambda value, limit: f"is {value}; at least {limit} is needed",
     "max": lambda value, limit: f"is {value}; at most {limit} is allowed",
     "min_length": lambda value, limit: f"is {_plural(len(value), 'character')} long; at least {limit} needed",
@@ -130,15 +141,17 @@ _CLIENT_MESSAGES: dict[str, Callable[[Any, Any], str]] = {
         + ("; leave the field out instead" if not value else "")
     ),
     "max_items": lambda value, limit: f"has {len(value)} entries; at most {limit} allowed",
-    "pattern": lambda value, limit: f"{_abbreviated(value)} does not match {limit}",
-    "enum": lambda value, limit: f"{_abbreviated(value)} is not an allowed value{_suggestion(value, limit)}",
+    "pattern": lambda value, limit: f"{_abbreviated_json(value)} does not match {limit}",
+    "enum": lambda value, limit: (
+        f"{_abbreviated_json(value)} is not an allowed value{_name_suggestion(value, limit)}"
+    ),
     "union": lambda value, limit: (
         f"must hold exactly one of {', '.join(limit)}; it holds {_names_text(value)}"
     ),
     "service": lambda value, limit: str(limit),
 }
 
-_AWS_MESSAGES: dict[str, Callable[[Any], str]] = {
+_AWS_CONSTRAINT_BY_RULE: dict[str, Callable[[Any], str]] = {
     "required": lambda limit: "Member must not be null",
     "unknown": lambda limit: "Member is not known to this version of the API",
     "type": lambda limit: f"Member must be of type {limit}",

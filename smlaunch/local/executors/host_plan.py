@@ -7,8 +7,8 @@ precedes each list. The supervisor loads this module: it imports nothing, so tha
 from __future__ import annotations
 
 OWNER_VARIABLE = "SMLAUNCH_OWNER"
-"""In every host process's environment, with the value owner/job/label/. It identifies the processes that a
-killed supervisor left behind."""
+"""In every host process's environment, with the value ENDPOINT_ID/JOB/HOST/. It identifies the processes that
+a killed supervisor left behind."""
 
 
 class MountPlan:
@@ -19,27 +19,27 @@ class MountPlan:
         self.target = target
         """Relative to the contract's root, or an absolute path on the host."""
         self.mode = mode
-        """read-only; shared: what is written is in ``source``; own: what is written is in ``upper``."""
+        """read-only; shared: what is written is in ``source``; overlay: what is written is in ``upper``."""
         self.upper = upper
-        """With mode own: an empty directory on the same file system as ``work``."""
+        """With mode overlay: an empty directory on the same file system as ``work``."""
         self.work = work
-        """With mode own: an empty directory for the overlay's own use."""
+        """With mode overlay: an empty directory for the overlay's own use."""
 
 
 class HostPlan:
-    """What a supervisor needs to start its host. Paths are those of this machine, except ``root`` and
-    ``directory``, which are paths on the host."""
+    """What a supervisor needs to start its host. Paths are those of this machine, except ``ml_path_on_host``
+    and ``working_directory``, which are paths on the host."""
 
     def __init__(
         self,
         *,
-        level: str,
-        directory: str,
+        isolation_level: str,
+        working_directory: str,
         hostname: str,
-        tree: str,
-        root: str,
-        stage: str,
-        tmp: str,
+        ml_folder: str,
+        ml_path_on_host: str,
+        staging_folder: str,
+        tmp_folder: str,
         hosts_file: str,
         network: str,
         argv: list[str],
@@ -47,18 +47,18 @@ class HostPlan:
         visible_folders: list[str],
         mounts: list[MountPlan],
     ) -> None:
-        self.level = level
+        self.isolation_level = isolation_level
         """Isolation level: full, user or plain."""
-        self.directory = directory
+        self.working_directory = working_directory
         """Working directory of the program."""
         self.hostname = hostname
-        self.tree = tree
-        """Directory of the host's contract tree."""
-        self.root = root
-        """Where the host has that tree."""
-        self.stage = stage
+        self.ml_folder = ml_folder
+        """Directory that the host sees as /opt/ml."""
+        self.ml_path_on_host = ml_path_on_host
+        """/opt/ml, or ``ml_folder`` itself at level plain."""
+        self.staging_folder = staging_folder
         """Empty directory for creating mount points."""
-        self.tmp = tmp
+        self.tmp_folder = tmp_folder
         """The host's /tmp."""
         self.hosts_file = hosts_file
         """The host's /etc/hosts."""
@@ -106,4 +106,14 @@ class HostPlan:
         )
 
 
-_SINGLE_VALUES = ("level", "directory", "hostname", "tree", "root", "stage", "tmp", "hosts_file", "network")
+_SINGLE_VALUES = (
+    "isolation_level",
+    "working_directory",
+    "hostname",
+    "ml_folder",
+    "ml_path_on_host",
+    "staging_folder",
+    "tmp_folder",
+    "hosts_file",
+    "network",
+)

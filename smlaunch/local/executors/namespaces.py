@@ -14,7 +14,13 @@ import os
 
 from smlaunch.local.executors.host_plan import HostPlan, MountPlan
 
-_NEWNS, _NEWUTS, _NEWUSER, _NEWPID, _NEWNET = 0x00020000, 0x04000000, 0x10000000, 0x20000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
+    0x00020000,
+    0x04000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
@@ -24,7 +30,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _raise_on_error(result: int, call: str) -> None:
+def _check_syscall(result: int, call: str) -> None:
     """Raise the OSError of a failed system call."""
     if result != 0:
         number = ctypes.get_errno()
@@ -36,40 +42,50 @@ def _mount(
 ) -> None:
     c_strings = [None if text is None else os.fsencode(text) for text in (source, target, file_system)]
     options = None if data is None else os.fsencode(data)
-    _raise_on_error(
+    _check_syscall(
         _libc.mount(*c_strings, ctypes.c_ulong(flags), options),
         f"mount {file_system or source or ''} on {target}",
     )
 
 
+def _bind_mount(source_fd: int, target: str, more_flags: int = 0) -> None:
+    """Show an opened file or directory at ``target`` too; with the flag _MS_REC, also what is mounted below
+    it."""
+    _mount(_proc_path_of_fd(source_fd), target, None, _MS_BIND | more_flags)
+
+
 def die_with_parent() -> None:
     """Let the kernel send SIGKILL to this process when its parent's thread ends. Call it only in a child of
     the main thread."""
-    _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl PR_SET_PDEATHSIG")
+    _check_syscall(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl PR_SET_PDEATHSIG")
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose parent ends."""
-    _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl PR_SET_CHILD_SUBREAPER")
+    _check_syscall(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl PR_SET_CHILD_SUBREAPER")
 
 
-def enter_namespaces(level: str, network: str) -> None:
-    """Move the supervisor into new namespaces; its next child is pid 1. ``network`` is HostPlan.network.
+def enter_namespaces(isolation_level: str, network: str) -> None:
+    """Move this process (a host's supervisor) into new namespaces; its next child is pid 1 of a new host.
 
+    ``isolation_level``: full (as root) or user (in a user namespace). ``network``: empty for the machine's
+    network, ``new``, or the pid of the host's supervisor whose network is shared.
     Raises OSError: EPERM where that is forbidden, ENOSPC where the number of namespaces is limited to 0.
     """
-    flags = _NEWNS | _NEWUTS | _NEWPID
-    if network not in ("", "new"):
-        _join_network(level, network)
-    else:
-        if level == "user":
-            flags |= _NEWUSER
-        if network == "new":
-            flags |= _NEWNET
+    joins_network = network not in ("", "new")  # then it is a pid
+    if joins_network:
+        _join_network_of(network, isolation_level)
+    # The network to join belongs to another host's user namespace, which this process has entered then.
+    needs_user_namespace = isolation_level == "user" and not joins_network
+    flags = _CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWPID  # mounts, host name, processes
+    if needs_user_namespace:
+        flags |= _CLONE_NEWUSER
+    if network == "new":
+        flags |= _CLONE_NEWNET
     user_id, group_id = os.geteuid(), os.getegid()
-    _raise_on_error(_libc.unshare(flags), "unshare")
-    if flags & _NEWUSER:
-        # An ordinary user may write gid_map only after setgroups=deny.
+    _check_syscall(_libc.unshare(flags), "unshare")
+    if needs_user_namespace:
+        # This user is root in the namespace. Only after setgroups=deny may a user write gid_map.
         _write_file("/proc/self/setgroups", "deny")
         _write_file("/proc/self/uid_map", f"0 {user_id} 1")
         _write_file("/proc/self/gid_map", f"0 {group_id} 1")
@@ -77,14 +93,18 @@ def enter_namespaces(level: str, network: str) -> None:
         _bring_loopback_up()
 
 
-def _join_network(level: str, pid: str) -> None:
+def _join_network_of(pid: str, isolation_level: str) -> None:
     """Enter the network namespace of another host's process. At level user, it belongs to that host's user
     namespace, which must be entered first."""
-    namespaces = (("user", _NEWUSER), ("net", _NEWNET)) if level == "user" else (("net", _NEWNET),)
+    namespaces = (
+        (("user", _CLONE_NEWUSER), ("net", _CLONE_NEWNET))
+        if isolation_level == "user"
+        else (("net", _CLONE_NEWNET),)
+    )
     for name, flag in namespaces:
         descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _raise_on_error(_libc.setns(descriptor, flag), f"setns {name} of {pid}")
+            _check_syscall(_libc.setns(descriptor, flag), f"setns {name} of {pid}")
         finally:
             os.close(descriptor)
 
@@ -105,37 +125,45 @@ def _bring_loopback_up() -> None:
         fcntl.ioctl(control_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
 
 
-def build_host(plan: HostPlan) -> None:
-    """Set up the mounts, the host name and /proc of the host; called by its pid 1. Raises OSError that names
-    the failed call."""
+def set_up_host(plan: HostPlan) -> None:
+    """Set up the mounts, the host name and /proc of the host; called by its pid 1 in its new namespaces,
+    where nothing of it is visible to the machine. The plan says which of the machine's directories the host
+    sees at /opt/ml (``ml_folder``), at /tmp and elsewhere (``mounts``). Raises OSError that names the failed
+    call."""
     # First, so that the mounts below do not propagate to the machine.
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    # Opened before anything is mounted: a private /tmp may hide the paths.
-    tree_fd, tmp_fd, hosts_file_fd = (_open_path(path) for path in (plan.tree, plan.tmp, plan.hosts_file))
+    # Opened before anything is mounted: the host's own /tmp may hide the paths.
+    ml_folder_fd, tmp_fd, hosts_file_fd = (
+        _open_path(path) for path in (plan.ml_folder, plan.tmp_folder, plan.hosts_file)
+    )
     visible_folder_fds = [(path, _open_path(path)) for path in plan.visible_folders]
-    open_mounts = [_OpenMount(open_mount) for open_mount in plan.mounts]
-    _create_mount_point(plan.root, plan.stage)
-    for open_mount in open_mounts:
-        if open_mount.is_outside_contract and not open_mount.is_below_private_folder:
-            _create_mount_point(open_mount.target(plan.root), plan.stage)
-    _mount(_path_of_descriptor(tree_fd), plan.root, None, _MS_BIND | _MS_REC)
-    for open_mount in open_mounts:
-        if not open_mount.is_below_private_folder:
-            open_mount.mount(plan.root, plan.level)
-    _mount(_path_of_descriptor(hosts_file_fd), "/etc/hosts", None, _MS_BIND)
-    _mount(_path_of_descriptor(tmp_fd), "/tmp", None, _MS_BIND)  # noqa: S108
+    open_mounts = [_OpenMount(mount_plan) for mount_plan in plan.mounts]
+    # Those below /tmp or /dev/shm come after the host's own /tmp and /dev/shm, which would hide them.
+    early_mounts = [open_mount for open_mount in open_mounts if not open_mount.is_below_private_tmp]
+    late_mounts = [open_mount for open_mount in open_mounts if open_mount.is_below_private_tmp]
+    # A mount needs a directory to cover. The machine may lack it: it is created for this host only, with the
+    # help of the staging folder.
+    _create_mount_point(plan.ml_path_on_host, plan.staging_folder)
+    for open_mount in early_mounts:
+        if open_mount.has_absolute_target:  # the others are below /opt/ml, and exist there
+            _create_mount_point(open_mount.mount_point(plan.ml_path_on_host), plan.staging_folder)
+    _bind_mount(ml_folder_fd, plan.ml_path_on_host, _MS_REC)
+    for open_mount in early_mounts:
+        open_mount.mount_at_target(plan.ml_path_on_host, plan.isolation_level)
+    _bind_mount(hosts_file_fd, "/etc/hosts")
+    _bind_mount(tmp_fd, "/tmp")  # noqa: S108
+    # Directories below the machine's /tmp that the host's /tmp has just hidden.
     for path, descriptor in visible_folder_fds:
         os.makedirs(path, exist_ok=True)
-        _mount(_path_of_descriptor(descriptor), path, None, _MS_BIND | _MS_REC)
+        _bind_mount(descriptor, path, _MS_REC)
     if os.path.isdir("/dev/shm"):  # noqa: S108
         # The shared memory of a killed host must not remain on the machine.
         _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")  # noqa: S108
-    for open_mount in open_mounts:
-        if open_mount.is_below_private_folder:
-            os.makedirs(open_mount.target(plan.root), exist_ok=True)
-            open_mount.mount(plan.root, plan.level)
-    name = os.fsencode(plan.hostname)
-    _raise_on_error(_libc.sethostname(name, len(name)), "sethostname")
+    for open_mount in late_mounts:
+        os.makedirs(open_mount.mount_point(plan.ml_path_on_host), exist_ok=True)
+        open_mount.mount_at_target(plan.ml_path_on_host, plan.isolation_level)
+    encoded_hostname = os.fsencode(plan.hostname)
+    _check_syscall(_libc.sethostname(encoded_hostname, len(encoded_hostname)), "sethostname")
     # Otherwise /proc shows the machine's processes, and /proc/self another process.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
@@ -144,53 +172,68 @@ def _open_path(path: str) -> int:
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
-def _path_of_descriptor(descriptor: int) -> str:
+def _proc_path_of_fd(descriptor: int) -> str:
     """Return a path to an open directory. Mount options treat colons and commas in a real path as
     separators."""
     return f"/proc/self/fd/{descriptor}"
 
 
-def _create_mount_point(target: str, stage: str) -> None:
-    """Create a directory for a mount at ``target`` (/opt/ml) without changing the machine's own
-    directories."""
-    if os.path.isdir(target):
+def _create_mount_point(mount_point: str, staging_folder: str) -> None:
+    """Create the directory ``mount_point`` (/opt/ml) for this mount namespace only, without changing the
+    machine's own directories. The new directory is in an overlay over the nearest existing parent, or in a
+    copy of that parent. ``staging_folder``: an empty directory for a small tmpfs that holds the overlay's
+    directories or the copy."""
+    if os.path.isdir(mount_point):
         return
-    parent, _ = os.path.split(target)
-    while not os.path.isdir(parent):
-        parent, _ = os.path.split(parent)
-    name = os.path.relpath(target, parent)
-    _mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    if parent == "/":
+    existing_parent, _ = os.path.split(mount_point)
+    while not os.path.isdir(existing_parent):
+        existing_parent, _ = os.path.split(existing_parent)
+    missing_path = os.path.relpath(mount_point, existing_parent)
+    copy_folder = os.path.join(staging_folder, "again")  # the place for a copy of the parent, if needed
+    _mount("tmpfs", staging_folder, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+    if existing_parent == "/":
         # Nothing can be mounted over the current root: the host gets another one with the same entries.
-        copy_folder = os.path.join(stage, "again")
-        _bind_entries(parent, name, copy_folder)
+        _copy_entries_by_bind_mounts(existing_parent, missing_path, copy_folder)
         os.chroot(copy_folder)
         os.chdir("/")
         return
-    upper, work = os.path.join(stage, "upper"), os.path.join(stage, "work")
-    os.makedirs(os.path.join(upper, name))
-    os.mkdir(work)
     try:
-        _mount("overlay", parent, "overlay", 0, f"lowerdir={parent},upperdir={upper},workdir={work}")
+        _add_folder_by_overlay(existing_parent, missing_path, staging_folder)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENODEV):
+        is_overlay_refused = error.errno in (errno.EPERM, errno.EINVAL, errno.ENODEV)
+        if not is_overlay_refused:
             raise
-        _replace_folder(parent, name, os.path.join(stage, "again"))
-    _raise_on_error(_libc.umount2(os.fsencode(stage), _MNT_DETACH), f"umount {stage}")
+        _replace_by_bind_mounts(existing_parent, missing_path, copy_folder)
+    # Detached from its path; the mounts over the parent still use the tmpfs.
+    _check_syscall(_libc.umount2(os.fsencode(staging_folder), _MNT_DETACH), f"umount {staging_folder}")
 
 
-def _replace_folder(parent: str, name: str, copy_folder: str) -> None:
-    """Replace a directory by a copy of bind mounts, for kernels that refuse an overlay."""
-    _bind_entries(parent, name, copy_folder)
-    _mount(copy_folder, parent, None, _MS_BIND | _MS_REC)
+def _add_folder_by_overlay(parent: str, missing_path: str, staging_folder: str) -> None:
+    """Mount an overlay over ``parent`` with the same content and the new directory ``missing_path``. Raises
+    OSError, also if the kernel or the file system refuses an overlay."""
+    upper_folder, work_folder = os.path.join(staging_folder, "upper"), os.path.join(staging_folder, "work")
+    os.makedirs(os.path.join(upper_folder, missing_path))
+    os.mkdir(work_folder)
+    options = f"lowerdir={parent},upperdir={upper_folder},workdir={work_folder}"
+    _mount("overlay", parent, "overlay", 0, options)
 
 
-def _bind_entries(parent: str, name: str, copy_folder: str) -> None:
-    """Create ``copy_folder``, on a tmpfs, with bind mounts of all entries of ``parent`` and the new
-    directory ``name``."""
+def _replace_by_bind_mounts(folder: str, new_folder: str, copy_folder: str) -> None:
+    """Replace a directory by a copy of bind mounts with a new directory, for kernels that refuse an
+    overlay."""
+    _copy_entries_by_bind_mounts(folder, new_folder, copy_folder)
+    _mount(copy_folder, folder, None, _MS_BIND | _MS_REC)
+
+
+def _copy_entries_by_bind_mounts(source_folder: str, new_folder: str, copy_folder: str) -> None:
+    """Create ``copy_folder``, a directory that looks like ``source_folder``: its entries are bind mounts, and
+    copies of the symbolic links. In addition it has the new directory ``new_folder``, a relative path.
+    ``copy_folder`` is on a tmpfs somewhere below ``source_folder``."""
     os.mkdir(copy_folder)
     # The entry that contains the tmpfs comes first; otherwise it would contain the other mounts twice.
-    entries = sorted(os.scandir(parent), key=lambda entry: not copy_folder.startswith(entry.path + "/"))
+    entries = sorted(
+        os.scandir(source_folder), key=lambda entry: not copy_folder.startswith(entry.path + "/")
+    )
     for entry in entries:
         copy_path = os.path.join(copy_folder, entry.name)
         if entry.is_symlink():
@@ -198,10 +241,10 @@ def _bind_entries(parent: str, name: str, copy_folder: str) -> None:
             continue
         if entry.is_dir():
             os.mkdir(copy_path)
-        else:
+        else:  # a file can be mounted over a file only
             os.close(os.open(copy_path, os.O_CREAT | os.O_WRONLY))
         _mount(entry.path, copy_path, None, _MS_BIND | _MS_REC)
-    os.makedirs(os.path.join(copy_folder, name))
+    os.makedirs(os.path.join(copy_folder, new_folder))
 
 
 class _OpenMount:
@@ -211,38 +254,42 @@ class _OpenMount:
         self._plan = mount_plan
         self._source_fd = _open_path(mount_plan.source)
         self._layer_fds = (
-            (_open_path(mount_plan.upper), _open_path(mount_plan.work)) if mount_plan.mode == "own" else ()
+            (_open_path(mount_plan.upper), _open_path(mount_plan.work))
+            if mount_plan.mode == "overlay"
+            else ()
         )
 
     @property
-    def is_outside_contract(self) -> bool:
+    def has_absolute_target(self) -> bool:
         """Whether the target is an absolute path."""
         return self._plan.target.startswith("/")
 
     @property
-    def is_below_private_folder(self) -> bool:
+    def is_below_private_tmp(self) -> bool:
         """Whether the target is below a directory of the host's own, which is mounted late."""
         return self._plan.target.startswith(("/tmp/", "/dev/shm/"))  # noqa: S108
 
-    def target(self, root: str) -> str:
-        return os.path.join(root, self._plan.target)
+    def mount_point(self, ml_path_on_host: str) -> str:
+        return os.path.join(ml_path_on_host, self._plan.target)
 
-    def mount(self, root: str, level: str) -> None:
-        """Mount the opened directory at its target below ``root`` in the mode of its plan: shared, read-only,
-        or with changes in a layer of the host's own. ``level``: the isolation level."""
-        target = self.target(root)
+    def mount_at_target(self, ml_path_on_host: str, isolation_level: str) -> None:
+        """Mount the opened directory at its target in the mode of its plan: shared, read-only, or with
+        changes in an overlay of the host's own. A relative target is below ``ml_path_on_host`` (/opt/ml)."""
+        mount_point = self.mount_point(ml_path_on_host)
         if self._plan.mode == "shared":
-            _mount(_path_of_descriptor(self._source_fd), target, None, _MS_BIND)
+            _bind_mount(self._source_fd, mount_point)
             return
         if self._plan.mode == "read-only":
-            _mount(_path_of_descriptor(self._source_fd), target, None, _MS_BIND)
-            # A remount must repeat the restrictions of the file system.
-            file_system_flags = os.statvfs(target).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-            _mount(None, target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | file_system_flags)
+            _bind_mount(self._source_fd, mount_point)
+            # Only a remount makes a bind mount read-only; it must repeat the restrictions of the file system.
+            file_system_flags = os.statvfs(mount_point).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+            _mount(None, mount_point, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | file_system_flags)
             return
-        upper, work = (_path_of_descriptor(layer_fd) for layer_fd in self._layer_fds)
-        options = f"lowerdir={_path_of_descriptor(self._source_fd)},upperdir={upper},workdir={work}"
-        if level == "user":
+        # An overlay: the directory is the lower layer, the host's changes go to the upper one. Paths in /proc
+        # lead to the opened directories, even if a mount hides their own paths by now.
+        upper_path, work_path = (_proc_path_of_fd(layer_fd) for layer_fd in self._layer_fds)
+        options = f"lowerdir={_proc_path_of_fd(self._source_fd)},upperdir={upper_path},workdir={work_path}"
+        if isolation_level == "user":
             # In a user namespace, an overlay cannot mark its directories by trusted.* attributes.
             options += ",userxattr"
-        _mount("overlay", target, "overlay", 0, options)
+        _mount("overlay", mount_point, "overlay", 0, options)

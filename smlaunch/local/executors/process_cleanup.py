@@ -11,13 +11,13 @@ import sys
 
 from smlaunch.local.executors.host_plan import OWNER_VARIABLE
 
-_MAX_ROUNDS = 20
+_MAX_KILL_ROUNDS = 20
 """Each round finds the processes that were started during the previous one."""
-_WAIT_MS = 5000
+_MAX_WAIT_MS = 5000
 _LINUX = sys.platform == "linux"
 
 
-def descendants(ancestor: int) -> list[int]:
+def find_descendants(ancestor: int) -> list[int]:
     """Return the pids of all current descendants of ``ancestor``."""
     children: dict[int, list[int]] = {}
     for pid, parent in _pids_with_parents():
@@ -31,10 +31,10 @@ def descendants(ancestor: int) -> list[int]:
     return result
 
 
-def processes_of_owner(prefix: str) -> list[int]:
-    """Return the pids of this user's processes whose OWNER_VARIABLE begins with ``prefix``. Empty except on
-    Linux, as other systems do not show another process's environment."""
-    entry_prefix = f"{OWNER_VARIABLE}={prefix}".encode()
+def find_processes_of_owner(owner_prefix: str) -> list[int]:
+    """Return the pids of this user's processes whose OWNER_VARIABLE begins with ``owner_prefix``. Empty
+    except on Linux, as other systems do not show another process's environment."""
+    entry_prefix = f"{OWNER_VARIABLE}={owner_prefix}".encode()
     return [
         pid
         for pid in _all_pids()
@@ -47,22 +47,27 @@ def kill_processes(pids: list[int]) -> int:
     return sum(_kill_process(pid) for pid in pids)
 
 
-def kill_processes_of_owner(prefix: str) -> int:
-    """Kill the processes that ``processes_of_owner`` finds and wait for their ends. Return their number."""
-    killed = 0
-    for _ in range(_MAX_ROUNDS):
-        pids = processes_of_owner(prefix)
+def kill_processes_of_owner(owner_prefix: str) -> int:
+    """Kill this user's processes whose environment has OWNER_VARIABLE (SMLAUNCH_OWNER) with a value that
+    begins with ``owner_prefix`` (ENDPOINT_ID/ or ENDPOINT_ID/JOB/), and wait for their ends. Return how many
+    were killed. 0 except on Linux, where alone the environment of other processes can be read."""
+    killed_count = 0
+    # A process may start another one before it is killed: the next round finds that.
+    for _ in range(_MAX_KILL_ROUNDS):  # 20
+        pids = find_processes_of_owner(owner_prefix)
         if not pids:
             break
+        # Opened before the kill, so that the end of each process can be waited for.
         pidfds = [pidfd for pidfd in map(_open_pidfd, pids) if pidfd is not None]
-        killed += kill_processes(pids)
+        killed_count += kill_processes(pids)
         for pidfd in pidfds:
-            # A pidfd becomes readable when its process ends. A process may hang in the kernel.
+            # A pidfd becomes readable when its process ends. The wait is limited: a process may hang in the
+            # kernel.
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            poll.poll(_WAIT_MS)
+            poll.poll(_MAX_WAIT_MS)
             os.close(pidfd)
-    return killed
+    return killed_count
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -81,7 +86,7 @@ def kill_descendants() -> None:
     orphans become children of this process (``adopt_orphans``).
     """
     while True:
-        kill_processes(descendants(os.getpid()))
+        kill_processes(find_descendants(os.getpid()))
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

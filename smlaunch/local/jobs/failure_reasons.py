@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smlaunch.contract.failure import format_failure
+from smlaunch.contract.failure_reason import format_failure
 from smlaunch.errors import disk_full_message
-from smlaunch.local.executors.base import HostExit
-from smlaunch.local.jobs.states import REASON_LIMIT, algorithm_error
+from smlaunch.local.executors.executor_interface import HostExit
+from smlaunch.local.jobs.job_state import MAX_REASON_CHARACTERS, algorithm_error
 
-_NO_MESSAGE = "its first process, which left no word; often memory that ran out"
+_KILLED_WITHOUT_MESSAGE = "its first process, which left no word; often memory that ran out"
 
-INTERNAL = "InternalServerError: "
+INTERNAL_ERROR_PREFIX = "InternalServerError: "
 """Prefix of the reasons after which RetryStrategy retries: a host's supervisor died or could not be started,
 so that no program has an exit code, or the endpoint itself failed."""
 
@@ -23,67 +23,88 @@ so that no program has an exit code, or the endpoint itself failed."""
 _DISK_FULL_TEXTS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 
-def with_disk_full_message(reason: str | None, state_directory: Path) -> str | None:
-    """Return ``reason``, or a ClientError that names the full disk if the endpoint found its own disk full:
-    such a job is not wrong, but cannot succeed before there is space."""
-    kind, _, message = (reason or "").partition(": ")
-    if f"{kind}: " not in ("ClientError: ", INTERNAL) or not any(
+def with_disk_full_message(failure_reason: str | None, state_directory: Path) -> str | None:
+    """Return ``failure_reason``, or a ClientError that names the full disk if the local endpoint found its
+    own disk full: such a job is not wrong, but cannot succeed before there is space."""
+    error_type, _, message = (failure_reason or "").partition(": ")
+    if f"{error_type}: " not in ("ClientError: ", INTERNAL_ERROR_PREFIX) or not any(
         full_text in message for full_text in _DISK_FULL_TEXTS
     ):
-        return reason
-    return f"ClientError: {disk_full_message(state_directory, message)}"[:REASON_LIMIT]
+        return failure_reason
+    return f"ClientError: {disk_full_message(state_directory, message)}"[:MAX_REASON_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class HostReport:
     """How one host ended."""
 
-    name: str
+    host_name: str
     """Name of the host: algo-1, algo-2, ..."""
 
-    exit: HostExit
+    host_exit: HostExit
     """How it ended."""
-    ended: float
+    ended_at: float
     """When it ended, in seconds since the epoch."""
 
-    was_stopped: bool
+    was_asked_to_stop: bool
     """The endpoint had asked the host to stop before it ended."""
 
-    failure: str = ""
+    failure_file_text: str = ""
     """Text of its failure file."""
 
-    failure_time: float | None = None
+    failure_file_time: float | None = None
     """When its failure began, by the time of its failure file: in seconds since the epoch."""
 
     @property
     def failed_at(self) -> float:
         """Time of the failure, in seconds since the epoch."""
-        return self.ended if self.failure_time is None else min(self.ended, self.failure_time)
+        return self.ended_at if self.failure_file_time is None else min(self.ended_at, self.failure_file_time)
 
 
-def failure_reason(reports: Sequence[HostReport]) -> str | None:
-    """Return FailureReason, from the host that failed first; None if all hosts ended with exit code 0.
-
-    The order of failures is that of the failure files, not of the exits: the host that failed first may exit
-    later than the others, as it waits for its ranks. A host that was asked to stop is the cause only if
-    there is no other.
-    """
-    failures = [report for report in reports if report.exit.code != 0]
+def choose_failure_reason(reports: Sequence[HostReport]) -> str | None:
+    """Return a job's FailureReason, from the host that failed first; None if all hosts ended with exit code
+    0. A failed host may have written /opt/ml/output/failure, the failure file. The text of that file is the
+    reason if there is one; otherwise what is known about the exit of the host, of kind "exited",
+    "not_started" or "lost". A program's failure gives an AlgorithmError, that of the host itself an
+    InternalServerError."""
+    failures = [report for report in reports if report.host_exit.code != 0]
     if not failures:
         return None
-    causes = [report for report in failures if not report.was_stopped or report.failure_time is not None]
-    first_failure = min(causes or failures, key=lambda report: (report.failed_at, report.name))
-    if first_failure.exit.how == "lost":
-        return INTERNAL + format_failure(first_failure.name, None, None, first_failure.exit.message)
-    if first_failure.exit.how == "not_started":
-        if first_failure.exit.code not in (126, 127):
-            return INTERNAL + format_failure(first_failure.name, None, None, first_failure.exit.message)
-        text = format_failure(first_failure.name, None, first_failure.exit.code, first_failure.exit.message)
-        return algorithm_error(text, first_failure.exit.code)
-    text = first_failure.failure
-    if not text and first_failure.exit.message:
-        text = format_failure(first_failure.name, None, first_failure.exit.code, first_failure.exit.message)
-    if not text and first_failure.exit.signal:
-        # The program could not write a failure file. A plain exit without one gets AWS's text only.
-        text = format_failure(first_failure.name, None, None, _NO_MESSAGE, signal=first_failure.exit.signal)
-    return algorithm_error(text[:REASON_LIMIT], first_failure.exit.code)
+    first_failure = _find_first_failure(failures)
+    host_name, host_exit = first_failure.host_name, first_failure.host_exit
+    # A shell exits with 126 for a program that it cannot execute, and with 127 for one that it cannot find.
+    is_program_missing = host_exit.kind == "not_started" and host_exit.code in (126, 127)
+    if is_program_missing:
+        # rank=None: it is not the failure of one of the host's training processes.
+        failure_text = format_failure(host_name, rank=None, exit_code=host_exit.code, cause=host_exit.message)
+    elif host_exit.kind != "exited":  # lost, or not started by a fault of the endpoint
+        failure_text = format_failure(host_name, rank=None, exit_code=None, cause=host_exit.message)
+        return INTERNAL_ERROR_PREFIX + failure_text
+    else:
+        failure_text = first_failure.failure_file_text or _describe_exit_without_file(host_name, host_exit)
+    return algorithm_error(failure_text[:MAX_REASON_CHARACTERS], host_exit.code)
+
+
+def _find_first_failure(failures: Sequence[HostReport]) -> HostReport:
+    """Return the report of the host that failed first.
+
+    The times of the failure files count before those of the exits: the host that failed first may exit later
+    than the others, as it waits for its ranks. A host that exited since it was asked to stop is the cause
+    only if there is no other.
+    """
+    unprompted_failures = [
+        report for report in failures if not report.was_asked_to_stop or report.failure_file_time is not None
+    ]
+    return min(unprompted_failures or failures, key=lambda report: (report.failed_at, report.host_name))
+
+
+def _describe_exit_without_file(host_name: str, host_exit: HostExit) -> str:
+    """Return the failure text of a host that wrote no failure file; empty if only its exit code is known,
+    as on SageMaker."""
+    if host_exit.message:
+        return format_failure(host_name, rank=None, exit_code=host_exit.code, cause=host_exit.message)
+    if host_exit.signal:
+        return format_failure(
+            host_name, rank=None, exit_code=None, cause=_KILLED_WITHOUT_MESSAGE, signal_name=host_exit.signal
+        )
+    return ""

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.local.job_store import JobQuery, JobRecord, JobStore
-from smlaunch.local.jobs.failure_reasons import INTERNAL
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX
+from smlaunch.local.stores.job_store import JobQuery, JobRecord, JobStore
 
 _MATCHING_RESOURCE_MEMBERS = (
     "InstanceType",
@@ -28,7 +29,7 @@ _MATCHING_MEMBERS = (
     "EnableInterContainerTrafficEncryption",
     "EnableNetworkIsolation",
 )
-_STATUS_MEMBER = "WarmPoolStatus"
+_WARM_POOL_STATUS_MEMBER = "WarmPoolStatus"
 _AVAILABLE_TEXT = '"Available"'
 
 
@@ -38,8 +39,9 @@ def keep_alive_seconds(request: Mapping[str, Any]) -> int:
     return int(resources.get("KeepAlivePeriodInSeconds") or 0)
 
 
-def matches(pool: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Return whether the hosts of the request ``pool`` can be taken over by the request ``job``."""
+def can_take_over_pool(pool_request: Mapping[str, Any], job_request: Mapping[str, Any]) -> bool:
+    """Return whether the hosts of the request ``pool_request`` can be taken over by the request
+    ``job_request``."""
 
     def compared_values(request: Mapping[str, Any]) -> list[Any]:
         resources = request["ResourceConfig"]
@@ -48,76 +50,91 @@ def matches(pool: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
             *(request.get(name) or None for name in _MATCHING_MEMBERS),
         ]
 
-    return compared_values(pool) == compared_values(job)
+    return compared_values(pool_request) == compared_values(job_request)
 
 
 def pool_status_at(record: JobRecord, now: float) -> dict[str, Any] | None:
-    """Return WarmPoolStatus of a job for Describe and List, at the time ``now`` (seconds since the epoch);
-    None for a job that asks for no pool."""
-    stored = record.result.get(_STATUS_MEMBER)
-    if stored is None:
-        return (
-            {"Status": "InUse"} if keep_alive_seconds(record.request) and not record.state.has_ended else None
-        )
-    if stored["Status"] != "Available":
-        return dict(stored)
-    job_end = record.state.modified  # the state of a job that has ended does not change any more
-    idle_seconds, max_idle_seconds = max(0.0, now - job_end), keep_alive_seconds(record.request)
+    """Return the member WarmPoolStatus of a training job at the time ``now`` (seconds since the epoch); None
+    for a job that asks for no warm pool. A pool is stored as Available when its job ends; that its time is
+    over is computed here."""
+    stored_status = record.result.get(_WARM_POOL_STATUS_MEMBER)
+    if stored_status is None:  # the job runs, or has no pool
+        has_pool = keep_alive_seconds(record.request) > 0 and not record.state.has_ended
+        return {"Status": "InUse"} if has_pool else None
+    if stored_status["Status"] != "Available":
+        return dict(stored_status)  # Reused or Terminated: it does not change any more
+    job_end_time = record.state.modified  # the state of a job that has ended does not change any more
+    idle_seconds = max(0.0, now - job_end_time)
+    max_idle_seconds = keep_alive_seconds(record.request)
     if idle_seconds < max_idle_seconds:
-        return {"Status": "Available", **_retained_time_member(idle_seconds)}
-    return {"Status": "Terminated", **_retained_time_member(max_idle_seconds)}
+        return {"Status": "Available", **_retained_seconds_member(idle_seconds)}
+    return {"Status": "Terminated", **_retained_seconds_member(max_idle_seconds)}
 
 
-def status_at_job_end(
-    store: JobStore, arn: str, reason: str | None, limit: int | None, now: float
+def pool_status_at_job_end(
+    store: JobStore, arn: str, failure_reason: str | None, max_warm_hosts: int | None, now: float
 ) -> dict[str, dict[str, Any]]:
-    """Return the part of a job's result that records its pool. ``limit`` is the maximum number of warm hosts
-    in a region. A pool does not survive an infrastructure failure."""
-    record = store.get_by_arn(arn)
+    """Return the part of a job's result that records its pool. ``max_warm_hosts`` is the maximum number of
+    warm hosts in a region. A pool does not survive an infrastructure failure."""
+    record = store.get_job_by_arn(arn)
     if record is None or not keep_alive_seconds(record.request):
         return {}
-    is_lost = reason is not None and reason.startswith((INTERNAL, "CapacityError"))
-    exceeds_limit = (
-        limit is not None and _warm_host_count(store, record.region, now) + host_count(record.request) > limit
+    is_infrastructure_failure = failure_reason is not None and failure_reason.startswith(
+        (INTERNAL_ERROR_PREFIX, "CapacityError")
     )
-    return {_STATUS_MEMBER: {"Status": "Terminated"} if is_lost or exceeds_limit else {"Status": "Available"}}
+    exceeds_limit = (
+        max_warm_hosts is not None
+        and _warm_host_count(store, record.region, now) + requested_host_count(record.request)
+        > max_warm_hosts
+    )
+    return {
+        _WARM_POOL_STATUS_MEMBER: {"Status": "Terminated"}
+        if is_infrastructure_failure or exceeds_limit
+        else {"Status": "Available"}
+    }
 
 
-def take_matching_pool(store: JobStore, job: JobRecord, now: float) -> JobRecord | None:
-    """Mark the first matching pool as Reused by a new job and return the pool's record; None if no pool
-    matches."""
+def take_matching_pool(job_store: JobStore, new_job: JobRecord, now: float) -> JobRecord | None:
+    """Let a new job take over a warm pool, the hosts that SageMaker keeps after a job: mark the first one
+    that matches its request as Reused. Return the record of the job that left the pool; None if no pool
+    matches. ``now`` is in seconds since the epoch."""
 
     def mark_reused(record: JobRecord) -> JobRecord | None:
         pool_status = pool_status_at(record, now)
         if pool_status is None or pool_status["Status"] != "Available":
             return None  # another job was faster, or its retention time is over
-        reused = {**pool_status, "Status": "Reused", "ReusedByJob": job.name}
-        return replace(record, result={**record.result, _STATUS_MEMBER: reused})
+        reused_status = {**pool_status, "Status": "Reused", "ReusedByJob": new_job.name}
+        return replace(record, result={**record.result, _WARM_POOL_STATUS_MEMBER: reused_status})
 
-    for record in _available_pools(store, job.region, now):
-        if matches(record.request, job.request):
-            changed = store.change(record.arn, mark_reused)
-            if changed is not None:
-                return changed
+    for record in _available_pools(job_store, new_job.region, now):
+        if can_take_over_pool(record.request, new_job.request):
+            # In one transaction, as other endpoints may take the pool too; None: it was not changed.
+            reused_record = job_store.update_job(record.arn, mark_reused)
+            if reused_record is not None:
+                return reused_record
     return None
 
 
-def change_keep_alive(record: JobRecord, seconds: int, now: float) -> JobRecord | None:
-    """Return the record with another retention time; 0 ends the pool. None if the job has no pool to
-    change."""
+def change_keep_alive(record: JobRecord, keep_alive_period: int, now: float) -> JobRecord | None:
+    """Return a training job's record with another KeepAlivePeriodInSeconds, ``keep_alive_period``; 0 ends its
+    warm pool, the hosts that SageMaker keeps for that time after the job. None if the job has no pool that
+    could change. ``now`` is in seconds since the epoch."""
     pool_status = pool_status_at(record, now)
     if pool_status is None or pool_status["Status"] not in ("InUse", "Available"):
         return None
-    resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": seconds}
+    resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": keep_alive_period}
     changed_record = replace(record, request={**record.request, "ResourceConfig": resources})
-    if pool_status["Status"] == "Available" and pool_status_at(changed_record, now) != pool_status:
-        terminated = {**pool_status, "Status": "Terminated"}
-        if seconds <= pool_status["ResourceRetainedBillableTimeInSeconds"]:
-            return replace(changed_record, result={**record.result, _STATUS_MEMBER: terminated})
-    return changed_record
+    if pool_status["Status"] == "InUse" or pool_status_at(changed_record, now) == pool_status:
+        return changed_record
+    retained_seconds = pool_status["ResourceRetainedBillableTimeInSeconds"]
+    if keep_alive_period > retained_seconds:
+        return changed_record
+    # The shorter period is over: the pool ends now, after the seconds that its hosts were really kept.
+    terminated_status = {**pool_status, "Status": "Terminated"}
+    return replace(changed_record, result={**record.result, _WARM_POOL_STATUS_MEMBER: terminated_status})
 
 
-def host_count(request: Mapping[str, Any]) -> int:
+def requested_host_count(request: Mapping[str, Any]) -> int:
     """Return the number of hosts that a request asks for."""
     resources = request["ResourceConfig"]
     groups = resources.get("InstanceGroups") or ()
@@ -125,18 +142,18 @@ def host_count(request: Mapping[str, Any]) -> int:
 
 
 def _warm_host_count(store: JobStore, region: str, now: float) -> int:
-    return sum(host_count(record.request) for record in _available_pools(store, region, now))
+    return sum(requested_host_count(record.request) for record in _available_pools(store, region, now))
 
 
 def _available_pools(store: JobStore, region: str, now: float) -> list[JobRecord]:
     query = JobQuery(result_contains=_AVAILABLE_TEXT, limit=-1)
     return [
         record
-        for record in store.query("training-job", region, query)
+        for record in store.query_jobs(TRAINING.arn_resource, region, query)
         if (pool_status_at(record, now) or {}).get("Status") == "Available"
     ]
 
 
-def _retained_time_member(seconds: float) -> dict[str, int]:
+def _retained_seconds_member(seconds: float) -> dict[str, int]:
     """Return the member of WarmPoolStatus that says how long the hosts were kept."""
     return {"ResourceRetainedBillableTimeInSeconds": math.ceil(seconds)}

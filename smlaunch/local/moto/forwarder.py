@@ -19,13 +19,14 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from smlaunch.local import liveness_fds, sigv4
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.credentials import Credentials
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.request_context import ACCOUNT
+from smlaunch.local import liveness_fds
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.front import sigv4
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.credentials import Credentials
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import ACCOUNT
 from smlaunch.local.services.json_service import JsonErrors
-from smlaunch.local.settings import Settings
 
 PACKAGES = ("moto", "flask", "flask_cors", "antlr4", "jsonpath_ng")
 """Packages of the extra, by their import names."""
@@ -35,10 +36,10 @@ ERROR_HEADER = "x-smlaunch-error"
 the client's protocol."""
 
 _MAX_BODY_BYTES = 64 << 20
-_DROPPED_REQUEST_HEADERS = frozenset(
+_REQUEST_HEADERS_NOT_FORWARDED = frozenset(
     ("host", "connection", "content-length", "transfer-encoding", "expect", "user-agent")
 )
-_DROPPED_RESPONSE_HEADERS = frozenset(
+_RESPONSE_HEADERS_NOT_FORWARDED = frozenset(
     ("connection", "transfer-encoding", "content-length", "date", "server", "vary")
 )
 _RESPONSE_TIMEOUT_SECONDS = 600.0
@@ -48,63 +49,76 @@ _RESPONSE_TIMEOUT_SECONDS = 600.0
 class MotoForwarder(JsonErrors):
     """A service that forwards requests to moto's process, and starts that process when it is needed.
 
-    ``url``: returns the endpoint's URL, which is known once it serves. ``log``: file for moto's output.
+    ``get_endpoint_url``: returns the endpoint's URL, which is known once it serves. ``log_path``: file for
+    moto's output.
     """
 
     def __init__(
-        self, url: Callable[[], str], credentials: Credentials, settings: Settings, log: Path
+        self,
+        get_endpoint_url: Callable[[], str],
+        credentials: Credentials,
+        settings: Settings,
+        log_path: Path,
     ) -> None:
-        self._url = url
+        self._get_endpoint_url = get_endpoint_url
         self._credentials = credentials
         self._settings = settings
-        self._log = log
+        self._log_path = log_path
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stdin_fd: int | None = None
         self._port = 0
-        self._closed = False
+        self._is_closed = False
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        """Forward a request. Raises ApiError when moto is not installed or does not have the operation."""
-        service = (sigv4.credential_scope(request) or ("", ""))[1]
-        body = payload.read(_MAX_BODY_BYTES)
-        connection = self._connect(service)
+        """Forward a request to moto's process and return its response. Moto simulates the services that the
+        local endpoint does not have; its process accepts requests with this endpoint's token only. Raises
+        ApiError if moto is not installed, does not respond, does not have the operation, or answers with an
+        error (ERROR_HEADER)."""
+        # By the request's signature, which was verified before.
+        _, service = sigv4.claimed_region_and_service(request) or ("", "")
+        body = payload.read_all(_MAX_BODY_BYTES)
+        connection = self._connect_to_process(service)
         headers = {
-            name: value for name, value in request.headers.items() if name not in _DROPPED_REQUEST_HEADERS
+            name: value
+            for name, value in request.headers.items()
+            if name not in _REQUEST_HEADERS_NOT_FORWARDED
         }
         headers.update({TOKEN_HEADER: self._token, "x-moto-account-id": ACCOUNT, "user-agent": "smlaunch"})
         try:
             connection.request(request.method, request.target, body, headers)
             response = connection.getresponse()
-            content = response.read()
+            response_body = response.read()
         except OSError as error:
-            message = f"moto's process does not respond ({error}); its log is {self._log}"
+            message = f"moto's process does not respond ({error}); its log is {self._log_path}"
             raise ApiError("ServiceUnavailable", message, 503) from None
         finally:
             connection.close()
         if response.headers.get(ERROR_HEADER):
-            error_document = json.loads(content)
+            error_document = json.loads(response_body)
             raise ApiError(error_document["code"], error_document["message"], response.status)
+        # The web server's own page: no operation of moto has matched the request.
         if response.status == 404 and response.headers.get_content_type() == "text/html":
             message = f"moto, which handles {service} here, does not have {request.method} {request.path}"
             raise ApiError("UnknownOperationException", message, 404)
+        # moto's server adds Access-Control headers, which would let any web page call the endpoint.
         response_headers = {
             name: value
             for name, value in response.headers.items()
-            if name.lower() not in _DROPPED_RESPONSE_HEADERS
+            if name.lower() not in _RESPONSE_HEADERS_NOT_FORWARDED
             and not name.lower().startswith("access-control-")
         }
-        return Response(response.status, response_headers, content)
+        return Response(response.status, response_headers, response_body)
 
     def close(self) -> None:
-        """Kill the process and all executions in it. The endpoint stops their jobs."""
+        """Kill the process and all executions in it. The local endpoint stops their jobs."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             if self._process is not None:
                 self._kill_process(self._process)
 
-    def _connect(self, service: str) -> http.client.HTTPConnection:
+    def _connect_to_process(self, service: str) -> http.client.HTTPConnection:
         port = 0
         for _ in range(2):  # a second time if the process has just died
             port = self._ensure_process(service, port)
@@ -112,19 +126,22 @@ class MotoForwarder(JsonErrors):
             with contextlib.suppress(ConnectionError):
                 connection.connect()
                 return connection
-        message = f"moto's process cannot be reached; its log is {self._log}"
+        message = f"moto's process cannot be reached; its log is {self._log_path}"
         raise ApiError("ServiceUnavailable", message, 503)
 
     def _ensure_process(self, service: str, unreachable_port: int) -> int:
-        """Start the process if it is not running, and return its port. A process at ``unreachable_port`` is
-        replaced. Raises ApiError."""
+        """Return the port of moto's process, after starting it if it is not running. A process at
+        ``unreachable_port`` (0: none) is replaced. ``service`` is the one that the client has asked for.
+        Raises ApiError if moto is not installed or the local endpoint is closing."""
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise ApiError("ServiceUnavailable", "The endpoint is closing", 503)
-            if self._process is not None and self._process.poll() is None and self._port != unreachable_port:
+            is_running = self._process is not None and self._process.poll() is None
+            if is_running and self._port != unreachable_port:
                 return self._port
             if self._process is not None:
                 self._kill_process(self._process)
+            # PACKAGES: moto and what its server needs, by their import names.
             missing_packages = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
             if missing_packages:
                 raise ApiError(
@@ -140,7 +157,7 @@ class MotoForwarder(JsonErrors):
     def _spawn_process(self) -> int:
         """Start the process and return its port. Raises ApiError."""
         configuration = {
-            "url": self._url(),
+            "url": self._get_endpoint_url(),
             "access_key": self._credentials.access_key,
             "secret_key": self._credentials.secret_key,
             "token": self._token,
@@ -148,7 +165,7 @@ class MotoForwarder(JsonErrors):
             "error_names": dict(self._settings.step_functions_error_names),
         }
         read_end, write_end = os.pipe()
-        log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log_fd = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "smlaunch.local.moto.server_process"],
@@ -172,7 +189,7 @@ class MotoForwarder(JsonErrors):
             port_text = stream.read()
         if not port_text.strip().isdigit():
             self._kill_process(self._process)
-            message = f"moto's process did not start; its log is {self._log}"
+            message = f"moto's process did not start; its log is {self._log_path}"
             raise ApiError("ServiceUnavailable", message, 503)
         return int(port_text)
 
@@ -185,7 +202,7 @@ class MotoForwarder(JsonErrors):
         self._process = None
 
 
-def is_token(candidate: str, token: str) -> bool:
+def is_valid_token(candidate: str, token: str) -> bool:
     return hmac.compare_digest(candidate.encode(), token.encode())
 
 

@@ -18,11 +18,12 @@ _RENEW_BEFORE_SECONDS = 300.0
 """Before temporary credentials expire."""
 
 
-class _Keys(NamedTuple):
+class _AccessKeys(NamedTuple):
     access_key: str
     secret_key: str
     token: str
     expires: float
+    """Seconds since the epoch."""
 
 
 class RoleClients:
@@ -30,36 +31,36 @@ class RoleClients:
 
     def __init__(self, url: str, access_key: str, secret_key: str) -> None:
         self._url = url
-        self._endpoint_keys = _Keys(access_key, secret_key, "", float("inf"))
+        self._endpoint_keys = _AccessKeys(access_key, secret_key, "", float("inf"))
         self._lock = threading.RLock()
-        self._keys: dict[str, _Keys] = {}
-        self._clients: dict[tuple[str, str, str, bool, str], Any] = {}
+        self._keys_by_role: dict[str, _AccessKeys] = {}
+        self._client_by_key: dict[tuple[str, str, str, bool, str], Any] = {}
 
     def client_for_role(self, role_arn: str, service: str, region: str, with_retries: bool = False) -> Any:
         """Return a boto3 client. ``with_retries``: retry throttled calls; otherwise the state gets every
         error. Raises ClientError for a role that cannot be assumed."""
         with self._lock:  # boto3's sessions are not thread-safe
-            keys = self._keys_of(role_arn, region)
+            keys = self._keys_for_role(role_arn, region)
             cache_key = (role_arn, service, region, with_retries, keys.access_key)
-            if cache_key not in self._clients:
-                self._clients[cache_key] = self._client(keys, service, region, with_retries)
-            return self._clients[cache_key]
+            if cache_key not in self._client_by_key:
+                self._client_by_key[cache_key] = self._create_client(keys, service, region, with_retries)
+            return self._client_by_key[cache_key]
 
-    def _keys_of(self, role_arn: str, region: str) -> _Keys:
-        keys = self._keys.get(role_arn)
+    def _keys_for_role(self, role_arn: str, region: str) -> _AccessKeys:
+        keys = self._keys_by_role.get(role_arn)
         if keys is None or keys.expires < time.time() + _RENEW_BEFORE_SECONDS:
-            sts = self._client(self._endpoint_keys, "sts", region, True)
+            sts = self._create_client(self._endpoint_keys, "sts", region, True)
             credentials = sts.assume_role(RoleArn=role_arn, RoleSessionName="StepFunctions")["Credentials"]
-            keys = _Keys(
+            keys = _AccessKeys(
                 credentials["AccessKeyId"],
                 credentials["SecretAccessKey"],
                 credentials["SessionToken"],
                 credentials["Expiration"].timestamp(),
             )
-            self._keys[role_arn] = keys
+            self._keys_by_role[role_arn] = keys
         return keys
 
-    def _client(self, keys: _Keys, service: str, region: str, with_retries: bool) -> Any:
+    def _create_client(self, keys: _AccessKeys, service: str, region: str, with_retries: bool) -> Any:
         retry_config = {"mode": "standard", "total_max_attempts": 10 if with_retries else 1}
         return boto3.session.Session().client(
             service,

@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from botocore.exceptions import ClientError
 from moto.stepfunctions.parser.api import HistoryEventType, TaskFailedEventDetails
@@ -26,6 +26,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.resou
 from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.utils.encoding import to_json_str
 
+from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind, method_name
 from smlaunch.local.moto.role_clients import RoleClients
 
 log = logging.getLogger(__name__)
@@ -39,27 +40,16 @@ MODELED_ERRORS = frozenset(
 """Errors in SageMaker's service model for operations on jobs."""
 
 
-class JobApi(NamedTuple):
-    """Names of one kind of job in boto3's methods, and of its members in the API."""
-
-    kind: str
-    name_member: str
-    status_member: str
-
-    def call(self, client: Any, action: str, name: str) -> dict[str, Any]:
-        operation = getattr(client, f"{action}_{self.kind}")
-        response: dict[str, Any] = operation(**{self.name_member: name})
-        response.pop("ResponseMetadata", None)
-        return response
+JOB_KIND_BY_ACTION: Mapping[str, JobKind] = {f"create{kind.name}Job": kind for kind in (TRAINING, PROCESSING)}
 
 
-JOB_API_BY_ACTION: Mapping[str, JobApi] = {
-    "createTrainingJob": JobApi("training_job", "TrainingJobName", "TrainingJobStatus"),
-    "createProcessingJob": JobApi("processing_job", "ProcessingJobName", "ProcessingJobStatus"),
-}
+def _call_job_method(client: Any, operation: str, job_name: Mapping[str, str]) -> dict[str, Any]:
+    response: dict[str, Any] = getattr(client, method_name(operation))(**job_name)
+    response.pop("ResponseMetadata", None)
+    return response
 
 
-def error_name(code: str, custom_names: Mapping[str, str]) -> str:
+def state_error_name(code: str, custom_names: Mapping[str, str]) -> str:
     """Return the name of an API error for Retry and Catch. ``custom_names`` (Settings) take precedence.
 
     Not confirmed against a region. The optimized integrations use the names of the AWS SDK for Java 1: an
@@ -85,8 +75,8 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         """Reject other operations when the state machine is created, as AWS does."""
         resource = self.resource
         is_known_pattern = resource.condition in (None, ResourceCondition.Sync)
-        if resource.api_action not in JOB_API_BY_ACTION or not is_known_pattern:
-            supported = ", ".join(f"sagemaker:{name}[.sync]" for name in JOB_API_BY_ACTION)
+        if resource.api_action not in JOB_KIND_BY_ACTION or not is_known_pattern:
+            supported = ", ".join(f"sagemaker:{name}[.sync]" for name in JOB_KIND_BY_ACTION)
             raise ValueError(f"{resource.resource_arn}: the local endpoint has {supported}")
 
     def _eval_service_task(
@@ -111,28 +101,33 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         normalised_parameters: dict[str, Any],
         state_credentials: Any,
     ) -> None:
-        """Wait for the job. moto's own method (5.2.5) needs a callback endpoint, which does not exist without
-        a task token: `callback_endpoint.interrupt_all()` fails on None, and the state with States.Runtime."""
-        env.stack.pop()
-        job_api = JOB_API_BY_ACTION[self.resource.api_action]
-        name = normalised_parameters[job_api.name_member]
+        """Wait for the job that a ``.sync`` task of a state machine has created, and put its description on
+        the interpreter's stack (``env.stack``); stop the job if the execution ends first. Raises
+        FailureEventException if the job fails. Replaces moto's method (5.2.5), whose parameters these are: it
+        needs a callback endpoint, which does not exist without a task token, and fails on None."""
+        env.stack.pop()  # the response of Create, such as {"TrainingJobArn": ...}
+        kind = JOB_KIND_BY_ACTION[self.resource.api_action]
+        job_name = {kind.name_member: normalised_parameters[kind.name_member]}
         region = resource_runtime_part.region
+        # A client of the local endpoint that acts as the state machine's role.
         client = self._clients.client_for_role(
             state_credentials.role_arn, "sagemaker", region, with_retries=True
         )
         poll_seconds = _FIRST_POLL_SECONDS
         while env.is_running():
-            description = _to_json_value(job_api.call(client, "describe", name))
-            if description[job_api.status_member] == "Completed":
-                env.stack.append(description)
+            job_description = _to_json_value(_call_job_method(client, kind.describe_operation, job_name))
+            if job_description[kind.status_member] == "Completed":
+                env.stack.append(job_description)
                 return
-            if description[job_api.status_member] in ("Failed", "Stopped"):
-                raise FailureEventException(self._failed(env, "States.TaskFailed", to_json_str(description)))
+            if job_description[kind.status_member] in ("Failed", "Stopped"):
+                raise FailureEventException(
+                    self._task_failed_event(env, "States.TaskFailed", to_json_str(job_description))
+                )
             env.program_state_event.wait(poll_seconds)
             poll_seconds = min(poll_seconds * _POLL_BACKOFF, _MAX_POLL_SECONDS)
         # The execution was stopped or timed out, or another branch has failed.
         with contextlib.suppress(ClientError):  # the job has ended meanwhile
-            job_api.call(client, "stop", name)
+            _call_job_method(client, kind.stop_operation, job_name)
         env.stack.append({})
 
     def _from_error(self, env: Any, ex: Exception) -> Any:
@@ -143,9 +138,9 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
             f"{error['Message']} (Service: AmazonSageMaker; Status Code: {metadata['HTTPStatusCode']}; "
             f"Error Code: {error['Code']}; Request ID: {metadata.get('RequestId', '')}; Proxy: null)"
         )
-        return self._failed(env, error_name(error["Code"], self._error_names), cause)
+        return self._task_failed_event(env, state_error_name(error["Code"], self._error_names), cause)
 
-    def _failed(self, env: Any, error: str, cause: str) -> Any:
+    def _task_failed_event(self, env: Any, error: str, cause: str) -> Any:
         return FailureEvent(
             env=env,
             error_name=ErrorName(error),  # this class matches the wildcard States.TaskFailed
@@ -162,7 +157,8 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a description to JSON values; times become milliseconds since the epoch."""
+    """Convert a Describe response to JSON values, without members that are None; times become milliseconds
+    since the epoch."""
     if isinstance(value, dict):
         return {name: _to_json_value(member) for name, member in value.items() if member is not None}
     if isinstance(value, list):

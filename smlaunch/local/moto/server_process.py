@@ -20,7 +20,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from smlaunch.local.moto.forwarder import ERROR_HEADER, TOKEN_HEADER, is_token
+from smlaunch.local.moto.forwarder import ERROR_HEADER, TOKEN_HEADER, is_valid_token
 from smlaunch.local.moto.role_clients import RoleClients
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class TokenCheckedApp:
 
     def __init__(self, token: str, install_step_functions: Callable[[], None]) -> None:
         self._token = token
-        self._moto = DomainDispatcherApplication(create_backend_app)
-        self._install: Callable[[], None] | None = install_step_functions
+        self._moto_app = DomainDispatcherApplication(create_backend_app)
+        self._install_step_functions: Callable[[], None] | None = install_step_functions
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -60,20 +60,23 @@ class TokenCheckedApp:
             return [json.dumps(document).encode()]
 
     def _call_moto(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Return moto's response to a request of the endpoint. Raises MotoRequestError for requests without
-        the token, and for what moto cannot do."""
+        """Return moto's response to a request of the local endpoint, given as to any WSGI application. Raises
+        MotoRequestError for requests without the token, which only the endpoint knows, for moto's own
+        interfaces, which could change all its data, and for what moto cannot do."""
         path = environ.get("PATH_INFO", "")
-        if not is_token(environ.get(f"HTTP_{TOKEN_HEADER.upper().replace('-', '_')}", ""), self._token):
+        # The name of the token's header in WSGI's environment.
+        token_variable = f"HTTP_{TOKEN_HEADER.upper().replace('-', '_')}"
+        if not is_valid_token(environ.get(token_variable, ""), self._token):
             raise MotoRequestError(
                 "403 Forbidden", "AccessDeniedException", "This port is for the endpoint only"
             )
         if path.startswith(("/moto-api", "/latest/meta-data", "/latest/api")):
             raise MotoRequestError("404 Not Found", "UnknownOperationException", f"There is no {path} here")
-        service = self._service(environ, path)
+        service = self._infer_service(environ, path)
         try:
-            if service == _STEP_FUNCTIONS:
-                self._install_once()
-            response: Iterable[bytes] = self._moto(environ, start_response)
+            if service == _STEP_FUNCTIONS:  # its interpreter is patched before its first use
+                self._install_step_functions_once()
+            response: Iterable[bytes] = self._moto_app(environ, start_response)
         except NotImplementedError as error:
             message = f"moto, which handles {service} here, does not have this operation: {error}"
             raise MotoRequestError("404 Not Found", "UnknownOperationException", message) from None
@@ -88,22 +91,22 @@ class TokenCheckedApp:
             raise MotoRequestError("500 Internal Server Error", "InternalFailure", message) from None
         return response
 
-    def _service(self, environ: dict[str, Any], path: str) -> str:
+    def _infer_service(self, environ: dict[str, Any], path: str) -> str:
         """Return moto's name of the requested service. Raises MotoRequestError for an unknown one."""
-        host = self._moto.infer_service_region_host(environ, path)
-        backend = self._moto.get_backend_for_host(host) if host else None
+        host = self._moto_app.infer_service_region_host(environ, path)
+        backend = self._moto_app.get_backend_for_host(host) if host else None
         if not backend:
             name = (host or "").partition(".")[0]
             message = f"Neither smlaunch's local endpoint nor moto has the service {name!r}"
             raise MotoRequestError("404 Not Found", "UnknownOperationException", message)
         return str(backend)
 
-    def _install_once(self) -> None:
+    def _install_step_functions_once(self) -> None:
         """Install Step Functions on first use: its interpreter takes most of a second and 100 MB to load."""
         with self._lock:
-            if self._install is not None:
-                self._install()
-                self._install = None
+            if self._install_step_functions is not None:
+                self._install_step_functions()
+                self._install_step_functions = None
 
 
 def main() -> None:
@@ -133,7 +136,7 @@ class _Handler(MotoRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log nothing: the endpoint has a call log."""
+        """Log nothing: the local endpoint has a call log."""
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
     StateTaskServiceSfn,
 )
 
-from smlaunch.local.moto import patches
+from smlaunch.local.moto import moto_patches
 from smlaunch.local.moto.role_clients import RoleClients
 from smlaunch.local.moto.sagemaker_tasks import SageMakerTask
 
@@ -48,18 +48,18 @@ class NestedExecution(StateTaskServiceSfn):
 def install(clients: RoleClients, wait_factor: float, error_names: Mapping[str, str]) -> None:
     """Install tasks, patches and clients into moto. Call it once in a process."""
     default_user_config["stepfunctions"]["execute_state_machine"] = True
-    patches.patch_definite_paths()
-    patches.patch_intrinsic_escapes()
-    patches.patch_unnamed_executions()
-    patches.patch_stop_execution()
-    patches.patch_stopped_state()
-    patches.patch_waits(wait_factor)
-    patches.patch_map_failures()
-    patches.patch_member_names()
-    patches.patch_error_names(error_names)
-    patches.patch_execution_output()
-    patches.patch_error_codes()
-    patches.patch_boto_clients(clients.client_for_role)
+    moto_patches.patch_definite_paths()
+    moto_patches.patch_intrinsic_escapes()
+    moto_patches.patch_unnamed_executions()
+    moto_patches.patch_stop_execution()
+    moto_patches.patch_stopped_state()
+    moto_patches.patch_waits(wait_factor)
+    moto_patches.patch_map_failures()
+    moto_patches.patch_member_names()
+    moto_patches.patch_error_names(error_names)
+    moto_patches.patch_execution_output()
+    moto_patches.patch_error_codes()
+    moto_patches.patch_boto_clients(clients.client_for_role)
     original = state_task_service_factory.state_task_service_for
 
     def state_task_service_for(service_name: str) -> Any:

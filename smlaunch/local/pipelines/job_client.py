@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.call_log import CallLog
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.pipelines.definition import JOB_TYPES
-from smlaunch.local.request_context import current_context
+from smlaunch.api.job_kinds import JobKind
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.call_log import CallLog
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import current_request_context
 
 _USER_AGENT = "smlaunch-via/pipelines"
 """Marks these calls in the call log."""
@@ -27,18 +27,13 @@ class Service(Protocol):
     def serve(self, request: Request, payload: Payload) -> Response: ...
 
 
-class TrainingJobs(Protocol):
-    """Handlers of operations on training jobs."""
+class JobOperations(Protocol):
+    """Handlers of operations on jobs of one kind."""
 
-    def describe_training_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
-    def stop_training_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
-
-
-class ProcessingJobs(Protocol):
-    """Handlers of operations on processing jobs."""
-
-    def describe_processing_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
-    def stop_processing_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
+    @property
+    def job_kind(self) -> JobKind: ...
+    def describe_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
+    def stop_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
 
 
 class JobClient:
@@ -48,55 +43,52 @@ class JobClient:
     def __init__(
         self,
         get_service: Callable[[], Service],
-        training: TrainingJobs,
-        processing: ProcessingJobs,
+        operations: Iterable[JobOperations],
         call_log: CallLog | None = None,
     ) -> None:
         """``get_service``: returns the SageMaker service, which is created after this client."""
         self._get_service = get_service
         self._call_log = call_log
-        self._describe_handlers = {
-            "Training": training.describe_training_job,
-            "Processing": processing.describe_processing_job,
-        }
-        self._stop_handlers = {
-            "Training": training.stop_training_job,
-            "Processing": processing.stop_processing_job,
-        }
+        self._operations_by_step_type = {handler.job_kind.name: handler for handler in operations}
 
-    def create(self, step_type: str, members: Mapping[str, Any]) -> str:
+    def create_job(self, step_type: str, members: Mapping[str, Any]) -> str:
         """Create a job and return its ARN. Raises ApiError."""
-        with self._logged_request(JOB_TYPES[step_type][0], members) as request:
+        kind = self._operations_by_step_type[step_type].job_kind
+        with self._log_request_at_end(kind.create_operation, members) as request:
             response = self._get_service().serve(request, Payload(request.stream))
         assert isinstance(response.body, bytes)
         document: dict[str, str] = json.loads(response.body)
-        return document[f"{step_type}JobArn"]
+        return document[kind.arn_member]
 
-    def describe(self, step_type: str, name: str) -> dict[str, Any]:
+    def describe_job(self, step_type: str, name: str) -> dict[str, Any]:
         """Return the Describe response of a job. Raises ApiError for a job that was deleted. The fault plan
         does not apply: it is for clients' calls, and the service looks itself."""
-        params = {f"{step_type}JobName": name}
-        with self._logged_request(f"Describe{step_type}Job", params):
-            return self._describe_handlers[step_type](params)
+        operations = self._operations_by_step_type[step_type]
+        params = {operations.job_kind.name_member: name}
+        with self._log_request_at_end(operations.job_kind.describe_operation, params):
+            return operations.describe_job(params)
 
-    def stop(self, step_type: str, name: str) -> None:
+    def stop_job(self, step_type: str, name: str) -> None:
         """Stop a job. Does nothing if it has ended."""
-        params = {f"{step_type}JobName": name}
-        with suppress(ApiError), self._logged_request(f"Stop{step_type}Job", params):
-            self._stop_handlers[step_type](params)
+        operations = self._operations_by_step_type[step_type]
+        params = {operations.job_kind.name_member: name}
+        with suppress(ApiError), self._log_request_at_end(operations.job_kind.stop_operation, params):
+            operations.stop_job(params)
 
     @contextmanager
-    def _logged_request(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
+    def _log_request_at_end(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
         """Context with the request as a client would send it, which is logged when the context ends."""
         body = json.dumps(members).encode()
         headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _USER_AGENT}
         request = Request("POST", "/", headers, io.BytesIO(body))
-        status, code = 200, ""
+        http_status, error_code = 200, ""
         try:
             yield request
         except ApiError as error:
-            status, code = error.status, error.code
+            http_status, error_code = error.status, error.code
             raise
         finally:
             if self._call_log is not None:
-                self._call_log.add(request, "sagemaker", body, current_context(), status, code)
+                self._call_log.append_call(
+                    request, "sagemaker", body, current_request_context(), http_status, error_code
+                )

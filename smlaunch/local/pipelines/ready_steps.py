@@ -8,36 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smlaunch.local.pipelines.definition import Definition
-from smlaunch.local.pipelines.records import StepRecord
+from smlaunch.local.pipelines.pipeline_definition import Definition
+from smlaunch.local.pipelines.pipeline_records import StepRecord
 
 UNSUCCESSFUL_STATUSES = ("Failed", "Stopped")
 
 
-def find_ready_steps(definition: Definition, records: Mapping[str, StepRecord]) -> list[str]:
+def find_ready_steps(definition: Definition, record_by_step_name: Mapping[str, StepRecord]) -> list[str]:
     """Return the names of the steps that can start now, in the definition's order."""
-    reachable = _find_reachable_steps(definition, records)
+    reachable_names = _find_reachable_step_names(definition, record_by_step_name)
     return [
         name
         for name, step in definition.steps.items()
-        if name not in records
-        and name in reachable
-        and all(other in records and records[other].status == "Succeeded" for other in step.dependencies)
+        if name not in record_by_step_name
+        and name in reachable_names
+        and all(
+            dependency in record_by_step_name and record_by_step_name[dependency].status == "Succeeded"
+            for dependency in step.dependencies
+        )
     ]
 
 
-def _find_reachable_steps(definition: Definition, records: Mapping[str, StepRecord]) -> set[str]:
-    """Return the names of the steps that have succeeded or still can."""
-    reachable: set[str] = set()
-    for name in definition.order:
+def _find_reachable_step_names(
+    definition: Definition, record_by_step_name: Mapping[str, StepRecord]
+) -> set[str]:
+    """Return the names of the steps of an execution that have succeeded or still can. ``record_by_step_name``
+    has the stored states of the steps that have started, with the outcome, true or false, of a condition
+    step."""
+    reachable_names: set[str] = set()
+    for name in definition.topological_order:  # each step after its dependencies
         step = definition.steps[name]
-        record = records.get(name)
+        record = record_by_step_name.get(name)
         if record is not None and record.status in UNSUCCESSFUL_STATUSES:
             continue
         if step.branch is not None:
-            condition = records.get(step.branch[0])
-            if condition is not None and condition.outcome not in (None, step.branch[1]):
+            condition_record = record_by_step_name.get(step.branch.condition_step_name)
+            # The outcome is None until the condition is evaluated; then only one of its branches runs.
+            if condition_record is not None and condition_record.outcome not in (None, step.branch.outcome):
                 continue
-        if step.dependencies <= reachable:
-            reachable.add(name)
-    return reachable
+        if step.dependencies <= reachable_names:
+            reachable_names.add(name)
+    return reachable_names

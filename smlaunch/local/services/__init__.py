@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smlaunch.local.credentials import Keyring
-    from smlaunch.local.dispatch import Service
-    from smlaunch.local.log_store import LogStore
-    from smlaunch.local.metric_store import MetricStore
-    from smlaunch.local.object_store import ObjectStore
+    from smlaunch.local.front.credentials import Keyring
+    from smlaunch.local.front.request_dispatcher import Service
+    from smlaunch.local.stores.log_store import LogStore
+    from smlaunch.local.stores.metric_store import MetricStore
+    from smlaunch.local.stores.object_store import ObjectStore
 
 
 def standard_services(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.http_messages import Request, Response
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Request, Response
 from smlaunch.local.services import cbor
 
-HEADERS = {"Content-Type": "application/cbor", "smithy-protocol": "rpc-v2-cbor"}
+CBOR_HEADERS = {"Content-Type": "application/cbor", "smithy-protocol": "rpc-v2-cbor"}
 
 
-def is_cbor(request: Request) -> bool:
+def is_cbor_request(request: Request) -> bool:
     return request.headers.get("smithy-protocol") == "rpc-v2-cbor"
 
 
@@ -20,5 +20,5 @@ class CborErrors:
     def error_response(self, error: ApiError, request_id: str) -> Response:
         fault = "Sender" if error.status < 500 else "Receiver"
         # Clients of a service that had the query protocol before read the code from this header.
-        headers = {**HEADERS, "x-amzn-query-error": f"{error.code};{fault}"}
+        headers = {**CBOR_HEADERS, "x-amzn-query-error": f"{error.code};{fault}"}
         return Response(error.status, headers, cbor.encode({"__type": error.code, "message": error.message}))

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.metric_store import MetricPeriod, MetricSample, MetricStore
-from smlaunch.local.request_context import current_context
+from smlaunch.api.job_kinds import method_name
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import current_request_context
 from smlaunch.local.services import cbor
-from smlaunch.local.services.cbor_errors import HEADERS, CborErrors, is_cbor
-from smlaunch.local.services.json_service import method_name
+from smlaunch.local.services.cbor_errors import CBOR_HEADERS, CborErrors, is_cbor_request
 from smlaunch.local.services.query_service import to_xml
+from smlaunch.local.stores.metric_store import MetricPeriod, MetricSample, MetricStore
 
 NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
 _MAX_BODY_BYTES = 1 << 20
@@ -42,10 +42,10 @@ class CloudWatchOperations:
     """One method for each operation. Times are in seconds since the epoch; numbers may be strings."""
 
     def __init__(self, metrics: MetricStore) -> None:
-        self._metrics = metrics
+        self._metric_store = metrics
 
     def put_metric_data(self, params: Params) -> dict[str, Any]:
-        namespace = _required(params, "Namespace")
+        namespace = _get_required_member(params, "Namespace")
         for number, datum in enumerate(params.get("MetricData") or (), 1):
             field_path = f"MetricData.member.{number}"
             timestamp = datum.get("Timestamp")
@@ -53,9 +53,9 @@ class CloudWatchOperations:
                 (time.time() if timestamp is None else _parse_time(timestamp, field_path)) * 1000
             )
             samples = _parse_samples(
-                datum, _required(datum, "MetricName", field_path), timestamp_ms, field_path
+                datum, _get_required_member(datum, "MetricName", field_path), timestamp_ms, field_path
             )
-            self._metrics.put_samples(namespace, _dimensions(datum), samples)
+            self._metric_store.put_samples(namespace, _dimension_values(datum), samples)
         return {}
 
     def list_metrics(self, params: Params) -> dict[str, Any]:
@@ -66,79 +66,93 @@ class CloudWatchOperations:
                 "MetricName": name,
                 "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
             }
-            for namespace, name, dimensions in self._metrics.metrics(
+            for namespace, name, dimensions in self._metric_store.list_metrics(
                 params.get("Namespace"), params.get("MetricName")
             )
             if all(key in dimensions and value in (None, dimensions[key]) for key, value in dimension_filters)
         ]
-        start = _page_offset(params)
+        start = _parse_page_offset(params)
         response: dict[str, Any] = {"Metrics": metrics[start : start + _METRICS_PER_PAGE]}
         if start + _METRICS_PER_PAGE < len(metrics):
             response["NextToken"] = str(start + _METRICS_PER_PAGE)
         return response
 
     def get_metric_statistics(self, params: Params) -> dict[str, Any]:
-        """Return the statistics of one metric for each period of a time range."""
+        """Respond to GetMetricStatistics: the statistics of one metric for each period of a time range.
+        Raises ApiError."""
         if params.get("ExtendedStatistics"):
-            raise _invalid_parameter("ExtendedStatistics", "this endpoint has no percentiles")
+            raise _invalid_parameter_error("ExtendedStatistics", "this endpoint has no percentiles")
         statistics = params.get("Statistics") or ()
         if not statistics:
-            raise _invalid_parameter("Statistics", "at least one is required")
-        for name in statistics:
-            _statistic(name)  # raises for an unknown one
-        periods = self._periods(params, params, int(_required(params, "Period")))
-        points = [
+            raise _invalid_parameter_error("Statistics", "at least one is required")
+        statistic_functions = {name: _find_statistic_function(name) for name in statistics}
+        periods = self._read_periods(params, params, int(_get_required_member(params, "Period")))
+        datapoints = [
             {
                 "Timestamp": cbor.CborTimestamp(period.start),
-                **{name: _STATISTIC_BY_NAME[name](period) for name in statistics},
+                **{name: compute(period) for name, compute in statistic_functions.items()},
                 "Unit": period.unit,
             }
             for period in periods
         ]
-        return {"Label": params["MetricName"], "Datapoints": points}
+        return {"Label": params["MetricName"], "Datapoints": datapoints}
 
     def get_metric_data(self, params: Params) -> dict[str, Any]:
-        """Return one statistic of several metrics for each period of a time range, in pages."""
+        """Respond to GetMetricData: one statistic of each of several metrics for each period of a time range,
+        in pages. A page has periods N to M of each metric, and the token of the next page is M. Raises
+        ApiError."""
         results = []
-        start = _page_offset(params)
-        limit = int(params.get("MaxDatapoints") or _POINTS_PER_PAGE)
+        page_start = _parse_page_offset(params)
+        page_end = page_start + int(params.get("MaxDatapoints") or _POINTS_PER_PAGE)
         has_next_page = False
-        for query in params.get("MetricDataQueries") or ():
-            if query.get("Expression"):
-                raise _invalid_parameter("MetricDataQueries.Expression", "this endpoint has no metric math")
-            metric_stat = query.get("MetricStat") or {}
+        for metric_query in params.get("MetricDataQueries") or ():
+            if metric_query.get("Expression"):
+                raise _invalid_parameter_error(
+                    "MetricDataQueries.Expression", "this endpoint has no metric math"
+                )
+            metric_stat = metric_query.get("MetricStat") or {}
             metric = metric_stat.get("Metric") or {}
-            statistic = _statistic(_required(metric_stat, "Stat"))
-            periods = self._periods(params, metric, int(_required(metric_stat, "Period")))
+            # A period has the count, sum, minimum and maximum of its values; a statistic is made of these.
+            compute_statistic = _find_statistic_function(_get_required_member(metric_stat, "Stat"))
+            period_seconds = int(_get_required_member(metric_stat, "Period"))
+            periods = self._read_periods(params, metric, period_seconds)  # the time range is in params
+            # The periods of the store are in order of time; the service's default is the newest first.
             if params.get("ScanBy", "TimestampDescending") == "TimestampDescending":
                 periods.reverse()
-            page = periods[start : start + limit]
-            is_partial = start + limit < len(periods)
+            page = periods[page_start:page_end]
+            is_partial = page_end < len(periods)
             has_next_page = has_next_page or is_partial
-            if str(query.get("ReturnData", True)).lower() == "false":
+            # A query with ReturnData false is only an input of metric math. It may be the text "false".
+            if str(metric_query.get("ReturnData", True)).lower() == "false":
                 continue
             results.append(
                 {
-                    "Id": _required(query, "Id"),
-                    "Label": query.get("Label") or metric["MetricName"],
+                    "Id": _get_required_member(metric_query, "Id"),
+                    "Label": metric_query.get("Label") or metric["MetricName"],
                     "Timestamps": [cbor.CborTimestamp(period.start) for period in page],
-                    "Values": [statistic(period) for period in page],
+                    "Values": [compute_statistic(period) for period in page],
                     "StatusCode": "PartialData" if is_partial else "Complete",
                 }
             )
         response: dict[str, Any] = {"MetricDataResults": results, "Messages": []}
         if has_next_page:
-            response["NextToken"] = str(start + limit)
+            response["NextToken"] = str(page_end)
         return response
 
-    def _periods(self, time_range: Params, metric: Params, period: int) -> list[MetricPeriod]:
+    def _read_periods(self, time_range: Params, metric: Params, period: int) -> list[MetricPeriod]:
         if period < 1:
-            raise _invalid_parameter("Period", "it must be positive")
-        start, end = (_parse_time(_required(time_range, name), name) for name in ("StartTime", "EndTime"))
+            raise _invalid_parameter_error("Period", "it must be positive")
+        start, end = (
+            _parse_time(_get_required_member(time_range, name), name) for name in ("StartTime", "EndTime")
+        )
         if start >= end:
-            raise _invalid_parameter("StartTime", "it must be less than EndTime")
-        return self._metrics.periods(
-            *(_required(metric, "Namespace"), _required(metric, "MetricName"), _dimensions(metric)),
+            raise _invalid_parameter_error("StartTime", "it must be less than EndTime")
+        return self._metric_store.statistics_by_period(
+            *(
+                _get_required_member(metric, "Namespace"),
+                _get_required_member(metric, "MetricName"),
+                _dimension_values(metric),
+            ),
             *(start, end, period),
         )
 
@@ -150,32 +164,46 @@ class CloudWatchService:
         self._handler = handler
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        """Respond to a request in its own protocol: CBOR, JSON or query."""
-        body = payload.read(_MAX_BODY_BYTES)
-        if is_cbor(request):
-            result = self._call(request.path.rpartition("/")[2], _decode_body(body))
-            return Response(200, dict(HEADERS), cbor.encode(result))
-        target = request.headers.get("x-amz-target", "")
-        if target:
-            try:
-                params = json.loads(body or b"{}")
-            except ValueError as error:
-                raise ApiError("SerializationException", f"The body is not JSON: {error}") from None
-            result = self._call(target.rpartition(".")[2], params)
-            return Response(200, {"Content-Type": "application/x-amz-json-1.0"}, json.dumps(result).encode())
+        """Respond to an HTTP request to CloudWatch in the protocol of the client: rpc-v2-cbor, JSON or
+        query."""
+        body = payload.read_all(_MAX_BODY_BYTES)
+        if is_cbor_request(request):
+            return self._serve_cbor(request, body)
+        if request.headers.get("x-amz-target"):
+            return self._serve_json(request, body)
+        return self._serve_query(request, body)
+
+    def _serve_cbor(self, request: Request, body: bytes) -> Response:
+        """Respond in rpc-v2-cbor, where the path ends with the operation's name."""
+        result = self._call_operation(request.path.rpartition("/")[2], _decode_cbor_body(body))
+        return Response(200, dict(CBOR_HEADERS), cbor.encode(result))
+
+    def _serve_json(self, request: Request, body: bytes) -> Response:
+        """Respond in JSON, where the header x-amz-target ends with the operation's name."""
+        try:
+            params = json.loads(body or b"{}")
+        except ValueError as error:
+            raise ApiError("SerializationException", f"The body is not JSON: {error}") from None
+        result = self._call_operation(request.headers["x-amz-target"].rpartition(".")[2], params)
+        return Response(200, {"Content-Type": "application/x-amz-json-1.0"}, json.dumps(result).encode())
+
+    def _serve_query(self, request: Request, body: bytes) -> Response:
+        """Respond in the query protocol: form fields, of which Action names the operation, and XML."""
         fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
-        action = fields.get("Action", "")
-        result = self._call(action, _nest_fields(fields))
+        operation = fields.get("Action", "")
+        result = self._call_operation(operation, _nest_query_fields(fields))
         response = {
-            f"{action}Result": _with_datetimes(result),
-            "ResponseMetadata": {"RequestId": current_context().request_id},
+            f"{operation}Result": _replace_timestamps_by_datetimes(result),
+            "ResponseMetadata": {"RequestId": current_request_context().request_id},
         }
-        return Response(200, {"Content-Type": "text/xml"}, to_xml({f"{action}Response": response}, NAMESPACE))
+        return Response(
+            200, {"Content-Type": "text/xml"}, to_xml({f"{operation}Response": response}, NAMESPACE)
+        )
 
     def error_response(self, error: ApiError, request_id: str) -> Response:
         return CborErrors().error_response(error, request_id)
 
-    def _call(self, operation: str, params: Any) -> dict[str, Any]:
+    def _call_operation(self, operation: str, params: Any) -> dict[str, Any]:
         name = method_name(operation)
         method = getattr(self._handler, name, None) if name.isidentifier() and name[0] != "_" else None
         if method is None or not isinstance(params, Mapping):
@@ -186,42 +214,48 @@ class CloudWatchService:
         return result
 
 
-def _decode_body(body: bytes) -> Any:
+def _decode_cbor_body(body: bytes) -> Any:
     try:
         return cbor.decode(body) if body else {}
     except cbor.InvalidCbor as error:
         raise ApiError("SerializationException", str(error)) from None
 
 
-def _nest_fields(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Turn ``MetricData.member.1.Value=3`` into ``{"MetricData": [{"Value": "3"}]}``."""
-    tree: dict[str, Any] = {}
+def _nest_query_fields(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a form of the query protocol as one document: ``MetricData.member.1.Value=3``
+    becomes ``{"MetricData": [{"Value": "3"}]}``."""
+    root: dict[str, Any] = {}
     for name, value in fields.items():
-        node = tree
-        *parents, last = [parent for parent in name.split(".") if parent != "member"]
-        for parent in parents:
-            child = node.setdefault(parent, {})
-            node = child if isinstance(child, dict) else {}
-        node[last] = value
-    nested = _lists_by_number(tree)
-    return nested if isinstance(nested, dict) else {}
+        current_dict = root
+        # "member" stands before the number of a list's item, and says nothing.
+        *parent_names, last_name = [part for part in name.split(".") if part != "member"]
+        for parent in parent_names:
+            child = current_dict.setdefault(parent, {})
+            # ``a=1`` and ``a.b=2`` contradict each other: the second is written to a dict that nobody reads.
+            current_dict = child if isinstance(child, dict) else {}
+        current_dict[last_name] = value
+    document = _replace_numbered_dicts_by_lists(root)  # {"1": a, "2": b} becomes [a, b]
+    return document if isinstance(document, dict) else {}  # a list: there are only numbers for names
 
 
-def _lists_by_number(node: Any) -> Any:
+def _replace_numbered_dicts_by_lists(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if node and all(key.isdecimal() for key in node):
-        return [_lists_by_number(node[key]) for key in sorted(node, key=int)]
-    return {key: _lists_by_number(value) for key, value in node.items()}
+        return [_replace_numbered_dicts_by_lists(node[key]) for key in sorted(node, key=int)]
+    return {key: _replace_numbered_dicts_by_lists(value) for key, value in node.items()}
 
 
-def _with_datetimes(value: Any) -> Any:
-    """Replace CborTimestamps by datetimes, which the query protocol encodes."""
+def _replace_timestamps_by_datetimes(value: Any) -> Any:
+    """Replace the CborTimestamps in a result, however deep, by datetimes, which the query protocol
+    encodes."""
     if isinstance(value, cbor.CborTimestamp):
         return datetime.datetime.fromtimestamp(value, datetime.timezone.utc)
     if isinstance(value, Mapping):
-        return {key: _with_datetimes(item) for key, item in value.items()}
-    return [_with_datetimes(item) for item in value] if isinstance(value, list) else value
+        return {key: _replace_timestamps_by_datetimes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_timestamps_by_datetimes(item) for item in value]
+    return value
 
 
 def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:
@@ -230,13 +264,14 @@ def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str)
     if statistics:
         names = ("SampleCount", "Sum", "Minimum", "Maximum")
         sample_count, total, minimum, maximum = (
-            _parse_number(_required(statistics, statistic, field_path), field_path) for statistic in names
+            _parse_number(_get_required_member(statistics, statistic, field_path), field_path)
+            for statistic in names
         )
         return [MetricSample(name, timestamp_ms, sample_count, total, minimum, maximum, unit)]
-    values: Sequence[Any] = datum.get("Values") or [_required(datum, "Value", field_path)]
+    values: Sequence[Any] = datum.get("Values") or [_get_required_member(datum, "Value", field_path)]
     counts: Sequence[Any] = datum.get("Counts") or [1] * len(values)
     if len(counts) != len(values):
-        raise _invalid_parameter(f"{field_path}.Counts", "as many are needed as there are Values")
+        raise _invalid_parameter_error(f"{field_path}.Counts", "as many are needed as there are Values")
     pairs = [
         (_parse_number(value, field_path), _parse_number(count, field_path))
         for value, count in zip(values, counts, strict=True)
@@ -246,14 +281,14 @@ def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str)
     ]
 
 
-def _dimensions(holder: Params) -> dict[str, str]:
+def _dimension_values(holder: Params) -> dict[str, str]:
     return {entry["Name"]: entry["Value"] for entry in holder.get("Dimensions") or ()}
 
 
-def _statistic(name: str) -> Callable[[MetricPeriod], float]:
+def _find_statistic_function(name: str) -> Callable[[MetricPeriod], float]:
     """Return the function that computes a statistic. Raises ApiError for an unknown name."""
     if name not in _STATISTIC_BY_NAME:
-        raise _invalid_parameter(
+        raise _invalid_parameter_error(
             "Statistic", f"this endpoint does not have {name!r}; it has {', '.join(_STATISTIC_BY_NAME)}"
         )
     return _STATISTIC_BY_NAME[name]
@@ -273,25 +308,25 @@ def _parse_number(value: Any, field_path: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise _invalid_parameter(field_path, f"{value!r} is not a number") from None
+        raise _invalid_parameter_error(field_path, f"{value!r} is not a number") from None
     if not math.isfinite(number):
-        raise _invalid_parameter(field_path, f"{value!r} is not finite")
+        raise _invalid_parameter_error(field_path, f"{value!r} is not finite")
     return number
 
 
-def _required(holder: Params, name: str, parent: str = "") -> Any:
+def _get_required_member(holder: Params, name: str, parent: str = "") -> Any:
     if holder.get(name) in (None, ""):
         field_path = f"{parent}.{name}" if parent else name
         raise ApiError("MissingRequiredParameterException", f"The parameter {field_path} is required.")
     return holder[name]
 
 
-def _page_offset(params: Params) -> int:
+def _parse_page_offset(params: Params) -> int:
     token = params.get("NextToken")
     if token and not str(token).isdecimal():
         raise ApiError("InvalidNextToken", "The next token is not valid.")
     return int(token or 0)
 
 
-def _invalid_parameter(field_path: str, problem: str) -> ApiError:
+def _invalid_parameter_error(field_path: str, problem: str) -> ApiError:
     return ApiError("InvalidParameterValueException", f"The parameter {field_path} is not valid: {problem}")

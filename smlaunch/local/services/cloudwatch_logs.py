@@ -15,52 +15,54 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.log_store import LogStore, StoredLogEvent, StreamInfo
-from smlaunch.local.request_context import current_context
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.request_context import current_request_context
 from smlaunch.local.services.log_patterns import compile_pattern
+from smlaunch.local.stores.log_store import LogStore, StoredLogEvent, StreamInfo
 
 _EVENTS_PER_PAGE = 10_000
 _MAX_PAGE_BYTES = 1 << 20
 """Limits of one response, as in the service: events, and bytes of text."""
 _EVENT_OVERHEAD_BYTES = 26
 """Bytes that the service adds to the size of each event."""
-_DAY_MS = 86_400_000
+_MAX_EVENT_AGE_MS, _MAX_EVENT_FUTURE_MS = 14 * 86_400_000, 2 * 3_600_000
+"""PutLogEvents rejects older events, and events further in the future."""
 
 
 class CloudWatchLogsOperations:
     def __init__(self, store: LogStore) -> None:
-        self._store = store
+        self._log_store = store
 
     # Groups and streams
 
     def create_log_group(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Create a log group. Raises ApiError if it exists, or for settings that this endpoint does not
-        have."""
+        """Respond to CreateLogGroup: create a log group. Raises ApiError if it exists, or for settings that
+        this endpoint does not have."""
         for name in ("kmsKeyId", "tags", "deletionProtectionEnabled"):
             if params.get(name):
-                raise _unsupported_parameter(name)
+                raise _unsupported_parameter_error(name)
         if params.get("logGroupClass", "STANDARD") != "STANDARD":
-            raise _unsupported_parameter("logGroupClass")
-        if not self._store.create_group(params["logGroupName"]):
+            raise _unsupported_parameter_error("logGroupClass")
+        is_new = self._log_store.create_group(params["logGroupName"])
+        if not is_new:
             raise ApiError("ResourceAlreadyExistsException", "The specified log group already exists")
         return {}
 
     def create_log_stream(self, params: dict[str, Any]) -> dict[str, Any]:
-        if not self._store.create_stream(params["logGroupName"], params["logStreamName"]):
+        if not self._log_store.create_stream(params["logGroupName"], params["logStreamName"]):
             raise ApiError("ResourceAlreadyExistsException", "The specified log stream already exists")
         return {}
 
     def delete_log_group(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._store.delete_group(params["logGroupName"])
+        self._log_store.delete_group(params["logGroupName"])
         return {}
 
     def delete_log_stream(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._store.delete_stream(params["logGroupName"], params["logStreamName"])
+        self._log_store.delete_stream(params["logGroupName"], params["logStreamName"])
         return {}
 
     def describe_log_groups(self, params: dict[str, Any]) -> dict[str, Any]:
-        _reject_unsupported(
+        _reject_unsupported_parameters(
             params, "accountIdentifiers", "includeLinkedAccounts", "logGroupClass", "logGroupIdentifiers"
         )
         prefix, pattern = params.get("logGroupNamePrefix", ""), params.get("logGroupNamePattern", "")
@@ -71,125 +73,152 @@ class CloudWatchLogsOperations:
                 "metricFilterCount": 0,
                 "arn": f"{_group_arn(name)}:*",
                 "logGroupArn": _group_arn(name),
-                "storedBytes": self._store.group_size(name),
+                "storedBytes": self._log_store.group_size_bytes(name),
                 "logGroupClass": "STANDARD",
             }
-            for name, created in self._store.groups(prefix)
+            for name, created in self._log_store.list_groups(prefix)
             if pattern.lower() in name.lower()
         ]
-        return _paged_response("logGroups", groups, params)
+        return _create_page_response("logGroups", groups, params)
 
     def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a page of a group's log streams, sorted by name or by the time of their last event."""
-        prefix, by_time = params.get("logStreamNamePrefix", ""), params.get("orderBy") == "LastEventTime"
-        if prefix and by_time:
-            text = "Cannot order by LastEventTime with a logStreamNamePrefix."
-            raise ApiError("InvalidParameterException", text)
-        streams = list(self._store.streams(_group_name(params), prefix))
-        if by_time:
-            streams.sort(key=lambda info: (info.last_timestamp or 0, info.name))
+        """Respond to DescribeLogStreams: a page of a group's log streams, sorted by name or by the time of
+        their last event."""
+        name_prefix = params.get("logStreamNamePrefix", "")
+        sort_by_time = params.get("orderBy") == "LastEventTime"
+        if name_prefix and sort_by_time:
+            error_text = "Cannot order by LastEventTime with a logStreamNamePrefix."
+            raise ApiError("InvalidParameterException", error_text)
+        streams = list(self._log_store.list_streams(_read_group_name(params), name_prefix))
+        if sort_by_time:
+            # An empty stream has no last event, and comes first.
+            streams.sort(key=lambda stream: (stream.last_timestamp or 0, stream.name))
         if params.get("descending"):
             streams.reverse()
-        return _paged_response("logStreams", [_stream_member(info) for info in streams], params)
+        return _create_page_response(
+            "logStreams", [_describe_log_stream(stream) for stream in streams], params
+        )
 
     # Events
 
     def put_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Append events to a log stream; those that are too old or too new are dropped and counted in the
-        response."""
-        _reject_unsupported(params, "entity")
-        group, stream, events = params["logGroupName"], params["logStreamName"], params["logEvents"]
-        self._store.end_offset(group, stream)  # raises for a missing stream, which append would create
-        times = [event["timestamp"] for event in events]
-        if times != sorted(times):
-            text = "Log events in a single PutLogEvents request must be in chronological order."
-            raise ApiError("InvalidParameterException", text)
+        """Respond to PutLogEvents: append events to a log stream. As in the service, those older than 14 days
+        or more than 2 hours in the future are dropped; the response names their indexes."""
+        _reject_unsupported_parameters(params, "entity")
+        group_name, stream_name, events = params["logGroupName"], params["logStreamName"], params["logEvents"]
+        # Called because it raises for a missing stream, which append_events would create.
+        self._log_store.stream_size_bytes(group_name, stream_name)
+        timestamps_ms = [event["timestamp"] for event in events]
+        if timestamps_ms != sorted(timestamps_ms):
+            error_text = "Log events in a single PutLogEvents request must be in chronological order."
+            raise ApiError("InvalidParameterException", error_text)
         now_ms = time.time_ns() // 1_000_000
-        rejected = {}
-        too_old_count = sum(timestamp < now_ms - 14 * _DAY_MS for timestamp in times)
-        too_new_count = sum(timestamp > now_ms + _DAY_MS // 12 for timestamp in times)
+        too_old_count = sum(timestamp < now_ms - _MAX_EVENT_AGE_MS for timestamp in timestamps_ms)
+        too_new_count = sum(timestamp > now_ms + _MAX_EVENT_FUTURE_MS for timestamp in timestamps_ms)
+        # In chronological order, the events before ``accepted_start`` are too old, those from
+        # ``accepted_end`` on too far in the future.
+        accepted_start, accepted_end = too_old_count, len(events) - too_new_count
+        rejected_info = {}
         if too_old_count:
-            rejected["tooOldLogEventEndIndex"] = too_old_count
+            rejected_info["tooOldLogEventEndIndex"] = accepted_start
         if too_new_count:
-            rejected["tooNewLogEventStartIndex"] = len(times) - too_new_count
-        accepted_events = events[too_old_count : len(events) - too_new_count]
-        self._store.append(
-            group, stream, [(event["timestamp"], event["message"]) for event in accepted_events]
-        )
-        response: dict[str, Any] = {
-            "nextSequenceToken": _stream_token("", self._store.end_offset(group, stream))[1:]
-        }
-        if rejected:
-            response["rejectedLogEventsInfo"] = rejected
+            rejected_info["tooNewLogEventStartIndex"] = accepted_end
+        accepted_events = [
+            (event["timestamp"], event["message"]) for event in events[accepted_start:accepted_end]
+        ]
+        self._log_store.append_events(group_name, stream_name, accepted_events)
+        new_size_bytes = self._log_store.stream_size_bytes(group_name, stream_name)
+        response: dict[str, Any] = {"nextSequenceToken": _format_sequence_token(new_size_bytes)}
+        if rejected_info:
+            response["rejectedLogEventsInfo"] = rejected_info
         return response
 
     def get_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a page of one stream's events, and tokens for the pages before and after it."""
-        _reject_unsupported(params, "unmask")
-        group, stream = _group_name(params), params["logStreamName"]
-        limit = params.get("limit", _EVENTS_PER_PAGE)
-        is_in_time_range = _time_filter(params)
-        end = self._store.end_offset(group, stream)
-        direction, offset = _parse_stream_token(params.get("nextToken"), end)
-        forward = direction == "f" if direction else params.get("startFromHead", False)
-        if forward:
-            start = offset if direction else 0
-            events = _take_page(filter(is_in_time_range, self._store.read(group, stream, start)), limit)
-            # Without events the token stays the same: clients recognize the end by that.
-            backward_offset, forward_offset = (events[0].start, events[-1].end) if events else (start, start)
+        """Respond to GetLogEvents: a page of one stream's events, and tokens for the pages before and after
+        it. A token is a direction (f: forward, b: backward) with a byte offset in the stream; without one,
+        the page has the stream's last events, or its first with startFromHead."""
+        _reject_unsupported_parameters(params, "unmask")
+        group_name, stream_name = _read_group_name(params), params["logStreamName"]
+        limit = params.get("limit", _EVENTS_PER_PAGE)  # a page also ends at 1 MB
+        is_in_time_range = _create_time_range_filter(params)
+        stream_end_offset = self._log_store.stream_size_bytes(group_name, stream_name)
+        if params.get("nextToken") is not None:
+            direction, offset = _parse_stream_token(params["nextToken"], stream_end_offset)
+        elif params.get("startFromHead", False):
+            direction, offset = "f", 0
         else:
-            events = _take_page(
-                filter(is_in_time_range, self._store.read_backward(group, stream, offset)), limit
-            )[::-1]
-            backward_offset, forward_offset = (
-                (events[0].start, events[-1].end) if events else (offset, offset)
-            )
+            direction, offset = "b", stream_end_offset
+        if direction == "f":
+            stored_events = self._log_store.read_events(group_name, stream_name, offset)
+            events = _take_events_of_page(filter(is_in_time_range, stored_events), limit)
+        else:
+            stored_events = self._log_store.read_events_backward(group_name, stream_name, offset)
+            events = _take_events_of_page(filter(is_in_time_range, stored_events), limit)  # newest first
+            events.reverse()  # a page is always in the order of the stream
+        # An event's start and end are byte offsets in the stream. Without events the tokens stay the same:
+        # clients recognize the end by that.
+        backward_offset = events[0].start if events else offset
+        forward_offset = events[-1].end if events else offset
         return {
-            "events": [_event_member(event) for event in events],
-            "nextForwardToken": _stream_token("f", forward_offset),
-            "nextBackwardToken": _stream_token("b", backward_offset),
+            "events": [_describe_log_event(event) for event in events],
+            "nextForwardToken": _format_stream_token("f", forward_offset),
+            "nextBackwardToken": _format_stream_token("b", backward_offset),
         }
 
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a page of the events of several streams that match a pattern, by time. The token for the
-        next page has each stream's offset."""
-        _reject_unsupported(params, "unmask")
-        group = _group_name(params)
-        names, prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix")
-        if names and prefix:
-            text = "logStreamNames and logStreamNamePrefix cannot be given together"
-            raise ApiError("InvalidParameterException", text)
-        if names is None:
-            names = [info.name for info in self._store.streams(group, prefix or "")]
-        matches, is_in_time_range = compile_pattern(params.get("filterPattern", "")), _time_filter(params)
-        offset_by_stream: dict[str, int] = (
-            _decode_token(params["nextToken"]) if params.get("nextToken") else {}
+        """Respond to FilterLogEvents: a page of the events of several streams that match a pattern, by time.
+        The token for the next page has the byte offset in each stream from which it goes on."""
+        _reject_unsupported_parameters(params, "unmask")
+        group_name = _read_group_name(params)
+        stream_names = self._find_requested_stream_names(group_name, params)
+        matches_pattern = compile_pattern(params.get("filterPattern", ""))
+        is_in_time_range = _create_time_range_filter(params)
+        next_offset_by_stream: dict[str, int] = (
+            _decode_page_token(params["nextToken"]) if params.get("nextToken") else {}
         )
-        limit, size_bytes = params.get("limit", _EVENTS_PER_PAGE), 0
-        events: list[dict[str, Any]] = []
-        has_next_page = False
-        event_streams = [self._events_of_stream(group, name, offset_by_stream.get(name, 0)) for name in names]
-        for _, name, event in heapq.merge(*event_streams):
-            if is_in_time_range(event) and matches(event.message):
-                size_bytes += len(event.message.encode()) + _EVENT_OVERHEAD_BYTES
-                if len(events) == limit or (events and size_bytes > _MAX_PAGE_BYTES):
-                    has_next_page = True
+        limit = params.get("limit", _EVENTS_PER_PAGE)
+        page_bytes = 0
+        response: dict[str, Any] = {"events": [], "searchedLogStreams": []}
+        # Tuples of time, stream and event, from the offset where the page before ended.
+        event_streams = [
+            self._read_sortable_events(group_name, stream_name, next_offset_by_stream.get(stream_name, 0))
+            for stream_name in stream_names
+        ]
+        for _, stream_name, event in heapq.merge(*event_streams):  # by time, then by the stream's name
+            # An event that does not match takes no room in the page, and is not read again either.
+            if is_in_time_range(event) and matches_pattern(event.message):
+                page_bytes += len(event.message.encode()) + _EVENT_OVERHEAD_BYTES
+                event_count = len(response["events"])
+                # A page has one event at least, however large.
+                is_page_full = event_count == limit or (event_count > 0 and page_bytes > _MAX_PAGE_BYTES)
+                if is_page_full:
+                    response["nextToken"] = _encode_page_token(next_offset_by_stream)
                     break
-                event_id = f"{event.start:056d}"
-                events.append({"logStreamName": name, **_event_member(event), "eventId": event_id})
-            offset_by_stream[name] = event.end
-        response: dict[str, Any] = {"events": events, "searchedLogStreams": []}
-        if has_next_page:
-            response["nextToken"] = base64.urlsafe_b64encode(json.dumps(offset_by_stream).encode()).decode()
+                event_id = f"{event.start:056d}"  # its byte offset in the stream, in the service's form
+                response["events"].append(
+                    {"logStreamName": stream_name, **_describe_log_event(event), "eventId": event_id}
+                )
+            next_offset_by_stream[stream_name] = event.end
         return response
 
-    def _events_of_stream(
+    def _find_requested_stream_names(self, group_name: str, params: dict[str, Any]) -> list[str]:
+        """Return the streams that a FilterLogEvents request names, by logStreamNames or by the beginning of
+        their names; all of the group if it names none. Raises ApiError."""
+        stream_names, name_prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix")
+        if stream_names and name_prefix:
+            error_text = "logStreamNames and logStreamNamePrefix cannot be given together"
+            raise ApiError("InvalidParameterException", error_text)
+        if stream_names is not None:
+            return list(stream_names)
+        return [stream.name for stream in self._log_store.list_streams(group_name, name_prefix or "")]
+
+    def _read_sortable_events(
         self, group: str, name: str, offset: int
     ) -> Iterator[tuple[int, str, StoredLogEvent]]:
-        return ((event.timestamp, name, event) for event in self._store.read(group, name, offset))
+        return ((event.timestamp, name, event) for event in self._log_store.read_events(group, name, offset))
 
 
-def _take_page(events: Iterator[StoredLogEvent], limit: int) -> list[StoredLogEvent]:
+def _take_events_of_page(events: Iterator[StoredLogEvent], limit: int) -> list[StoredLogEvent]:
     page: list[StoredLogEvent] = []
     size_bytes = 0
     for event in islice(events, limit):
@@ -200,7 +229,7 @@ def _take_page(events: Iterator[StoredLogEvent], limit: int) -> list[StoredLogEv
     return page
 
 
-def _time_filter(params: dict[str, Any]) -> Callable[[StoredLogEvent], bool]:
+def _create_time_range_filter(params: dict[str, Any]) -> Callable[[StoredLogEvent], bool]:
     """Return a filter for events from startTime (inclusive) to endTime (exclusive)."""
     start, end = params.get("startTime"), params.get("endTime")
     if start is None and end is None:
@@ -209,17 +238,17 @@ def _time_filter(params: dict[str, Any]) -> Callable[[StoredLogEvent], bool]:
     return lambda event: first <= event.timestamp < last
 
 
-def _event_member(event: StoredLogEvent) -> dict[str, Any]:
+def _describe_log_event(event: StoredLogEvent) -> dict[str, Any]:
     return {"timestamp": event.timestamp, "message": event.message, "ingestionTime": event.ingestion_time}
 
 
-def _stream_member(info: StreamInfo) -> dict[str, Any]:
+def _describe_log_stream(info: StreamInfo) -> dict[str, Any]:
     member = {
         "logStreamName": info.name,
         "creationTime": info.created,
         "arn": f"{_group_arn(info.group)}:log-stream:{info.name}",
         "storedBytes": 0,  # the service returns 0 since 2019
-        "uploadSequenceToken": _stream_token("", info.size_bytes)[1:],
+        "uploadSequenceToken": _format_sequence_token(info.size_bytes),
     }
     if info.first_timestamp is not None:
         member |= {
@@ -231,10 +260,10 @@ def _stream_member(info: StreamInfo) -> dict[str, Any]:
 
 
 def _group_arn(group: str) -> str:
-    return current_context().resource_arn("logs", f"log-group:{group}")
+    return current_request_context().resource_arn("logs", f"log-group:{group}")
 
 
-def _group_name(params: dict[str, Any]) -> str:
+def _read_group_name(params: dict[str, Any]) -> str:
     """Return the group's name from logGroupName, or from logGroupIdentifier, which may be an ARN."""
     name, identifier = params.get("logGroupName"), params.get("logGroupIdentifier")
     if (name is None) == (identifier is None):
@@ -244,16 +273,22 @@ def _group_name(params: dict[str, Any]) -> str:
     return text.split(":log-group:", 1)[-1].removesuffix(":*")
 
 
-def _paged_response(member: str, entries: list[dict[str, Any]], params: dict[str, Any]) -> dict[str, Any]:
-    start = _decode_token(params["nextToken"]).get("at", 0) if params.get("nextToken") else 0
+def _create_page_response(
+    member: str, entries: list[dict[str, Any]], params: dict[str, Any]
+) -> dict[str, Any]:
+    start = _decode_page_token(params["nextToken"]).get("at", 0) if params.get("nextToken") else 0
     end = start + params.get("limit", 50)
     response: dict[str, Any] = {member: entries[start:end]}
     if end < len(entries):
-        response["nextToken"] = base64.urlsafe_b64encode(json.dumps({"at": end}).encode()).decode()
+        response["nextToken"] = _encode_page_token({"at": end})
     return response
 
 
-def _decode_token(token: str) -> dict[str, int]:
+def _encode_page_token(offset_by_name: dict[str, int]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(offset_by_name).encode()).decode()
+
+
+def _decode_page_token(token: str) -> dict[str, int]:
     try:
         content = json.loads(base64.urlsafe_b64decode(token.encode()))
     except (ValueError, binascii.Error):
@@ -265,13 +300,15 @@ def _decode_token(token: str) -> dict[str, int]:
     return content
 
 
-def _stream_token(direction: str, offset: int) -> str:
+def _format_stream_token(direction: str, offset: int) -> str:
     return f"{direction}/{offset:056d}"
 
 
-def _parse_stream_token(token: str | None, end: int) -> tuple[str, int]:
-    if token is None:
-        return "", end
+def _format_sequence_token(size_bytes: int) -> str:
+    return f"{size_bytes:056d}"
+
+
+def _parse_stream_token(token: str, end: int) -> tuple[str, int]:
     direction, _, digits = token.partition("/")
     if direction not in ("f", "b") or not (digits.isascii() and digits.isdigit()):
         raise _invalid_token()
@@ -282,11 +319,11 @@ def _invalid_token() -> ApiError:
     return ApiError("InvalidParameterException", "The specified nextToken is invalid.")
 
 
-def _reject_unsupported(params: dict[str, Any], *names: str) -> None:
+def _reject_unsupported_parameters(params: dict[str, Any], *names: str) -> None:
     for name in names:
         if params.get(name):
-            raise _unsupported_parameter(name)
+            raise _unsupported_parameter_error(name)
 
 
-def _unsupported_parameter(name: str) -> ApiError:
+def _unsupported_parameter_error(name: str) -> ApiError:
     return ApiError("InvalidParameterException", f"smlaunch's local endpoint does not provide {name}")

@@ -7,8 +7,8 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.request_context import ACCOUNT, ROLE_ARN, ROLE_NAME
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.request_context import ACCOUNT, ROLE_ARN, ROLE_NAME
 from smlaunch.local.services.query_service import required_parameter
 
 NAMESPACE = "https://iam.amazonaws.com/doc/2010-05-08/"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.api.validation import Violation, aws_message, check_request, checkable_operations
-from smlaunch.local.api_errors import ApiError, validation_error
-from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.api.job_kinds import method_name
+from smlaunch.api.validation.request_check import check_request, checkable_operations
+from smlaunch.api.validation.violation import Violation, aws_message
+from smlaunch.local.front.api_errors import ApiError, validation_error
+from smlaunch.local.front.http_messages import Payload, Request, Response
 
 _MAX_BODY_BYTES = 64 << 20
 _CONTENT_TYPE = "application/x-amz-json-1.1"
@@ -57,21 +58,21 @@ class JsonService(JsonErrors):
             supported = sorted(name for name in model_operations if self._find_method(name) is not None)
             message = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(supported)}"
             raise ApiError("UnknownOperationException", message)
-        parameters = _parse(payload.read(_MAX_BODY_BYTES))
+        parameters = _parse(payload.read_all(_MAX_BODY_BYTES))
         _require_valid(check_request(operation, parameters, self._service))
         result = method(_without_nulls(parameters))
         body = json.dumps(result or {}, default=_json_default, separators=(",", ":"))
         return Response(200, {"Content-Type": _CONTENT_TYPE}, body.encode())
 
     def _find_method(self, operation: str) -> Any:
-        """Return the method for an operation; None when no handler has it."""
-        name = method_name(operation)
-        return next((getattr(handler, name) for handler in self._handlers if hasattr(handler, name)), None)
-
-
-def method_name(operation: str) -> str:
-    """``CreateTrainingJob`` → ``create_training_job``"""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
+        """Return the method for an operation; None when no handler has it. A handler with a ``job_kind`` has
+        the operations on its jobs, named without the kind: ``create_job``."""
+        for handler in self._handlers:
+            kind = getattr(handler, "job_kind", None)
+            name = method_name(operation if kind is None else operation.replace(f"{kind.name}Job", "Job"))
+            if hasattr(handler, name):
+                return getattr(handler, name)
+        return None
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smlaunch.local.pipelines.definition import Step
-from smlaunch.local.pipelines.records import Execution, Pipeline, StepRecord
-from smlaunch.local.services.job_pages import parse_offset
+from smlaunch.local.pipelines.pipeline_definition import Step
+from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline, StepRecord
+from smlaunch.local.services.job_listing_pages import parse_offset
 
 _ENTRIES_PER_PAGE = 10
 """Default of MaxResults."""
@@ -32,7 +32,7 @@ def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
         LastRunTime=pipeline.last_run,
         CreatedBy=created_by,
         LastModifiedBy=created_by,
-        ParallelismConfiguration=_parallelism(pipeline.parallelism),
+        ParallelismConfiguration=_parallelism_configuration(pipeline.parallelism),
     )
 
 
@@ -65,7 +65,7 @@ def describe_execution(execution: Execution) -> dict[str, Any]:
         LastModifiedTime=execution.modified,
         CreatedBy=created_by,
         LastModifiedBy=created_by,
-        ParallelismConfiguration=_parallelism(execution.parallelism),
+        ParallelismConfiguration=_parallelism_configuration(execution.parallelism),
     )
 
 
@@ -92,7 +92,7 @@ def step_summary(record: StepRecord, definition: Step) -> dict[str, Any]:
         StepStatus=record.status,
         CacheHitResult=_cache_hit(record),
         FailureReason=record.failure,
-        Metadata=_metadata(record),
+        Metadata=_describe_step_metadata(record),
         AttemptCount=record.attempts or None,
     )
 
@@ -102,14 +102,17 @@ def _cache_hit(record: StepRecord) -> dict[str, str] | None:
     return None if arn is None else {"SourcePipelineExecutionArn": arn}
 
 
-def _metadata(record: StepRecord) -> dict[str, Any] | None:
-    """Return the response's Metadata of a step: the outcome of a condition, a failure's message or the job's
-    ARN; None before there is one."""
+def _describe_step_metadata(record: StepRecord) -> dict[str, Any] | None:
+    """Return the Metadata of a pipeline's step in the response of ListPipelineExecutionSteps: the outcome of
+    a Condition step (whether the condition holds), the message of a Fail step, or the ARN of the job of a
+    Training or Processing step; None before there is one."""
+    # Each type of step sets one of these three; None before it is known.
+    condition_outcome, fail_message, job_arn = record.outcome, record.message, record.job
     if record.type == "Condition":
-        return None if record.outcome is None else {"Condition": {"Outcome": str(record.outcome)}}
+        return None if condition_outcome is None else {"Condition": {"Outcome": str(condition_outcome)}}
     if record.type == "Fail":
-        return None if record.message is None else {"Fail": {"ErrorMessage": record.message}}
-    return None if record.job is None else {f"{record.type}Job": {"Arn": record.job}}
+        return None if fail_message is None else {"Fail": {"ErrorMessage": fail_message}}
+    return None if job_arn is None else {f"{record.type}Job": {"Arn": job_arn}}
 
 
 def page_of_entries(params: Mapping[str, Any], member: str, entries: Sequence[Any]) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def _user_context(arn: str) -> dict[str, Any]:
     return {"IamIdentity": {"Arn": arn}}
 
 
-def _parallelism(steps: int | None) -> dict[str, int] | None:
+def _parallelism_configuration(steps: int | None) -> dict[str, int] | None:
     return None if steps is None else {"MaxParallelExecutionSteps": steps}
 
 

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.local import support
-from smlaunch.local.api_errors import ApiError, validation_error
-from smlaunch.local.pipelines import definition as definitions
-from smlaunch.local.pipelines import parameters
-from smlaunch.local.pipelines.definition import BadDefinition, Definition
-from smlaunch.local.pipelines.executions import PipelineExecutions
-from smlaunch.local.pipelines.expressions import resolve, to_text
+from smlaunch.local import api_support
+from smlaunch.local.front.api_errors import ApiError, validation_error
+from smlaunch.local.front.request_context import RequestContext, current_request_context
+from smlaunch.local.pipelines import pipeline_definition as definitions
+from smlaunch.local.pipelines import pipeline_parameters
+from smlaunch.local.pipelines.expressions import expression_value_text, resolve_expressions
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.records import Execution, Pipeline
-from smlaunch.local.pipelines.references import ExecutionScope, Objects
-from smlaunch.local.pipelines.store import AlreadyExistsError, PipelineStore
-from smlaunch.local.request_context import RequestContext, current_context
+from smlaunch.local.pipelines.pipeline_definition import Definition, InvalidDefinition
+from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline
+from smlaunch.local.pipelines.pipeline_store import AlreadyExistsError, PipelineStore
+from smlaunch.local.pipelines.reference_values import ExecutionScope, S3ObjectStore
+from smlaunch.local.pipelines.running_executions import PipelineExecutions
 from smlaunch.local.services import pipeline_responses as responses
 from smlaunch.local.services.pipeline_responses import page_of_entries
 
@@ -33,30 +33,34 @@ class PipelineOperations:
     """One method for each operation, for JsonService."""
 
     def __init__(
-        self, store: PipelineStore, executions: PipelineExecutions, objects: Objects, job_client: JobClient
+        self,
+        store: PipelineStore,
+        executions: PipelineExecutions,
+        objects: S3ObjectStore,
+        job_client: JobClient,
     ) -> None:
-        self._store = store
+        self._pipeline_store = store
         self._executions = executions
-        self._objects = objects
+        self._object_store = objects
         self._job_client = job_client
 
     # ---- pipelines
 
     def create_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Store a new pipeline after its definition was checked. A repeated request with the same token and
-        definition gets the same response. Raises ApiError."""
-        _reject_unsupported("CreatePipeline", params)
-        caller, now = current_context(), time.time()
-        text = self._definition_text(params)
-        if text is None:
+        """Respond to CreatePipeline: store a new pipeline after its definition was checked. A repeated
+        request with the same token and definition gets the same response. Raises ApiError."""
+        _reject_unsupported_members("CreatePipeline", params)
+        caller, now = current_request_context(), time.time()
+        definition_text = self._read_definition_text(params)
+        if definition_text is None:
             raise validation_error("One of PipelineDefinition and PipelineDefinitionS3Location is required")
-        _parse_definition(text)
-        name = params["PipelineName"]
+        _parse_definition(definition_text)  # raises ApiError with all its problems
+        pipeline_name = params["PipelineName"]
         pipeline = Pipeline(
-            arn=_pipeline_arn(caller, name),
+            arn=_format_pipeline_arn(caller, pipeline_name),
             region=caller.region,
-            name=name,
-            definition=text,
+            name=pipeline_name,
+            definition=definition_text,
             role=params["RoleArn"],
             created=now,
             modified=now,
@@ -64,51 +68,56 @@ class PipelineOperations:
             token=params["ClientRequestToken"],
             display_name=params.get("PipelineDisplayName"),
             description=params.get("PipelineDescription"),
-            parallelism=_parallelism(params),
+            parallelism=_read_max_parallel_steps(params),
             tags={tag["Key"]: tag["Value"] for tag in params.get("Tags") or []},
         )
         try:
-            self._store.create(pipeline)
+            self._pipeline_store.add_pipeline(pipeline)
         except AlreadyExistsError:
-            existing = self._store.pipeline(pipeline.arn)
-            if existing is not None and (existing.token, existing.definition) == (pipeline.token, text):
-                return {"PipelineArn": existing.arn}  # a retry of the same request
+            existing_pipeline = self._pipeline_store.get_pipeline(pipeline.arn)
+            is_repeated_request = (
+                existing_pipeline is not None
+                and existing_pipeline.token == pipeline.token
+                and existing_pipeline.definition == definition_text
+            )
+            if is_repeated_request:  # its response may have been lost
+                return {"PipelineArn": pipeline.arn}
             raise validation_error(
                 "Pipeline names must be unique within an AWS account and region. "
-                f"Pipeline with name ({name}) already exists."
+                f"Pipeline with name ({pipeline_name}) already exists."
             ) from None
         return {"PipelineArn": pipeline.arn}
 
     def update_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        _reject_unsupported("UpdatePipeline", params)
-        pipeline = self._pipeline(params["PipelineName"])
-        text = self._definition_text(params)
-        if text is not None:
-            _parse_definition(text)
+        _reject_unsupported_members("UpdatePipeline", params)
+        pipeline = self._get_pipeline(params["PipelineName"])
+        definition_text = self._read_definition_text(params)
+        if definition_text is not None:
+            _parse_definition(definition_text)
 
         def updated(current_pipeline: Pipeline) -> Pipeline:
             return replace(
                 current_pipeline,
-                definition=text or current_pipeline.definition,
+                definition=definition_text or current_pipeline.definition,
                 role=params.get("RoleArn", current_pipeline.role),
                 modified=time.time(),
                 display_name=params.get("PipelineDisplayName", current_pipeline.display_name),
                 description=params.get("PipelineDescription", current_pipeline.description),
-                parallelism=_parallelism(params) or current_pipeline.parallelism,
+                parallelism=_read_max_parallel_steps(params) or current_pipeline.parallelism,
             )
 
-        self._store.update(pipeline.arn, updated)
+        self._pipeline_store.update_pipeline(pipeline.arn, updated)
         return {"PipelineArn": pipeline.arn}
 
     def describe_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        _reject_unsupported("DescribePipeline", params)
-        return responses.describe_pipeline(self._pipeline(params["PipelineName"]))
+        _reject_unsupported_members("DescribePipeline", params)
+        return responses.describe_pipeline(self._get_pipeline(params["PipelineName"]))
 
     def list_pipelines(self, params: dict[str, Any]) -> dict[str, Any]:
         prefix = params.get("PipelineNamePrefix", "")
         pipelines = [
             pipeline
-            for pipeline in self._store.pipelines(current_context().region)
+            for pipeline in self._pipeline_store.list_pipelines(current_request_context().region)
             if pipeline.name.startswith(prefix) and _was_created_within(params, pipeline.created)
         ]
         if params.get("ManagedBy") == "AWS":
@@ -120,9 +129,11 @@ class PipelineOperations:
         )
 
     def delete_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        pipeline = self._pipeline(params["PipelineName"])
+        pipeline = self._get_pipeline(params["PipelineName"])
         running = [
-            execution.arn for execution in self._store.executions(pipeline.arn) if not execution.has_ended
+            execution.arn
+            for execution in self._pipeline_store.list_executions(pipeline.arn)
+            if not execution.has_ended
         ]
         if running:
             raise ApiError(
@@ -130,61 +141,65 @@ class PipelineOperations:
                 f"Pipeline {pipeline.name} has executions that have not ended: {', '.join(running)}; stop "
                 "them first",
             )
-        self._store.delete(pipeline.arn)
+        self._pipeline_store.delete_pipeline(pipeline.arn)
         return {"PipelineArn": pipeline.arn}
 
     # ---- executions
 
     def start_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Start an execution of a pipeline with the given values of its parameters. A repeated request with
-        the same token gets the same execution. Raises ApiError."""
-        _reject_unsupported("StartPipelineExecution", params)
-        pipeline = self._pipeline(params["PipelineName"])
-        token = params["ClientRequestToken"]
-        for existing in self._store.executions(pipeline.arn):
-            if existing.token == token:
-                return {"PipelineExecutionArn": existing.arn}  # a retry of the same request
+        """Respond to StartPipelineExecution: start an execution of a pipeline with the given values of its
+        parameters. A repeated request with the same token gets the same execution. Raises ApiError."""
+        _reject_unsupported_members("StartPipelineExecution", params)
+        pipeline = self._get_pipeline(params["PipelineName"])
+        request_token = params["ClientRequestToken"]
+        for existing_execution in self._pipeline_store.list_executions(pipeline.arn):
+            if existing_execution.token == request_token:
+                return {"PipelineExecutionArn": existing_execution.arn}  # a retry of the same request
         definition = _parse_definition(pipeline.definition)
-        values, problems = parameters.parse_values(
+        parameter_values, problems = pipeline_parameters.parse_values(
             definition.parameters, params.get("PipelineParameters") or []
         )
         if problems:
             raise validation_error(f"The pipeline's parameters: {'; '.join(problems)}")
-        now, caller = time.time(), current_context()
+        now, caller = time.time(), current_request_context()
+        execution_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(12))
         execution = Execution(
-            arn=f"{pipeline.arn}/execution/{''.join(secrets.choice(_ID_CHARACTERS) for _ in range(12))}",
+            arn=f"{pipeline.arn}/execution/{execution_id}",
             pipeline=pipeline.arn,
             pipeline_name=pipeline.name,
             region=caller.region,
-            owner=self._executions.owner,
+            owner=self._executions.owner,  # the endpoint that runs it
             definition=pipeline.definition,
-            values=values,
+            values=parameter_values,
             status="Executing",
             created=now,
             modified=now,
             created_by=caller.arn,
-            token=token,
+            token=request_token,
             display_name=params.get("PipelineExecutionDisplayName"),
             description=params.get("PipelineExecutionDescription"),
-            parallelism=_parallelism(params) or pipeline.parallelism,
+            parallelism=_read_max_parallel_steps(params) or pipeline.parallelism,
             role=pipeline.role,
         )
-        scope = ExecutionScope(execution, definition, {}, self._job_client, self._objects)
-        execution = replace(execution, experiment=resolve(definition.experiment, scope))
-        self._store.start(execution)
-        self._store.update(pipeline.arn, lambda stored: replace(stored, last_run=now))
+        # What the expressions in the definition ({"Get": ...}) refer to: {}, no step has results yet.
+        expression_scope = ExecutionScope(execution, definition, {}, self._job_client, self._object_store)
+        experiment_config = resolve_expressions(definition.experiment_config, expression_scope)
+        execution = replace(execution, experiment=experiment_config)
+        self._pipeline_store.add_execution(execution)
+        # Changes the pipeline as it is stored now, not as it was read above.
+        self._pipeline_store.update_pipeline(pipeline.arn, lambda stored: replace(stored, last_run=now))
         self._executions.start(execution, definition)
         return {"PipelineExecutionArn": execution.arn}
 
     def describe_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        return responses.describe_execution(self._execution(params))
+        return responses.describe_execution(self._get_execution(params))
 
     def list_pipeline_executions(self, params: dict[str, Any]) -> dict[str, Any]:
-        _reject_unsupported("ListPipelineExecutions", params)
-        pipeline = self._pipeline(params["PipelineName"])
+        _reject_unsupported_members("ListPipelineExecutions", params)
+        pipeline = self._get_pipeline(params["PipelineName"])
         executions = [
             execution
-            for execution in self._store.executions(pipeline.arn)
+            for execution in self._pipeline_store.list_executions(pipeline.arn)
             if _was_created_within(params, execution.created)
         ]
         by_arn = params.get("SortBy") == "PipelineExecutionArn"
@@ -196,23 +211,23 @@ class PipelineOperations:
         )
 
     def list_pipeline_execution_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        execution = self._execution(params)
+        execution = self._get_execution(params)
         steps = _parse_definition(execution.definition).steps
-        records = self._store.steps(execution.arn).values()
+        records = self._pipeline_store.get_steps(execution.arn).values()
         summaries = [responses.step_summary(record, steps[record.name]) for record in records]
         return page_of_entries(params, "PipelineExecutionSteps", summaries)
 
     def describe_pipeline_definition_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        execution = self._execution(params)
+        execution = self._get_execution(params)
         return {"PipelineDefinition": execution.definition, "CreationTime": execution.created}
 
     def list_pipeline_parameters_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        values = self._execution(params).values
-        members = [{"Name": name, "Value": to_text(value)} for name, value in values.items()]
+        values = self._get_execution(params).values
+        members = [{"Name": name, "Value": expression_value_text(value)} for name, value in values.items()]
         return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", members)
 
     def stop_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
-        execution = self._execution(params)
+        execution = self._get_execution(params)
         if execution.has_ended:
             raise validation_error(
                 f"The request was rejected because the pipeline execution is in status {execution.status}."
@@ -222,14 +237,14 @@ class PipelineOperations:
 
     def retry_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
         """Run an execution again, without the steps that have succeeded."""
-        execution = self._execution(params)
+        execution = self._get_execution(params)
         if execution.status not in ("Failed", "Stopped"):
             raise validation_error(
                 "The request was rejected because only an execution that is Failed or Stopped can be "
                 f"retried; this one is {execution.status}."
             )
-        steps = self._store.steps(execution.arn)
-        self._store.delete_steps(
+        steps = self._pipeline_store.get_steps(execution.arn)
+        self._pipeline_store.delete_steps(
             execution.arn, [name for name, record in steps.items() if record.status != "Succeeded"]
         )
         restarted = replace(
@@ -238,54 +253,57 @@ class PipelineOperations:
             status="Executing",
             failure=None,
             modified=time.time(),
-            parallelism=_parallelism(params) or execution.parallelism,
+            parallelism=_read_max_parallel_steps(params) or execution.parallelism,
         )
-        self._store.save(restarted)
+        self._pipeline_store.save_execution(restarted)
         self._executions.start(restarted, _parse_definition(restarted.definition))
         return {"PipelineExecutionArn": execution.arn}
 
     # ---- lookup
 
-    def _pipeline(self, name: str) -> Pipeline:
-        arn = name if name.startswith("arn:") else _pipeline_arn(current_context(), name)
-        pipeline = self._store.pipeline(arn)
+    def _get_pipeline(self, name: str) -> Pipeline:
+        arn = name if name.startswith("arn:") else _format_pipeline_arn(current_request_context(), name)
+        pipeline = self._pipeline_store.get_pipeline(arn)
         if pipeline is None:
             raise ApiError("ResourceNotFound", f"Pipeline '{arn}' does not exist.")
         return pipeline
 
-    def _execution(self, params: Mapping[str, Any]) -> Execution:
+    def _get_execution(self, params: Mapping[str, Any]) -> Execution:
         arn = params["PipelineExecutionArn"]
-        execution = self._store.execution(arn)
+        execution = self._pipeline_store.get_execution(arn)
         if execution is None:
             raise ApiError("ResourceNotFound", f"Pipeline execution with ARN '{arn}' does not exist.")
         return execution
 
-    def _definition_text(self, params: Mapping[str, Any]) -> str | None:
-        """Return the definition that a request has as text or as an object in S3; None without one. Raises
-        ApiError."""
-        text: str | None = params.get("PipelineDefinition")
-        location = params.get("PipelineDefinitionS3Location")
-        if location is None:
-            return text
-        if text is not None:
+    def _read_definition_text(self, params: Mapping[str, Any]) -> str | None:
+        """Return the pipeline's definition that a request has as text or as an object in S3, which the
+        endpoint stores in a file; None without one. Raises ApiError."""
+        inline_text: str | None = params.get("PipelineDefinition")
+        s3_location = params.get("PipelineDefinitionS3Location")
+        if s3_location is None:
+            return inline_text
+        if inline_text is not None:
             raise validation_error("PipelineDefinition and PipelineDefinitionS3Location cannot both be set")
-        uri = f"s3://{location['Bucket']}/{location['ObjectKey']}"
+        definition_uri = f"s3://{s3_location['Bucket']}/{s3_location['ObjectKey']}"
         try:
-            path = self._objects.body_path(location["Bucket"], location["ObjectKey"])
-            if path.stat().st_size > _MAX_DEFINITION_BYTES:
-                raise validation_error(f"{uri} is larger than {_MAX_DEFINITION_BYTES} bytes")
-            return str(path.read_text("utf-8"))
+            # Raises KeyError without such an object.
+            definition_file = self._object_store.object_body_path(
+                s3_location["Bucket"], s3_location["ObjectKey"]
+            )
+            if definition_file.stat().st_size > _MAX_DEFINITION_BYTES:
+                raise validation_error(f"{definition_uri} is larger than {_MAX_DEFINITION_BYTES} bytes")
+            return str(definition_file.read_text("utf-8"))
         except (KeyError, OSError):
-            raise validation_error(f"PipelineDefinitionS3Location: {uri} does not exist") from None
+            raise validation_error(f"PipelineDefinitionS3Location: {definition_uri} does not exist") from None
         except UnicodeDecodeError as error:
-            raise validation_error(f"PipelineDefinitionS3Location: {uri}: {error}") from None
+            raise validation_error(f"PipelineDefinitionS3Location: {definition_uri}: {error}") from None
 
 
-def _pipeline_arn(caller: RequestContext, name: str) -> str:
+def _format_pipeline_arn(caller: RequestContext, name: str) -> str:
     return caller.resource_arn("sagemaker", f"pipeline/{name.lower()}")
 
 
-def _parallelism(params: Mapping[str, Any]) -> int | None:
+def _read_max_parallel_steps(params: Mapping[str, Any]) -> int | None:
     return (params.get("ParallelismConfiguration") or {}).get("MaxParallelExecutionSteps")
 
 
@@ -294,12 +312,12 @@ def _was_created_within(params: Mapping[str, Any], created: float) -> bool:
     return (after is None or created > after) and (before is None or created < before)
 
 
-def _reject_unsupported(operation: str, params: Mapping[str, Any]) -> None:
+def _reject_unsupported_members(operation: str, params: Mapping[str, Any]) -> None:
     """Raise ApiError with all parameters of an operation that the support matrix rejects."""
     rejections = [
         f"{member}: {row.note}"
         for member in params
-        if (row := support.PIPELINE_SUPPORT.get(f"{operation}.{member}")) is not None
+        if (row := api_support.PIPELINE_SUPPORT.get(f"{operation}.{member}")) is not None
         and row.level == "rejected"
     ]
     location = params.get("PipelineDefinitionS3Location") or {}
@@ -312,7 +330,7 @@ def _reject_unsupported(operation: str, params: Mapping[str, Any]) -> None:
 def _parse_definition(text: str) -> Definition:
     try:
         return definitions.parse_definition(text)
-    except BadDefinition as error:
+    except InvalidDefinition as error:
         problems = "; ".join(error.problems)
         count = f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''}"
         raise validation_error(f"{count} in the pipeline's definition: {problems}") from None

@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.request_context import current_context
-from smlaunch.local.services.json_service import method_name
+from smlaunch.api.job_kinds import method_name
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import current_request_context
 
 _MAX_BODY_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ class QueryService(QueryErrors):
 
     def serve(self, request: Request, payload: Payload) -> Response:
         fields = dict(
-            parse_qsl(payload.read(_MAX_BODY_BYTES).decode("utf-8", "replace"), keep_blank_values=True)
+            parse_qsl(payload.read_all(_MAX_BODY_BYTES).decode("utf-8", "replace"), keep_blank_values=True)
         )
         fields = {**request.query, **fields}
         action = fields.get("Action", "")
@@ -47,10 +47,10 @@ class QueryService(QueryErrors):
         if method is None:
             message = f"The local endpoint does not provide the action {action!r} of this service"
             raise ApiError("InvalidAction", message)
-        result = method(_group_parameters(fields))
+        result = method(_group_numbered_parameters(fields))
         response = {
             f"{action}Result": result,
-            "ResponseMetadata": {"RequestId": current_context().request_id},
+            "ResponseMetadata": {"RequestId": current_request_context().request_id},
         }
         body = to_xml({f"{action}Response": response}, self._namespace)
         return Response(200, {"Content-Type": "text/xml"}, body)
@@ -67,33 +67,37 @@ def required_parameter(params: Mapping[str, Any], name: str) -> Any:
     return params[name]
 
 
-def to_xml(document: Mapping[str, Any], namespace: str = "", list_item: str = "member") -> bytes:
+def to_xml(document: Mapping[str, Any], namespace: str = "", list_item_tag: str = "member") -> bytes:
     """Encode a document with one root element. Mappings become elements, lists ``<member>`` elements; None is
     omitted."""
     (name, value), *_ = document.items()
     attribute = f' xmlns="{escape(namespace)}"' if namespace else ""
-    body = _inner_xml(value, list_item)
+    body = _encode_element_content(value, list_item_tag)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{body}</{name}>'.encode()
 
 
-def _inner_xml(value: Any, list_item: str) -> str:
-    """Return a value as XML without its own element. ``list_item``: name of the element of a list's items."""
+def _encode_element_content(value: Any, list_item_tag: str) -> str:
+    """Return a value of a response as XML, without the element around it. Members that are None are left out.
+    ``list_item_tag``: the tag of the items of a list."""
     if isinstance(value, Mapping):
         return "".join(
-            f"<{key}>{_inner_xml(child, list_item)}</{key}>"
+            f"<{key}>{_encode_element_content(child, list_item_tag)}</{key}>"
             for key, child in value.items()
             if child is not None
         )
     if isinstance(value, (list, tuple)):
-        return "".join(f"<{list_item}>{_inner_xml(child, list_item)}</{list_item}>" for child in value)
+        return "".join(
+            f"<{list_item_tag}>{_encode_element_content(child, list_item_tag)}</{list_item_tag}>"
+            for child in value
+        )
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return escape(str(value), {"\r": "&#13;"})
+    return escape(str(value), {"\r": "&#13;"})  # a parser would turn a bare carriage return into a newline
 
 
-def _group_parameters(fields: Mapping[str, str]) -> dict[str, Any]:
+def _group_numbered_parameters(fields: Mapping[str, str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for name, value in fields.items():
         group, *suffix = name.split(".")

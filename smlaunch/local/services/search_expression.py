@@ -19,12 +19,15 @@ class InvalidSearch(ValueError):
     """An invalid expression; the message explains the mistake."""
 
 
-def matches(expression: Mapping[str, Any], document: Document) -> bool:
+def document_matches(expression: Mapping[str, Any], document: Document) -> bool:
     """Return whether a document matches an expression. Raises InvalidSearch."""
     results: list[bool] = [
-        *(_filter_matches(entry, document) for entry in expression.get("Filters") or ()),
-        *(_nested_filter_matches(entry, document) for entry in expression.get("NestedFilters") or ()),
-        *(matches(entry, document) for entry in expression.get("SubExpressions") or ()),
+        *(_document_matches_filter(entry, document) for entry in expression.get("Filters") or ()),
+        *(
+            _document_matches_nested_filter(entry, document)
+            for entry in expression.get("NestedFilters") or ()
+        ),
+        *(document_matches(entry, document) for entry in expression.get("SubExpressions") or ()),
     ]
     if not results:
         return True
@@ -36,7 +39,7 @@ def sort_documents(documents: Iterable[Document], name: str, descending: bool) -
     with_value: list[tuple[Any, Document]] = []
     without_value: list[Document] = []
     for document in sorted(documents, key=lambda document: str(document.get("TrainingJobName", ""))):
-        found_values = property_values(document, name)
+        found_values = find_property_values(document, name)
         if found_values:
             with_value.append((_sort_key(found_values[0]), document))
         else:
@@ -45,62 +48,73 @@ def sort_documents(documents: Iterable[Document], name: str, descending: bool) -
     return [*(document for _, document in with_value), *without_value]
 
 
-def property_values(document: Document, name: str) -> list[Any]:
-    """Return all values of a dotted property, through lists. Names of tags, metrics and hyperparameters may
-    contain dots."""
-    first_name, _, remaining_name = name.partition(".")
+def find_property_values(document: Document, property_name: str) -> list[Any]:
+    """Return all values that a document (a described training job) has at a dotted property: ``Tags.KEY`` or
+    ``InputDataConfig.DataSource.S3DataSource.S3Uri``, where each entry of the list InputDataConfig has a
+    value."""
+    # Names of tags, metrics, hyperparameters and variables may contain dots: what follows is one name.
+    first_name, _, remaining_name = property_name.partition(".")
     if first_name == "Tags" and remaining_name:
         return [tag["Value"] for tag in document.get("Tags") or () if tag["Key"] == remaining_name]
     if first_name == "Metrics" and remaining_name:
+        # The property Metrics.NAME of a search is in the description's member FinalMetricDataList.
         metrics = document.get("FinalMetricDataList") or ()
         return [metric["Value"] for metric in metrics if metric["MetricName"] == remaining_name]
     if first_name in ("HyperParameters", "Environment") and remaining_name:
         members = document.get(first_name) or {}
         return [members[remaining_name]] if remaining_name in members else []
-    return list(_values_at(document, name))
+    return list(_iterate_values_at(document, property_name))
 
 
-def _values_at(value: Any, name: str) -> Iterable[Any]:
-    """Yield the values at a dotted path of names; a list stands for all its entries."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for entry in value:
-            yield from _values_at(entry, name)
-    elif not name:
-        yield value
-    elif isinstance(value, Mapping):
-        first_name, _, remaining_name = name.partition(".")
-        if first_name in value:
-            yield from _values_at(value[first_name], remaining_name)
+def _iterate_values_at(node: Any, property_path: str) -> Iterable[Any]:
+    """Yield the values at a dotted path of member names below ``node``, a JSON value. A list stands for all
+    its entries. The empty path is ``node`` itself."""
+    if isinstance(node, Sequence) and not isinstance(node, str):
+        for entry in node:
+            yield from _iterate_values_at(entry, property_path)
+    elif not property_path:
+        yield node
+    elif isinstance(node, Mapping):
+        first_name, _, remaining_name = property_path.partition(".")
+        if first_name in node:
+            yield from _iterate_values_at(node[first_name], remaining_name)
 
 
-def _nested_filter_matches(entry: Mapping[str, Any], document: Document) -> bool:
+def _document_matches_nested_filter(entry: Mapping[str, Any], document: Document) -> bool:
     """Return whether one member of the list matches all filters."""
     prefix = entry["NestedPropertyName"]
-    members = list(_values_at(document, prefix))
+    members = list(_iterate_values_at(document, prefix))
     filters = [
         {**nested_filter, "Name": nested_filter["Name"].removeprefix(prefix + ".")}
         for nested_filter in entry.get("Filters") or ()
     ]
-    return any(all(_filter_matches(nested_filter, member) for nested_filter in filters) for member in members)
+    return any(
+        all(_document_matches_filter(nested_filter, member) for nested_filter in filters)
+        for member in members
+    )
 
 
-def _filter_matches(entry: Mapping[str, Any], document: Document) -> bool:
-    """Return whether a document matches one filter of an expression. Raises InvalidSearch."""
-    name, filter_value = entry["Name"], entry.get("Value")
-    operator = entry.get("Operator") or ("Equals" if filter_value is not None else "Exists")
-    found_values = property_values(document, name)
+def _document_matches_filter(search_filter: Mapping[str, Any], document: Document) -> bool:
+    """Return whether a document matches one Filter (Name, Operator, Value) of a SearchExpression. A property
+    may have several values, one for each entry of a list: one that fits is enough. Raises InvalidSearch."""
+    property_name, filter_value = search_filter["Name"], search_filter.get("Value")
+    operator = search_filter.get("Operator") or ("Equals" if filter_value is not None else "Exists")
+    found_values = find_property_values(document, property_name)
     if operator in ("Exists", "NotExists"):
         if filter_value is not None:
-            raise InvalidSearch(f"Value cannot be given with the operator {operator} (property {name})")
-        return bool(found_values) == (operator == "Exists")
+            raise InvalidSearch(
+                f"Value cannot be given with the operator {operator} (property {property_name})"
+            )
+        return bool(found_values) if operator == "Exists" else not found_values
     if filter_value is None:
-        raise InvalidSearch(f"Value must be given with the operator {operator} (property {name})")
-    if operator == "NotEquals":
-        return not any(_equal(value, filter_value, name) for value in found_values)
-    return any(_COMPARISON_BY_OPERATOR[operator](value, filter_value, name) for value in found_values)
+        raise InvalidSearch(f"Value must be given with the operator {operator} (property {property_name})")
+    if operator == "NotEquals":  # no value may be equal; a property without values fits too
+        return not any(_equals_filter_value(value, filter_value, property_name) for value in found_values)
+    compare = _COMPARISON_BY_OPERATOR[operator]  # takes value, filter value, name for a message
+    return any(compare(value, filter_value, property_name) for value in found_values)
 
 
-def _equal(value: Any, filter_value: str, name: str) -> bool:
+def _equals_filter_value(value: Any, filter_value: str, name: str) -> bool:
     if isinstance(value, bool):
         return filter_value.lower() == str(value).lower()
     if isinstance(value, (int, float)):
@@ -108,15 +122,15 @@ def _equal(value: Any, filter_value: str, name: str) -> bool:
     return str(value) == filter_value
 
 
-def _contains(value: Any, filter_value: str, name: str) -> bool:
+def _contains_filter_word(value: Any, filter_value: str, name: str) -> bool:
     if not isinstance(value, str):
         raise InvalidSearch(f"The operator Contains is for text properties; {name} is not one")
     # Search ignores case, and one matching word is enough (developer guide, search).
     return any(word.lower() in value.lower() for word in filter_value.split() or [filter_value])
 
 
-def _is_in(value: Any, filter_value: str, name: str) -> bool:
-    return any(_equal(value, choice, name) for choice in filter_value.split(","))
+def _is_in_filter_list(value: Any, filter_value: str, name: str) -> bool:
+    return any(_equals_filter_value(value, choice, name) for choice in filter_value.split(","))
 
 
 def _number_comparison(compare: Callable[[float, float], bool]) -> Callable[[Any, str, str], bool]:
@@ -132,9 +146,9 @@ def _number_comparison(compare: Callable[[float, float], bool]) -> Callable[[Any
 
 
 _COMPARISON_BY_OPERATOR: Mapping[str, Callable[[Any, str, str], bool]] = {
-    "Equals": _equal,
-    "Contains": _contains,
-    "In": _is_in,
+    "Equals": _equals_filter_value,
+    "Contains": _contains_filter_word,
+    "In": _is_in_filter_list,
     "GreaterThan": _number_comparison(lambda value, wanted: value > wanted),
     "GreaterThanOrEqualTo": _number_comparison(lambda value, wanted: value >= wanted),
     "LessThan": _number_comparison(lambda value, wanted: value < wanted),
@@ -142,21 +156,22 @@ _COMPARISON_BY_OPERATOR: Mapping[str, Callable[[Any, str, str], bool]] = {
 }
 
 
-def _parse_number_or_time(text: str, name: str) -> float:
-    """Parse a number, or a time as seconds since the epoch. ``name``: the property, for the message. Raises
-    InvalidSearch."""
+def _parse_number_or_time(text: str, property_name: str) -> float:
+    """Parse a number, or an ISO 8601 time, which becomes seconds since the epoch. ``property_name`` is for
+    the message. Raises InvalidSearch."""
     try:
         return float(text)
     except ValueError:
         pass
     try:
-        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        # Python before 3.11 does not take the Z for UTC.
+        parsed_time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        kind = "an ISO 8601 time" if name in _TIME_PROPERTIES else "a number"
-        raise InvalidSearch(f"{text!r} is not {kind}, which {name} is") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return moment.timestamp()
+        kind = "an ISO 8601 time" if property_name in _TIME_PROPERTIES else "a number"
+        raise InvalidSearch(f"{text!r} is not {kind}, which {property_name} is") from None
+    if parsed_time.tzinfo is None:  # without an offset, the time is UTC
+        parsed_time = parsed_time.replace(tzinfo=datetime.timezone.utc)
+    return parsed_time.timestamp()
 
 
 def _sort_key(value: Any) -> tuple[int, Any]:

@@ -7,13 +7,13 @@ import re
 import time
 from typing import Any
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.credentials import Keyring
-from smlaunch.local.request_context import ACCOUNT, assumed_role_arn, current_context
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.credentials import Keyring
+from smlaunch.local.front.request_context import ACCOUNT, assumed_role_arn, current_request_context
 from smlaunch.local.services.query_service import required_parameter
 
 NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?[\w+=,.@-]+")
+_ROLE_ARN_PATTERN = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?[\w+=,.@-]+")
 
 
 class StsOperations:
@@ -23,35 +23,43 @@ class StsOperations:
         self._keyring = keyring
 
     def get_caller_identity(self, params: dict[str, Any]) -> dict[str, Any]:
-        arn = current_context().arn
+        arn = current_request_context().arn
         user = ACCOUNT if arn.endswith(":root") else f"AROASMLAUNCHLOCAL:{arn.rpartition('/')[2]}"
         return {"Arn": arn, "UserId": user, "Account": ACCOUNT}
 
     def assume_role(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return temporary credentials for a role of this account (AssumeRole). Raises ApiError."""
-        role, session = required_parameter(params, "RoleArn"), required_parameter(params, "RoleSessionName")
-        match = _ROLE.fullmatch(role)
-        if match is None:
-            raise ApiError("ValidationError", f"{role} is invalid")
-        if match.group(1) != ACCOUNT:
-            caller_arn = current_context().arn
-            action = f"is not authorized to perform: sts:AssumeRole on resource: {role}"
-            message = f"User: {caller_arn} {action}"
+        """Respond to AssumeRole: temporary credentials for any role of the endpoint's account, which has no
+        trust policies. Raises ApiError for a role of another account."""
+        role_arn = required_parameter(params, "RoleArn")
+        session_name = required_parameter(params, "RoleSessionName")
+        role_arn_match = _ROLE_ARN_PATTERN.fullmatch(role_arn)
+        if role_arn_match is None:
+            raise ApiError("ValidationError", f"{role_arn} is invalid")
+        role_account = role_arn_match.group(1)
+        if role_account != ACCOUNT:  # the one account of the endpoint, a server that imitates AWS locally
+            message = (
+                f"User: {current_request_context().arn} is not authorized to perform: sts:AssumeRole on "
+                f"resource: {role_arn}"
+            )
             raise ApiError("AccessDenied", message, 403)
-        if not re.fullmatch(r"[\w+=,.@-]{2,64}", session, re.ASCII):
-            raise ApiError("ValidationError", f"RoleSessionName {session!r} is invalid")
-        arn = assumed_role_arn(role, session, current_context().region)
-        user = {"AssumedRoleId": f"AROASMLAUNCHLOCAL:{session}", "Arn": arn}
-        return {"Credentials": self._issue(arn, params), "AssumedRoleUser": user}
+        if not re.fullmatch(r"[\w+=,.@-]{2,64}", session_name, re.ASCII):
+            raise ApiError("ValidationError", f"RoleSessionName {session_name!r} is invalid")
+        assumed_arn = assumed_role_arn(role_arn, session_name, current_request_context().region)
+        # AROA... is the form of a role's unique id; here all roles have the same one.
+        assumed_role_user = {"AssumedRoleId": f"AROASMLAUNCHLOCAL:{session_name}", "Arn": assumed_arn}
+        return {
+            "Credentials": self._issue_credentials(assumed_arn, params),
+            "AssumedRoleUser": assumed_role_user,
+        }
 
     def get_session_token(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {"Credentials": self._issue(current_context().arn, params)}
+        return {"Credentials": self._issue_credentials(current_request_context().arn, params)}
 
-    def _issue(self, arn: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _issue_credentials(self, arn: str, params: dict[str, Any]) -> dict[str, Any]:
         text = params.get("DurationSeconds", "3600")
         if not (text.isascii() and text.isdigit() and 900 <= int(text) <= 129_600):
             raise ApiError("ValidationError", f"DurationSeconds {text!r} is not between 900 and 129600")
-        issued = self._keyring.issue(arn, int(text), time.time())
+        issued = self._keyring.issue_temporary_credentials(arn, int(text), time.time())
         return {
             "AccessKeyId": issued.access_key,
             "SecretAccessKey": issued.secret_key,

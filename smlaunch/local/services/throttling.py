@@ -6,10 +6,10 @@ import threading
 from collections import Counter
 from urllib.parse import parse_qsl
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.dispatch import Service
-from smlaunch.local.faults import FaultPlan
-from smlaunch.local.http_messages import Payload, Request, Response
+from smlaunch.local.fault_injection import FaultPlan
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_dispatcher import Service
 
 _THROTTLING_ERRORS = {
     "s3": ("SlowDown", "Please reduce your request rate.", 503),

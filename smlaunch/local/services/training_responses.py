@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.local.job_store import JobRecord
+from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.jobs import warm_pool
-from smlaunch.local.jobs.spec import DEFAULT_MAX_RUNTIME
+from smlaunch.local.services.job_operations import described_members, summary_members
+from smlaunch.local.stores.job_store import JobRecord
 
 DESCRIBED_MEMBERS = (
     *("HyperParameters", "AlgorithmSpecification", "RoleArn", "InputDataConfig", "OutputDataConfig"),
@@ -29,16 +30,13 @@ _NOT_IN_SEARCH = (
 """Members of Describe that the shape TrainingJob in the response of Search does not have."""
 
 
-def describe_job(record: JobRecord, now: float) -> dict[str, Any]:
-    """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch."""
+def describe_training_job_response(record: JobRecord, now: float) -> dict[str, Any]:
+    """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch: the members
+    of the request that the service describes, what the program that runs the job has recorded in addition
+    (``record.result``, already in the response's form), and the state."""
     state, request = record.state, record.request
     response: dict[str, Any] = {
-        "TrainingJobName": record.name,
-        "TrainingJobArn": record.arn,
-        "TrainingJobStatus": state.status,
         "SecondaryStatus": state.secondary,
-        "CreationTime": state.created,
-        "LastModifiedTime": state.modified,
         "SecondaryStatusTransitions": [
             {
                 "Status": transition.status,
@@ -52,55 +50,40 @@ def describe_job(record: JobRecord, now: float) -> dict[str, Any]:
         "EnableInterContainerTrafficEncryption": False,
         "EnableManagedSpotTraining": False,
         "ProfilingStatus": "Disabled",
-        **{member: request[member] for member in DESCRIBED_MEMBERS if member in request},
-        **record.result,
-    }
-    response["StoppingCondition"] = {
-        "MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME,
-        **(request.get("StoppingCondition") or {}),
+        # These replace the defaults above.
+        **described_members(TRAINING, record, DESCRIBED_MEMBERS),
     }
     response["OutputDataConfig"] = {"CompressionType": "GZIP", "KmsKeyId": "", **request["OutputDataConfig"]}
     # The result has the selected instance type; the request has the current KeepAlivePeriodInSeconds.
     response["ResourceConfig"] = {**record.result.get("ResourceConfig", {}), **request["ResourceConfig"]}
-    pool = warm_pool.pool_status_at(record, now)
-    if pool is not None:
-        response["WarmPoolStatus"] = pool
-    if state.training_started is not None:
-        response["TrainingStartTime"] = state.training_started
-    if state.training_seconds is not None:
-        response["TrainingEndTime"] = state.training_ended
+    warm_pool_status = warm_pool.pool_status_at(record, now)
+    if warm_pool_status is not None:
+        response["WarmPoolStatus"] = warm_pool_status
+    if state.training_seconds is not None:  # training has ended
         response["TrainingTimeInSeconds"] = state.training_seconds
         response["BillableTimeInSeconds"] = state.billable_seconds
-    if state.failure_reason is not None:
-        response["FailureReason"] = state.failure_reason
     return response
 
 
-def job_list_entry(record: JobRecord, now: float) -> dict[str, Any]:
-    """Return an entry of TrainingJobSummaries."""
-    entry = {
-        "TrainingJobName": record.name,
-        "TrainingJobArn": record.arn,
-        "CreationTime": record.state.created,
-        "LastModifiedTime": record.state.modified,
-        "TrainingJobStatus": record.state.status,
-        "SecondaryStatus": record.state.secondary,
-    }
-    if record.state.training_ended is not None:
-        entry["TrainingEndTime"] = record.state.training_ended
-    pool = warm_pool.pool_status_at(record, now)
-    if pool is not None:
-        entry["WarmPoolStatus"] = pool
-    plan_arn = training_plan_arn(record.request)
+def training_job_summary(record: JobRecord, now: float) -> dict[str, Any]:
+    """Return a job's entry in TrainingJobSummaries (ListTrainingJobs) at the time ``now``, in seconds since
+    the epoch."""
+    entry = {**summary_members(TRAINING, record), "SecondaryStatus": record.state.secondary}
+    warm_pool_status = warm_pool.pool_status_at(record, now)
+    if warm_pool_status is not None:
+        entry["WarmPoolStatus"] = warm_pool_status
+    plan_arn = training_plan_arn(record.request)  # a training plan is reserved capacity
     if plan_arn is not None:
         entry["TrainingPlanArn"] = plan_arn
     return entry
 
 
-def search_document(record: JobRecord, now: float) -> dict[str, Any]:
+def search_result(record: JobRecord, now: float) -> dict[str, Any]:
     """Return the shape TrainingJob: members of Describe, and the tags."""
     document = {
-        name: value for name, value in describe_job(record, now).items() if name not in _NOT_IN_SEARCH
+        name: value
+        for name, value in describe_training_job_response(record, now).items()
+        if name not in _NOT_IN_SEARCH
     }
     return {**document, "Tags": tags(record)}
 

@@ -5,7 +5,8 @@ from typing import NamedTuple, Tuple
 from smlaunch.contract.host_order import natural_sort_key as natural_sort_key
 
 DEFAULT_GROUP = "homogeneousCluster"
-"""What SageMaker calls the only group of a job without instance groups (training toolkit, environment.py)."""
+"""What SageMaker calls the only group of a job without instance groups (training toolkit,
+environment.py)."""
 
 
 class InstanceGroup(NamedTuple):

@@ -7,7 +7,7 @@ are used where they exist. The request, processingjobconfig.json, has the inputs
 import json
 from typing import Any, Dict, Tuple
 
-from smlaunch.contract.paths import ProcessingPaths
+from smlaunch.contract.sagemaker_paths import ProcessingPaths
 from smlaunch.runtime.cluster import Cluster, training
 from smlaunch.runtime.errors import SetupError
 

@@ -10,29 +10,21 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import threading
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
-from smlaunch.runtime import peer_connection
 from smlaunch.runtime.peer_connection import (
+    AGENT_PURPOSE,
     EXIT_STATUS,
     STDERR,
     STDOUT,
-    TO_AGENT,
-    IncomingHandshake,
     PeerConnection,
     PeerError,
 )
+from smlaunch.runtime.peer_listener import ConnectionHandler, PeerListener
 
 SHELL = "/bin/sh"
 _READ_BYTES = 1 << 16
-_LISTEN_BACKLOG = 512
-
-_MAX_LOGGED_REFUSALS = 10
-"""How many refused connections are logged, so that repeated attempts do not fill the log."""
-
-RequestHandler = Callable[[PeerConnection, Dict[str, Any]], None]
 
 
 class ExecAgent:
@@ -47,25 +39,18 @@ class ExecAgent:
         address: str,
         port: int,
         environ: Mapping[bytes, bytes],
-        on_request: Optional[RequestHandler] = None,
+        on_request: Optional[ConnectionHandler] = None,
     ) -> None:
-        self._key = key
-        self._host = host
         self._environ = dict(environ)
         self._on_request = on_request
         self._lock = threading.Lock()
         self._process_groups: Dict[int, None] = {}
         self._is_closed = False
-        self._pending_handshakes = threading.BoundedSemaphore(peer_connection.MAX_PENDING_HANDSHAKES)
-        self._refused_count = 0
-        self._server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._server.bind((address, port))
-        self._server.listen(_LISTEN_BACKLOG)
-        self.port: int = self._server.getsockname()[1]
+        self._listener = PeerListener(key, AGENT_PURPOSE, host, address, port, self._handle_request)
+        self.port = self._listener.port
 
     def start(self) -> None:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listener.start()
 
     def close(self) -> None:
         """Accept no more requests and kill running commands."""
@@ -73,46 +58,16 @@ class ExecAgent:
             self._is_closed = True
             for group in self._process_groups:
                 _kill_group(group)
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes up the thread in accept
-        self._server.close()
+        self._listener.close()
 
-    def _accept(self) -> None:
-        """Accept connections and serve each in a thread."""
-        while True:
-            try:
-                connection, address = self._server.accept()
-            except OSError:
-                return
-            if not self._pending_handshakes.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
-
-    def _serve(self, connection: socket.socket, address: str) -> None:
-        """Check one connection and run its request."""
-        try:
-            peer_connection.configure_socket(connection)
-            connection.settimeout(peer_connection.HANDSHAKE_SECONDS)
-            peer, request = IncomingHandshake(connection, self._key, TO_AGENT, self._host).accept()
-            connection.settimeout(None)
-        except (PeerError, ValueError, OSError) as error:
-            connection.close()
-            self._refused_count += 1
-            if self._refused_count <= _MAX_LOGGED_REFUSALS:
-                _log("refused a connection from {}: {}".format(address, error))
-            return
-        finally:
-            self._pending_handshakes.release()
-        try:
-            if request.get("do") == "run":
-                self._run_command(peer, str(request["line"]))
-            elif self._on_request is not None:
-                self._on_request(peer, request)
-        except PeerError:
-            return  # the other side is gone, and its command is killed
-        finally:
-            peer.close()
+    def _handle_request(self, peer: PeerConnection, request: Dict[str, Any]) -> None:
+        """Do what a host of this job requests: run a command, or, for other requests, what the owner of this
+        agent does. Runs in a thread. Raises PeerError where the other side is gone; its command is killed.
+        """
+        if request.get("do") == "run":
+            self._run_command(peer, str(request["line"]))
+        elif self._on_request is not None:
+            self._on_request(peer, request)
 
     def _run_command(self, peer: PeerConnection, command_line: str) -> None:
         """Run a shell line, forward its output, and send its exit status."""
@@ -156,14 +111,15 @@ class ExecAgent:
 
 
 def _forward_output(peer: PeerConnection, frame_kind_by_fd: Dict[int, bytes], pid: int) -> None:
-    """Forward the output of the process ``pid`` until it has exited and its output is read. Raises PeerError
-    when the other side is gone.
+    """Forward the output of the process ``pid`` to the other side until the process has exited and its output
+    is read. Kill its process group and raise PeerError when the other side is gone. The pipes may stay open:
+    only the exit of the process itself counts, not that of its descendants.
 
-    ``frame_kind_by_fd``: for each pipe of the output, the kind of the frames that carry what is read from it.
-
-    Descendants may hold the pipes open for ever; only the exit of the process itself counts.
+    ``frame_kind_by_fd``: for each pipe of the output, the kind of the frames (STDOUT or STDERR) that carry
+    what is read from it.
     """
-    exit_fd, exit_write_fd = os.pipe()  # exit_fd becomes readable when the process exits
+    # The waiter closes exit_write_fd when the process exits, so that exit_fd is ready.
+    exit_fd, exit_write_fd = os.pipe()
     waiter = threading.Thread(target=_wait_without_reaping, args=(pid, exit_write_fd), daemon=True)
     waiter.start()
     poll = select.poll()
@@ -175,11 +131,13 @@ def _forward_output(peer: PeerConnection, frame_kind_by_fd: Dict[int, bytes], pi
     try:
         while True:
             ready_fds = {descriptor for descriptor, _ in poll.poll()}
-            for descriptor in sorted(open_fds & ready_fds if exit_fd not in ready_fds else open_fds):
+            has_exited = exit_fd in ready_fds
+            # After the exit each pipe is read once more: it may have been written to since poll.
+            for descriptor in sorted(open_fds if has_exited else open_fds & ready_fds):
                 if not _send_available_output(peer, frame_kind_by_fd[descriptor], descriptor):
                     open_fds.discard(descriptor)
                     poll.unregister(descriptor)
-            if exit_fd in ready_fds:  # all that the process has written was sent above
+            if has_exited:
                 return
             if peer.fileno() in ready_fds and peer.receive() is None:
                 raise PeerError("the other side is gone")
@@ -223,8 +181,3 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def _log(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, "smlaunch: {}\n".format(text).encode("utf-8", "replace"))

@@ -9,9 +9,9 @@ import signal
 import time
 from typing import Dict, List, Optional, Set
 
-from smlaunch.runtime import tracebacks
+from smlaunch.runtime import hang_detector, process_table, tracebacks
 from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
-from smlaunch.runtime.mpi import rank_wrapper as mpi_rank
+from smlaunch.runtime.mpi import rank_wrapper
 from smlaunch.runtime.mpi.report import RankExit
 
 _TAIL_CHARACTERS = 1 << 14
@@ -23,9 +23,10 @@ _FLUSH_SECONDS = 5.0
 class _LocalRank:
     """A rank of this host."""
 
-    def __init__(self, number: int, local_rank: int) -> None:
+    def __init__(self, number: int, local_rank: int, parent_pid: int) -> None:
         self.rank = number
         self.local_rank = local_rank
+        self.parent_pid = parent_pid
         self.pid: Optional[int] = None
         self.status: Optional[int] = None
         self.ended_at = 0.0
@@ -52,13 +53,13 @@ class LocalRanks:
         self._output = output
         self._partial_event = b""
         self._rank_by_number: Dict[int, _LocalRank] = {}
-        self._later_signal: Optional[int] = None
+        self._signal_for_later_ranks: Optional[int] = None
         self._is_stopped = False
         # O_RDWR: without a writer of its own it would be at its end before the first rank opens it.
-        self._events = os.open(os.path.join(folder, mpi_rank.EVENTS_FIFO), os.O_RDWR | os.O_NONBLOCK)
+        self._events = os.open(os.path.join(folder, rank_wrapper.EVENTS_FIFO), os.O_RDWR | os.O_NONBLOCK)
         self._outputs: Dict[int, ProcessOutput] = {}
         for local_rank in range(per_host):
-            path = os.path.join(folder, mpi_rank.OUTPUT_FIFO.format(local_rank))
+            path = os.path.join(folder, rank_wrapper.OUTPUT_FIFO.format(local_rank))
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
             self._outputs[local_rank] = ProcessOutput(
                 descriptor, b"[%d] " % (first_rank + local_rank), output
@@ -69,20 +70,20 @@ class LocalRanks:
         """Every rank that has started has exited."""
         return all(rank.status is not None for rank in self._rank_by_number.values())
 
-    def descriptors(self) -> List[int]:
+    def descriptors_to_poll(self) -> List[int]:
         output_fds = [] if self._output.is_full else [output.descriptor for output in self._outputs.values()]
         return [self._events, *output_fds]
 
-    def pump(self, ready: Set[int]) -> None:
+    def forward_output(self, ready_fds: Set[int]) -> None:
         for output in self._outputs.values():
-            if output.descriptor in ready:
-                output.pump()
+            if output.descriptor in ready_fds:
+                output.forward_block()
 
-    def drain(self) -> None:
-        """Read what is left in the pipes and write it out."""
+    def forward_remaining_output(self) -> None:
+        """Forward what is left in the ranks' pipes to the host's output, within ``_FLUSH_SECONDS`` (5)."""
         deadline = time.monotonic() + _FLUSH_SECONDS
         for output in self._outputs.values():
-            while time.monotonic() < deadline and output.pump():
+            while time.monotonic() < deadline and output.forward_block():  # 0 bytes: the pipe is empty
                 if self._output.is_full:
                     self._output.flush(deadline)
         self._output.flush(deadline)
@@ -96,41 +97,67 @@ class LocalRanks:
             pass
         lines = self._partial_event.split(b"\n")
         self._partial_event = lines.pop()
-        rank_exits = [self._apply_event(*json.loads(line.decode())) for line in lines]
+        rank_exits = [self._handle_rank_event(*json.loads(line.decode())) for line in lines]
         return [rank_exit for rank_exit in rank_exits if rank_exit is not None]
 
-    def _apply_event(
-        self, event: str, rank_number: int, local_rank: int, value: int, exited_at: float, was_stopped: bool
+    def _handle_rank_event(
+        self, event: str, rank_number: int, local_rank: int, value: int, event_at: float, was_stopped: bool
     ) -> Optional[RankExit]:
-        """Note what a rank's parent has reported. Returns how the rank ended, if it did."""
-        if event == mpi_rank.EVENT_BEGINS:
-            self._rank_by_number[rank_number] = _LocalRank(rank_number, local_rank)
+        """Note an event that the parent process of a rank has reported: that the parent itself has started,
+        then the rank, or that the rank has exited. Returns how the rank ended, if the event is its exit.
+
+        ``value``: the pid of the parent, or that of the rank at its start; at its end its exit code, or minus
+        the number of the signal.
+        ``event_at``: in seconds since the epoch. ``was_stopped``: a signal of the launcher ended the rank.
+        """
+        # rank_wrapper is the program that the MPI starts in the place of each rank.
+        if event == rank_wrapper.EVENT_PARENT_STARTED:
+            # Only now it is known which rank writes to the output of this local rank, its number on the host.
+            self._rank_by_number[rank_number] = _LocalRank(rank_number, local_rank, value)
             if local_rank in self._outputs:
                 self._outputs[local_rank].prefix = b"[%d] " % rank_number
             return None
         rank = self._rank_by_number[rank_number]
-        if event == mpi_rank.EVENT_STARTED:
+        if event == rank_wrapper.EVENT_RANK_STARTED:
             rank.pid = value
-            if self._later_signal is not None:
-                rank.send_signal(self._later_signal)
+            # A stop signal that came before this rank had started
+            if self._signal_for_later_ranks is not None:
+                rank.send_signal(self._signal_for_later_ranks)
             return None
-        rank.status, rank.ended_at, rank.was_stopped = (
-            value,
-            exited_at,
-            was_stopped or rank.was_stopped or self._is_stopped,
+        rank.status, rank.ended_at = value, event_at
+        rank.was_stopped = was_stopped or rank.was_stopped or self._is_stopped
+        return RankExit(
+            rank=rank_number,
+            host=self._host,
+            status=value,
+            ended_at=event_at,
+            failed_at=event_at,  # ``collect_exits`` later finds an exception that came before the exit
+            output_tail="",
+            was_stopped=rank.was_stopped,
         )
-        return RankExit(rank_number, self._host, value, exited_at, exited_at, "", rank.was_stopped)
 
     def send_signal(self, signal_number: int, include_later: bool) -> None:
         """Signal each rank, not its children. ``include_later``: also ranks that start later."""
         if include_later:
-            self._later_signal = signal_number
+            self._signal_for_later_ranks = signal_number
         for rank in self._rank_by_number.values():
             rank.send_signal(signal_number)
 
-    def mark_stopped(self) -> None:
-        """Ranks that exit from now on were stopped by others, and have not failed."""
+    def abort(self) -> None:
+        """Make every rank print its stacks and exit. Ranks that exit from now on were stopped, and have not
+        failed. mpirun, its daemons and the parent of each rank stay: as soon as one of them is gone, mpirun
+        kills the other ranks, which may not have printed anything yet.
+        """
         self._is_stopped = True
+        running_ranks = [rank for rank in self._rank_by_number.values() if rank.status is None]
+        # First the parents: from now on they do not tell mpirun that their rank has exited.
+        hang_detector.abort_processes([rank.parent_pid for rank in running_ranks])
+        rank_pids = [rank.pid for rank in running_ranks if rank.pid is not None]
+        processes_by_pid = process_table.list_processes()
+        hang_detector.abort_processes(
+            rank_pids
+            + [pid for rank in rank_pids for pid in process_table.descendants_of(rank, processes_by_pid)]
+        )
 
     def kill_remaining(self) -> None:
         """Kill the ranks that the launcher has left running."""
@@ -141,17 +168,25 @@ class LocalRanks:
 
     def collect_exits(self) -> List[RankExit]:
         """Return how every rank ended, with the end of its output."""
-        self.drain()
-        return [self._rank_exit(rank) for rank in self._rank_by_number.values()]
+        self.forward_remaining_output()
+        return [self._describe_exit(rank) for rank in self._rank_by_number.values()]
 
-    def _rank_exit(self, rank: _LocalRank) -> RankExit:
-        """Return how a rank ended, with the end of its output."""
+    def _describe_exit(self, rank: _LocalRank) -> RankExit:
+        """Return how a rank ended, with the end of its output. Its failure counts from the time at which its
+        last traceback was printed, where that ended it. A rank that has not exited ends now.
+        """
         output = self._outputs.get(rank.local_rank)
-        output_tail = "" if output is None else output.tail()[-_TAIL_CHARACTERS:]
+        output_tail = "" if output is None else output.tail()[-_TAIL_CHARACTERS:]  # the last 16 Ki
         ended_at = failed_at = rank.ended_at or time.time()
         traceback_at = None if output is None else output.traceback_at
         if traceback_at is not None and rank.status != 0 and tracebacks.find_cause(output_tail) is not None:
             failed_at = min(failed_at, traceback_at)
         return RankExit(
-            rank.rank, self._host, rank.status, ended_at, failed_at, output_tail, rank.was_stopped
+            rank=rank.rank,
+            host=self._host,
+            status=rank.status,
+            ended_at=ended_at,
+            failed_at=failed_at,
+            output_tail=output_tail,
+            was_stopped=rank.was_stopped,
         )

@@ -1,7 +1,7 @@
 """``launcher: mpi``: the leader's mpirun starts the ranks of all hosts, and no host needs an sshd.
 
-On every host the runtime starts one process of its own, host.py, with the input that is prepared here. It
-writes a report that is the same on all hosts, so all report the same failure.
+On every host the runtime starts one process of its own, host_program.py, with the input that is prepared
+here. It writes a report that is the same on all hosts, so all report the same failure.
 """
 
 import contextlib
@@ -12,27 +12,25 @@ import sys
 import tempfile
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from smlaunch.contract.failure import format_failure
+from smlaunch.contract.failure_reason import format_failure
 from smlaunch.contract.launch_spec import LaunchSpec, host_references
-from smlaunch.contract.paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FILE
+from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FILE
 from smlaunch.contract.tcp_ports import EXEC_AGENT_PORT
 from smlaunch.runtime import external_tools, failure_file
-from smlaunch.runtime.commands import (
+from smlaunch.runtime.errors import SetupError
+from smlaunch.runtime.host_outcome import FinishedProcess, HostExitReport, HostOutcome
+from smlaunch.runtime.mpi import mpi_host, mpirun_args, rank_wrapper
+from smlaunch.runtime.mpi.report import MpiReport, RankExit
+from smlaunch.runtime.name_lookup import PEER_TIMEOUT_SECONDS
+from smlaunch.runtime.process_commands import (
     HostContext,
     ProcessCommand,
     base_environment,
     resolve_argv,
     resolve_environment,
 )
-from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome, PeerStatus
-from smlaunch.runtime.mpi import host as mpi_host
-from smlaunch.runtime.mpi import mpirun_args
-from smlaunch.runtime.mpi import rank_wrapper as mpi_rank
-from smlaunch.runtime.mpi.report import MpiReport, RankExit
-from smlaunch.runtime.name_lookup import PEER_TIMEOUT_SECONDS
+from smlaunch.runtime.rank_supervisor import Supervisor
 from smlaunch.runtime.rendezvous import shared_variables
-from smlaunch.runtime.supervisor import Supervisor
 
 _RANK_REFERENCES = frozenset(("rank", "local_rank"))
 _EXTRA_FOLDERS = ("/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin")
@@ -49,7 +47,7 @@ def run(
     try:
         command = _prepare_host(spec, host, environ, folder, remote_shell)
         outcome = supervisor.run([command])
-        return _outcome_by_rank(outcome, _read_report(folder), host.cluster.current_host)
+        return _replace_launcher_by_ranks(outcome, _read_report(folder), host.cluster.current_host)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -75,8 +73,8 @@ def _job_digest(environ: Mapping[str, str]) -> str:
 def _prepare_host(
     spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str, remote_shell: str
 ) -> ProcessCommand:
-    """Write what host.py and rank_wrapper.py read in ``folder``; return the command of the former. Raises
-    SetupError.
+    """Write what host_program.py and rank_wrapper.py read in ``folder``; return the command of the former.
+    Raises SetupError.
     """
     _check_references(spec)
     references = {
@@ -84,15 +82,15 @@ def _prepare_host(
     }
     base_env = base_environment(host, environ)
     base_env.update(shared_variables(host.cluster, host.ranks_per_host, host.port, environ))
-    rank_command = mpi_rank.RankCommand(
+    rank_command = rank_wrapper.RankCommand(
         resolve_argv(spec.ranks.argv, references, host.hyperparameters),
         resolve_environment(base_env, spec.ranks.env, references),
         os.getcwd(),
     )
-    _write_private(os.path.join(folder, mpi_rank.RANK_COMMAND_FILE), rank_command.to_json())
-    os.mkfifo(os.path.join(folder, mpi_rank.EVENTS_FIFO), 0o600)
+    _write_private(os.path.join(folder, rank_wrapper.RANK_COMMAND_FILE), rank_command.to_json())
+    os.mkfifo(os.path.join(folder, rank_wrapper.EVENTS_FIFO), 0o600)
     for local_rank in range(host.ranks_per_host):
-        os.mkfifo(os.path.join(folder, mpi_rank.OUTPUT_FIFO.format(local_rank)), 0o600)
+        os.mkfifo(os.path.join(folder, rank_wrapper.OUTPUT_FIFO.format(local_rank)), 0o600)
     os.mkdir(os.path.join(folder, "tmp"))
     archive = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
     secret_file = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE)
@@ -116,14 +114,17 @@ def _prepare_host(
         failure_grace_seconds=spec.failure_grace_seconds,
     )
     _write_private(os.path.join(folder, mpi_host.CONFIG_FILE), json.dumps(config._asdict()))
-    command = (*mpi_host.module_command("mpi.host", sys.executable, archive), folder)
+    command = (*mpi_host.module_command("mpi.host_program", sys.executable, archive), folder)
     rank_numbers = tuple(
         range(
             host.cluster.host_rank * host.ranks_per_host, (host.cluster.host_rank + 1) * host.ranks_per_host
         )
     )
     return ProcessCommand(
-        tuple(os.fsencode(arg) for arg in command), resolve_environment(daemon_env), rank_numbers
+        tuple(os.fsencode(arg) for arg in command),
+        resolve_environment(daemon_env),
+        rank_numbers,
+        aborts_ranks=True,
     )
 
 
@@ -138,7 +139,9 @@ def _check_references(spec: LaunchSpec) -> None:
             )
 
 
-def _daemon_environment(rank_command: mpi_rank.RankCommand, host: HostContext, folder: str) -> Dict[str, str]:
+def _daemon_environment(
+    rank_command: rank_wrapper.RankCommand, host: HostContext, folder: str
+) -> Dict[str, str]:
     """Environment of mpirun and its daemons: that of the ranks, with the MPI on the PATH."""
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in rank_command.env.items()}
     env["PATH"] = _search_path(env.get("PATH", os.defpath), (host.python, sys.executable))
@@ -180,7 +183,7 @@ def _mpirun_command(
 ) -> List[str]:
     """Raises SetupError when there is no MPI here, or an unknown one."""
     program = _find_mpirun(environ)
-    version = external_tools.tool_output(program, "--version")
+    version = external_tools.capture_stdout(program, "--version")
     mpi = mpirun_args.detect_mpi(version)
     if mpi is None:
         raise SetupError(
@@ -201,7 +204,10 @@ def _mpirun_command(
 
 
 def _find_mpirun(environ: Mapping[str, str]) -> str:
-    """Path of mpirun or mpiexec. Raises SetupError."""
+    """Return the path of mpirun or mpiexec: on the PATH, or where images have an MPI that is not on it.
+    Raises SetupError without one.
+    """
+    # Such as /opt/amazon/openmpi/bin
     folders = [*environ["PATH"].split(os.pathsep), *_EXTRA_FOLDERS]
     for folder in folders:
         for name in mpirun_args.LAUNCHER_NAMES:
@@ -240,41 +246,62 @@ def _read_report(folder: str) -> Optional[MpiReport]:
         return None
 
 
-def _outcome_by_rank(outcome: HostOutcome, report: Optional[MpiReport], host: str) -> HostOutcome:
-    """Return the outcome with the ranks of all hosts in the place of this host's process. Raises
-    SetupError."""
-    (host_process,) = outcome.processes
+def _replace_launcher_by_ranks(outcome: HostOutcome, report: Optional[MpiReport], host: str) -> HostOutcome:
+    """Return the outcome of this host of an MPI program with the ranks of all hosts in the place of the one
+    process, host_program.py, that the runtime started. Where another host failed first, ``peer_exit`` says
+    how. Raises SetupError for what prevented the start.
+
+    ``report``: that of the leader, the same on all hosts; None where the process was killed before it had
+    one. ``host``: the name of this host.
+    """
+    (host_process,) = outcome.processes  # it supervised the ranks
     if report is None:
-        return outcome._replace(processes=(host_process._replace(rank=None),))
-    if report.problem is not None:
+        return outcome._replace(processes=(host_process._replace(rank=None),))  # it is no rank
+    if report.problem is not None:  # what prevented this host from taking part
         raise SetupError(report.problem)
-    if outcome.hang is not None:
-        return outcome._replace(
-            processes=_finished_processes(
-                rank_exit for rank_exit in report.rank_exits if rank_exit.host == host
-            )
-        )
+    if outcome.detected_hang is not None:
+        own_exits = [rank_exit for rank_exit in report.rank_exits if rank_exit.host == host]
+        return outcome._replace(processes=_finished_processes(own_exits))
     outcome = outcome._replace(processes=_finished_processes(report.rank_exits))
-    first_failure = outcome.first_failure
-    if first_failure is not None and (report.lost_host is None or not report.lost_host.is_hung):
-        failed_host = {rank_exit.rank: rank_exit.host for rank_exit in report.rank_exits}.get(
-            first_failure.rank or 0, host
+    # Ranks that were ended in a hang elsewhere have not failed; the hung host is reported below.
+    hung_elsewhere = report.lost_host is not None and report.lost_host.is_hung
+    if outcome.first_failure is not None and not hung_elsewhere:
+        # With ``peer_exit`` where the rank that failed is one of another host
+        return _attribute_failure(outcome, outcome.first_failure, report, host)
+    if report.lost_host is not None:  # its connection was lost, or it hung
+        failure_text = format_failure(
+            report.lost_host.host, rank=None, exit_code=None, cause=report.lost_host.reason
         )
-        if failed_host == host:
-            return outcome
-        failure_text = failure_file.describe_failure(failed_host, outcome, oom_kill_happened=False) or ""
         return outcome._replace(
-            peer_status=PeerStatus(first_failure.exit_code, failure_text, first_failure.failed_at)
+            peer_exit=HostExitReport(exit_code=1, failure_text=failure_text, failed_at=report.ended_at)
         )
-    if report.lost_host is not None:
-        failure_text = format_failure(report.lost_host.host, None, None, report.lost_host.reason)
-        return outcome._replace(peer_status=PeerStatus(1, failure_text, report.ended_at))
     if outcome.stop_signal is None and report.mpirun_status not in (0, None):
-        leader = FinishedProcess(
-            None, report.mpirun_status or 1, report.ended_at, report.ended_at, report.mpirun_output
+        # mpirun itself failed, for example since it does not know an option.
+        mpirun_process = FinishedProcess(
+            rank=None,
+            status=report.mpirun_status or 1,
+            ended_at=report.ended_at,
+            failed_at=report.ended_at,
+            output_tail=report.mpirun_output,
         )
-        return outcome._replace(processes=(*outcome.processes, leader))
+        return outcome._replace(processes=(*outcome.processes, mpirun_process))
     return outcome
+
+
+def _attribute_failure(
+    outcome: HostOutcome, first_failure: FinishedProcess, report: MpiReport, host: str
+) -> HostOutcome:
+    """Return the outcome of this host after a rank's failure: unchanged if it is a rank of this host;
+    otherwise with ``peer_exit``, which makes this host end as the host of that rank.
+    """
+    host_by_rank = {rank_exit.rank: rank_exit.host for rank_exit in report.rank_exits}
+    failed_host = host_by_rank.get(first_failure.rank or 0, host)
+    if failed_host == host:
+        return outcome
+    failure_text = failure_file.describe_failure(failed_host, outcome, oom_kill_happened=False) or ""
+    return outcome._replace(
+        peer_exit=HostExitReport(first_failure.exit_code, failure_text, first_failure.failed_at)
+    )
 
 
 def _finished_processes(rank_exits: Iterable[RankExit]) -> Tuple[FinishedProcess, ...]:

@@ -47,14 +47,16 @@ class MpiWorld(NamedTuple):
         return len(self.hosts) * self.ranks_per_host
 
 
-def detect_mpi(version: str) -> Optional[str]:
-    """Return the MPI, from what ``mpirun --version`` prints; None for an unknown one."""
-    open_mpi = _OPEN_MPI.search(version)
-    if open_mpi is not None:
-        return OPEN_MPI_4 if int(open_mpi.group(1)) < 5 else OPEN_MPI_5
-    if _PRRTE.search(version):
+def detect_mpi(version_output: str) -> Optional[str]:
+    """Return which MPI this is, from what ``mpirun --version`` prints; None for an unknown one. Its launcher
+    decides: HYDRA is that of MPICH, Intel MPI and MVAPICH.
+    """
+    open_mpi_match = _OPEN_MPI.search(version_output)
+    if open_mpi_match is not None:
+        return OPEN_MPI_4 if int(open_mpi_match.group(1)) < 5 else OPEN_MPI_5
+    if _PRRTE.search(version_output):  # the launcher of Open MPI 5, which may name only itself
         return OPEN_MPI_5
-    return HYDRA if _HYDRA.search(version) else None
+    return HYDRA if _HYDRA.search(version_output) else None
 
 
 def build_command(mpi: str, program: str, world: MpiWorld, options: Sequence[str]) -> List[str]:
@@ -74,7 +76,7 @@ _OptionGroups = List[Tuple[str, ...]]
 
 
 def _open_mpi_4(world: MpiWorld) -> _OptionGroups:
-    groups = _open_mpi(world)
+    groups = _common_open_mpi_options(world)
     groups += [
         # We count the slots. Otherwise it refuses more ranks than processors.
         ("--oversubscribe",),
@@ -94,7 +96,7 @@ def _open_mpi_5(world: MpiWorld) -> _OptionGroups:
     """Without --oversubscribe, which would put all ranks on the first host; the slots suffice. PRRTE accepts
     no loopback interface, so that is not named to it.
     """
-    groups = _open_mpi(world)
+    groups = _common_open_mpi_options(world)
     if world.shares_hostname:
         groups.append(("--mca", "coll", "^han,sm,xhc,acoll"))  # these share memory too
     groups += [
@@ -109,10 +111,12 @@ def _open_mpi_5(world: MpiWorld) -> _OptionGroups:
     return groups
 
 
-def _open_mpi(world: MpiWorld) -> _OptionGroups:
-    """Arguments of Open MPI 4 and 5."""
-    groups: _OptionGroups = [("--allow-run-as-root",)] if world.is_root else []
-    groups += [
+def _common_open_mpi_options(world: MpiWorld) -> _OptionGroups:
+    """Return the arguments of mpirun that Open MPI 4 and 5 have in common, in groups of an option and its
+    values. ``world``: the hosts and ranks of the program.
+    """
+    option_groups: _OptionGroups = [("--allow-run-as-root",)] if world.is_root else []
+    option_groups += [
         ("--host", ",".join("{}:{}".format(host, world.ranks_per_host) for host in world.hosts)),
         ("-np", str(world.world_size)),
         ("--map-by", "slot"),
@@ -121,12 +125,12 @@ def _open_mpi(world: MpiWorld) -> _OptionGroups:
         # Daemons stay connected, so that their errors are seen.
         ("--leave-session-attached",),
     ]
-    if world.is_oversubscribed:
-        groups.append(("--mca", "mpi_yield_when_idle", "1"))
+    if world.is_oversubscribed:  # more ranks than processors: a waiting rank must not take one for itself
+        option_groups.append(("--mca", "mpi_yield_when_idle", "1"))
     if world.shares_hostname:
-        # Open MPI assumes that ranks with the same hostname share memory.
-        groups += [("--mca", "pml", "ob1"), ("--mca", "btl", "self,tcp")]
-    return groups
+        # Hosts on one machine: Open MPI assumes that ranks with the same hostname share memory; use TCP.
+        option_groups += [("--mca", "pml", "ob1"), ("--mca", "btl", "self,tcp")]
+    return option_groups
 
 
 def _hydra(world: MpiWorld) -> _OptionGroups:

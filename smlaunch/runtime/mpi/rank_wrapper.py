@@ -29,8 +29,8 @@ hosts.
 """
 
 RANK_COMMAND_FILE = "ranks.json"
-EVENT_BEGINS, EVENT_STARTED, EVENT_ENDED = ("begins", "started", "ended")
-"""Of the events."""
+EVENT_PARENT_STARTED, EVENT_RANK_STARTED, EVENT_RANK_EXITED = ("begins", "started", "ended")
+"""What the parent of a rank reports to the runtime: that it is there itself, and the rank's start and end."""
 
 EVENTS_FIFO = "events"
 OUTPUT_FIFO = "output-{}"
@@ -57,6 +57,9 @@ _FORWARDED_SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
 )
+_STACK_DUMP_SECONDS = 5.0
+"""How long the other ranks of a hang have to print their stacks; the leader stops mpirun after 2 s."""
+
 _PF_EXITING = 0x4
 """proc(5), flags of a process: PF_EXITING of the kernel's linux/sched.h."""
 
@@ -93,16 +96,16 @@ class RankNumbers(NamedTuple):
 def read_rank_numbers(environ: Mapping[bytes, bytes]) -> RankNumbers:
     """Return the rank's numbers, from the MPI's variables. Raises ValueError without any."""
     return RankNumbers(
-        _read_number(environ, mpirun_args.RANK_VARIABLES, None),
-        _read_number(environ, mpirun_args.LOCAL_RANK_VARIABLES, 0),
-        _read_number(environ, mpirun_args.WORLD_SIZE_VARIABLES, 1),
-        _read_number(environ, mpirun_args.LOCAL_WORLD_SIZE_VARIABLES, 1),
+        _read_int_variable(environ, mpirun_args.RANK_VARIABLES, None),
+        _read_int_variable(environ, mpirun_args.LOCAL_RANK_VARIABLES, 0),
+        _read_int_variable(environ, mpirun_args.WORLD_SIZE_VARIABLES, 1),
+        _read_int_variable(environ, mpirun_args.LOCAL_WORLD_SIZE_VARIABLES, 1),
     )
 
 
-def _read_number(environ: Mapping[bytes, bytes], names: Sequence[str], default: Optional[int]) -> int:
-    """Return the first variable of ``names`` that is a number. Raises ValueError without one and
-    without a default.
+def _read_int_variable(environ: Mapping[bytes, bytes], names: Sequence[str], default: Optional[int]) -> int:
+    """Return the value of the first environment variable of ``names`` that is a number, or ``default``.
+    Raises ValueError without both.
     """
     for name in names:
         value = environ.get(name.encode())
@@ -140,30 +143,32 @@ def rank_environment(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code. Where a signal ended the rank, this process ends by the same signal."""
-    signal.signal(
-        signal.SIGABRT, signal.SIG_IGN
-    )  # SIGABRT ends a hang; this process must report the rank's exit
+    """Run one rank, as what the MPI starts in its place, and return its exit code. Where a signal ended the
+    rank, this process ends by the same signal. A second process, which launchers do not kill, is the rank's
+    parent. ``arguments``: the runtime's folder, where no variable names it.
+    """
     folder = os.environ.get(FOLDER_VARIABLE) or arguments[0]
-    command = RankCommand.read(folder)
-    numbers = read_rank_numbers(os.environb)
-    control, control_write = os.pipe()
-    status, status_write = os.pipe()
-    if os.fork() == 0:
-        os.close(control_write)
-        os.close(status)
+    command = RankCommand.read(folder)  # the same for every rank of this host
+    numbers = read_rank_numbers(os.environb)  # rank, local rank and world sizes, by the MPI's variables
+    control_fd, control_write_fd = os.pipe()  # signals for the rank's parent
+    status_fd, status_write_fd = os.pipe()  # the rank's exit status, from its parent
+    if os.fork() == 0:  # the rank's parent
+        os.close(control_write_fd)
+        os.close(status_fd)
         try:
-            _RankParent(folder, command, numbers).run(control, status_write)
+            _RankParent(folder, command, numbers).run(control_fd, status_write_fd)
         finally:
             os._exit(0)
-    os.close(control)
-    os.close(status_write)
-    for signal_number in _FORWARDED_SIGNALS:
-        signal.signal(signal_number, lambda number, _: _forward_signal(control_write, number))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _close_descriptors(kept_descriptors=(control_write, status))
-    status_text = os.read(status, 64)
-    exit_status = int(status_text) if status_text else 1
+    # The launcher's child; signals that it gets go to the rank's parent.
+    os.close(control_fd)
+    os.close(status_write_fd)
+    for signal_number in _FORWARDED_SIGNALS:  # such as SIGTERM
+        signal.signal(signal_number, lambda number, _: _forward_signal(control_write_fd, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # block none
+    # A launcher may wait until all others are closed.
+    _close_descriptors(kept_descriptors=(control_write_fd, status_fd))
+    status_text = os.read(status_fd, 64)
+    exit_status = int(status_text) if status_text else 1  # empty: the parent ended without a report
     if exit_status < 0:
         _exit_by_signal(-exit_status)
     return exit_status
@@ -185,24 +190,36 @@ class _RankParent:
         self._numbers = numbers
         self._events = os.open(os.path.join(folder, EVENTS_FIFO), os.O_WRONLY)
         self._received_signals: List[int] = []
+        self._is_hang_ended = False
 
     def run(self, control: int, status: int) -> None:
-        """Run the rank, and write its exit code, or minus the signal's number, to ``status``."""
+        """Run the rank, and write its exit code, or minus the signal's number, to ``status``.
+
+        After SIGABRT, by which the runtime says that it aborts the ranks of a hang, that waits: mpirun would
+        kill the other ranks as soon as it learns of the first exit, before they have printed their stacks.
+        """
         os.setsid()
         wakeup, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, _: None)
+        signal.signal(signal.SIGABRT, self._record_abort)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._write_event(EVENT_BEGINS, os.getpid())
+        self._write_event(EVENT_PARENT_STARTED, os.getpid())
         exit_status = _NOT_STARTED_STATUS
         pid = self._start()
         if pid is not None:
-            self._write_event(EVENT_STARTED, pid)
-            _close_descriptors(kept_descriptors=(control, status, wakeup, wakeup_write, self._events))
-            exit_status = self._wait(pid, control, wakeup)
-        self._write_event(EVENT_ENDED, exit_status)
+            self._write_event(EVENT_RANK_STARTED, pid)
+            own_descriptors = (control, status, wakeup, wakeup_write, self._events)
+            _close_descriptors(kept_descriptors=(*own_descriptors, *_connections_to_launcher(os.environ)))
+            exit_status = self._supervise_rank(pid, control, wakeup)
+        self._write_event(EVENT_RANK_EXITED, exit_status)
+        if self._is_hang_ended:
+            select.select([control], [], [], _STACK_DUMP_SECONDS)  # the launcher ends its child before
         os.write(status, str(exit_status).encode())
+
+    def _record_abort(self, number: int, frame: object) -> None:
+        self._is_hang_ended = True
 
     def _start(self) -> Optional[int]:
         command, output = self._command, self._open_output()
@@ -233,42 +250,45 @@ class _RankParent:
         except FileNotFoundError:
             return 1
 
-    def _wait(self, pid: int, control: int, wakeup: int) -> int:
-        """Wait for the rank's exit, and send it the signals that arrive; SIGKILL when the launcher's child is
-        gone.
+    def _supervise_rank(self, pid: int, control_fd: int, wakeup_fd: int) -> int:
+        """Wait for the rank's exit, and send it the signals whose numbers arrive at ``control_fd``, one byte
+        each; SIGKILL when the launcher's child, which writes them, is gone. ``wakeup_fd``: readable after
+        SIGCHLD. Returns the exit code, or minus the number of the signal that ended the rank.
         """
         poll = select.poll()
-        poll.register(control, select.POLLIN)
-        poll.register(wakeup, select.POLLIN)
+        poll.register(control_fd, select.POLLIN)
+        poll.register(wakeup_fd, select.POLLIN)
         while True:
             exited_pid, status = os.waitpid(pid, os.WNOHANG)
             if exited_pid:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            ready = [descriptor for descriptor, _ in poll.poll()]
-            if wakeup in ready:
-                os.read(wakeup, 4096)
-            elif control in ready:
-                signal_numbers = os.read(control, 64)
-                if not signal_numbers:  # the launcher has killed its child
-                    poll.unregister(control)
-                self._signal(pid, [*signal_numbers] or [int(signal.SIGKILL)])
+            ready_fds = [descriptor for descriptor, _ in poll.poll()]
+            if wakeup_fd in ready_fds:
+                os.read(wakeup_fd, 4096)
+            elif control_fd in ready_fds:
+                signal_numbers = os.read(control_fd, 64)
+                if signal_numbers:
+                    self._signal_rank_group(pid, [*signal_numbers])
+                else:  # the end of the pipe: the launcher has killed its child
+                    poll.unregister(control_fd)
+                    self._signal_rank_group(pid, [int(signal.SIGKILL)])
 
-    def _signal(self, pid: int, signal_numbers: Sequence[int]) -> None:
-        """Signal the rank's process group, as launchers do. A rank that is already exiting does not count as
-        stopped by the signal.
+    def _signal_rank_group(self, pid: int, signal_numbers: Sequence[int]) -> None:
+        """Signal the rank's process group, as launchers do, and record the signals: a rank that ends by one
+        of them was stopped, and has not failed. That does not hold for a rank that is already exiting.
         """
         if not _is_exiting(pid):
             self._received_signals.extend(signal_numbers)
         for signal_number in signal_numbers:
             try:
                 os.killpg(pid, signal_number)
-            except (ProcessLookupError, PermissionError):
+            except (ProcessLookupError, PermissionError):  # nothing is left, or it runs as another user now
                 return
 
     def _write_event(self, event: str, value: int) -> None:
         """Write a line of less than PIPE_BUF bytes, which no other rank's line can split."""
         was_stopped = (
-            event == EVENT_ENDED
+            event == EVENT_RANK_EXITED
             and bool(self._received_signals)
             and value != 0
             and abs(value) % 128 in self._received_signals
@@ -285,6 +305,14 @@ class _RankParent:
             os.write(self._events, json.dumps(document).encode() + b"\n")
         except OSError:
             return  # the runtime is gone, and we shall be soon
+
+
+def _connections_to_launcher(environ: Mapping[str, str]) -> List[int]:
+    """Return the descriptor of MPICH's connection to its launcher, if there is one. Its end means to the
+    launcher that the rank has failed, so it stays open until ``run`` has reported the exit.
+    """
+    descriptor = environ.get("PMI_FD", "")
+    return [int(descriptor)] if descriptor.isdigit() else []
 
 
 def _is_exiting(pid: int) -> bool:

@@ -7,7 +7,7 @@ when a rank was killed by signal 9), or kills all and reports none.
 import math
 import re
 import signal
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from smlaunch.runtime import tracebacks
 
@@ -27,6 +27,17 @@ _LOST_PEER_PATTERN = re.compile(
     r"An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]"
 )
 """Open MPI 5: a rank has lost a peer and aborts."""
+
+_MPI_ERROR_PATTERN = re.compile(
+    r"MPI_ERR|An error occurred in |Fatal error in |Other MPI error|Communication error", re.IGNORECASE
+)
+"""What an MPI prints in a rank whose communication has failed."""
+
+_OPEN_MPI_LOST_PEER_CODE = 14
+"""Open MPI 5 ends a rank with this code when it has lost a peer; mpirun prints the error, not the rank."""
+
+_LIBRARY_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)
+"""An MPI may crash so in a rank that has lost a peer (seen with MPICH 5 in a barrier)."""
 
 _ABORT_LEAD_SECONDS, _SIMULTANEOUS_SECONDS = 0.001, 2.0
 """Seconds."""
@@ -111,26 +122,40 @@ def compose_report(
     now: float,
     lost_host: Optional[LostHost] = None,
 ) -> MpiReport:
-    """Return the leader's report. ``rank_exits``: of all ranks that any host has seen."""
+    """Return the leader's report: how every rank ended, so that the first failure among them is the cause.
+    ``rank_exits``: of all ranks that any host has seen, as they were reported. ``mpirun_status``: None where
+    it was not started. ``now``: in seconds since the epoch.
+    """
     exits = [assume_killed(rank_exit) for rank_exit in sorted(rank_exits)]
-    abort = _find_abort(exits, mpirun_output)
-    if abort is not None:
-        aborted_rank, code = abort
-        first_failure_at = min(
-            (rank_exit.failed_at for rank_exit in exits if _has_failed(rank_exit)), default=now
-        )
-        exits = [
-            _mark_aborted(rank_exit, code, first_failure_at) if rank_exit.rank == aborted_rank else rank_exit
-            for rank_exit in exits
-        ]
-    victim_ranks = _find_victims(exits, mpirun_output)
+    exits = _mark_first_abort(exits, mpirun_output, now)
+    victim_ranks = _find_victim_ranks(exits, mpirun_output)  # they failed because a peer was gone
     exits = [
         rank_exit._replace(was_stopped=True) if rank_exit.rank in victim_ranks else rank_exit
         for rank_exit in exits
     ]
     return MpiReport(
-        tuple(map(_clear_stopped_time, exits)), mpirun_status, None, lost_host, mpirun_output[-4096:], now
+        rank_exits=tuple(map(_clear_stopped_time, exits)),
+        mpirun_status=mpirun_status,
+        problem=None,
+        lost_host=lost_host,
+        mpirun_output=mpirun_output[-4096:],
+        ended_at=now,
     )
+
+
+def _mark_first_abort(exits: List[RankExit], mpirun_output: str, now: float) -> List[RankExit]:
+    """Return the exits with that of the rank that called MPI_Abort, if any did, as the first failure."""
+    abort = _find_abort(exits, mpirun_output)
+    if abort is None:
+        return exits
+    aborted_rank, exit_code = abort
+    first_failure_at = min(
+        (rank_exit.failed_at for rank_exit in exits if _has_failed(rank_exit)), default=now
+    )
+    return [
+        _mark_aborted(rank_exit, exit_code, first_failure_at) if rank_exit.rank == aborted_rank else rank_exit
+        for rank_exit in exits
+    ]
 
 
 def assume_killed(rank_exit: RankExit) -> RankExit:
@@ -138,7 +163,7 @@ def assume_killed(rank_exit: RankExit) -> RankExit:
     return rank_exit._replace(status=_KILLED, was_stopped=True) if rank_exit.status is None else rank_exit
 
 
-def _find_victims(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int]:
+def _find_victim_ranks(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int]:
     """Return the ranks that failed because a peer was gone. The peer's connections close before its exit can
     be reported, so on a busy machine the victims may be reported first.
     """
@@ -148,13 +173,23 @@ def _find_victims(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int
         failed = [rank_exit for rank_exit in failed if rank_exit.rank not in lost_peer]
     else:
         lost_peer = set()
+    own_exits = [rank_exit for rank_exit in failed if _exited_by_itself(rank_exit)]
+    lost_peer.update(
+        rank_exit.rank
+        for rank_exit in failed
+        if rank_exit.status in _LIBRARY_CRASHES
+        and any(abs(rank_exit.failed_at - exited.failed_at) < _SIMULTANEOUS_SECONDS for exited in own_exits)
+    )
     killed_ranks = [
         rank_exit
         for rank_exit in failed
-        if rank_exit.status is not None and rank_exit.status < 0 and rank_exit.status != _ABORTED
+        if rank_exit.status is not None
+        and rank_exit.status < 0
+        and rank_exit.status != _ABORTED
+        and rank_exit.rank not in lost_peer
     ]
     if killed_ranks:
-        # A lost peer kills nobody; the others may have failed because this rank was killed.
+        # No other signal comes from a lost peer; the others may have failed because this rank was killed.
         first_killed = min(killed_ranks, key=lambda end: end.failed_at)
         lost_peer.update(
             rank_exit.rank
@@ -162,6 +197,19 @@ def _find_victims(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int
             if first_killed.failed_at - _SIMULTANEOUS_SECONDS < rank_exit.failed_at < first_killed.failed_at
         )
     return lost_peer
+
+
+def _exited_by_itself(rank_exit: RankExit) -> bool:
+    """Return whether the rank exited with a code and without an error message: a rank that fails because a
+    peer is gone prints MPI's error, or an exception.
+    """
+    return (
+        rank_exit.status is not None
+        and rank_exit.status > 0
+        and rank_exit.status != _OPEN_MPI_LOST_PEER_CODE
+        and tracebacks.find_cause(rank_exit.output_tail) is None
+        and _MPI_ERROR_PATTERN.search(rank_exit.output_tail) is None
+    )
 
 
 def _clear_stopped_time(rank_exit: RankExit) -> RankExit:
@@ -175,7 +223,9 @@ def _has_failed(rank_exit: RankExit) -> bool:
 
 
 def _find_abort(rank_exits: Sequence[RankExit], mpirun_output: str) -> Optional[Tuple[int, int]]:
-    """Return the rank that called MPI_Abort first, and its error code."""
+    """Return the rank that called MPI_Abort first, and its error code as an exit code (0 to 255), by what
+    mpirun or the ranks have printed about it; None where none did.
+    """
     for text in (mpirun_output, *(rank_exit.output_tail for rank_exit in rank_exits)):
         for pattern in _ABORT_PATTERNS:
             match = pattern.search(text)

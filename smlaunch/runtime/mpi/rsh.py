@@ -10,9 +10,16 @@ import os
 import sys
 from typing import List, NamedTuple, Optional, Sequence
 
-from smlaunch.runtime import secret
+from smlaunch.runtime import job_secret
 from smlaunch.runtime.errors import SetupError
-from smlaunch.runtime.peer_connection import EXIT_STATUS, STDERR, STDOUT, PeerError, connect_to_agent
+from smlaunch.runtime.peer_connection import (
+    AGENT_PURPOSE,
+    EXIT_STATUS,
+    STDERR,
+    STDOUT,
+    PeerError,
+    connect_to_host,
+)
 
 _FAILED_EXIT_CODE = 255
 _OPTIONS_WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -27,7 +34,7 @@ class RemoteCommand(NamedTuple):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Optional[RemoteCommand]:
-    """Return the host and the command line that ssh's arguments name; None without one of them. The
+    """Return the remote host and the command line that arguments of ssh name; None without one of them. The
     arguments of the command are joined by spaces for a shell on the other side, as with ssh; callers expect
     that and quote.
     """
@@ -36,18 +43,20 @@ def parse_arguments(arguments: Sequence[str]) -> Optional[RemoteCommand]:
         option = remaining.pop(0)
         if option == "--":
             break
-        if len(option) == 2 and option[1] in _OPTIONS_WITH_VALUE and remaining:
+        if len(option) == 2 and option[1] in _OPTIONS_WITH_VALUE and remaining:  # such as -p 22
             remaining.pop(0)
     if len(remaining) < 2:
         return None
-    return RemoteCommand(remaining[0].rpartition("@")[2], " ".join(remaining[1:]))
+    host = remaining[0].rpartition("@")[2]  # of user@host
+    return RemoteCommand(host, " ".join(remaining[1:]))
 
 
 def run_remote(command: RemoteCommand, port: int, key: bytes, timeout_seconds: float) -> int:
-    """Run the command and forward its output; return its exit status. Raises PeerError."""
-    peer = connect_to_agent(
-        command.host, port, key, {"do": "run", "line": command.command_line}, timeout_seconds
-    )
+    """Run a command on another host by its agent, forward its output to this process's, and return its exit
+    status. ``key``: the job's secret. ``timeout_seconds``: for the connection. Raises PeerError.
+    """
+    request = {"do": "run", "line": command.command_line}
+    peer = connect_to_host(command.host, port, key, AGENT_PURPOSE, request, timeout_seconds)
     while True:
         frame = peer.receive()
         if frame is None:
@@ -66,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         _write(2, b"smlaunch: a host and a command are needed\n")
         return _FAILED_EXIT_CODE
     try:
-        return run_remote(command, int(port), secret.read_secret(key_file), float(patience))
+        return run_remote(command, int(port), job_secret.read_secret(key_file), float(patience))
     except (PeerError, SetupError) as error:
         _write(2, "smlaunch: {}: {}\n".format(command.host, error).encode("utf-8", "replace"))
         return _FAILED_EXIT_CODE

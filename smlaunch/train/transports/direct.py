@@ -17,15 +17,15 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from smlaunch.contract.checkpoint import is_manifest, parse_shard_rank
+from smlaunch.contract.checkpoint_layout import is_manifest, parse_shard_rank
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.train.transports.base import CheckpointTransport, LoadFailed, PendingUpload, UploadFailed
 from smlaunch.train.transports.upload_monitor import UploadMonitor
 
 _PART_BYTES = 16 << 20
 _CONCURRENT_PARTS = 8
-_MAX_TRIES = 4
-_FIRST_PAUSE_SECONDS = 1.0
+_MAX_ATTEMPTS = 4
+_FIRST_BACKOFF_SECONDS = 1.0
 """Pause before the second try, doubled with each: botocore has tried each request ten times by then."""
 
 _MAX_KEYS_PER_DELETE = 1000
@@ -56,7 +56,7 @@ class DirectTransport(CheckpointTransport):
         self._client = client or boto3.client(
             "s3", config=Config(retries={"mode": "standard", "max_attempts": 10}, connect_timeout=10)
         )
-        self._owner = owner
+        self._expected_bucket_owner = owner
         if owner is not None:
             # As a header: older boto3 versions in images have no such parameter.
             self._client.meta.events.register("before-call.s3", partial(_add_owner_header, owner))
@@ -120,7 +120,7 @@ class DirectTransport(CheckpointTransport):
         for start in range(0, len(names), _MAX_KEYS_PER_DELETE):
             batch = names[start : start + _MAX_KEYS_PER_DELETE]
             try:
-                response = self._call_s3("delete", batch[0], partial(self._delete, batch))
+                response = self._call_s3("delete", batch[0], partial(self._delete_objects, batch))
             except UploadFailed as error:
                 self._on_message("{}; it stays in S3".format(error))
                 continue
@@ -141,7 +141,7 @@ class DirectTransport(CheckpointTransport):
         rows = (row for page in pages for row in page.get("Contents", []))
         return {row["Key"][len(self._prefix) :]: int(row["Size"]) for row in rows}
 
-    def _delete(self, names: Sequence[str]) -> Any:
+    def _delete_objects(self, names: Sequence[str]) -> Any:
         rows = [{"Key": self._prefix + name} for name in names]
         return self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": rows, "Quiet": True})
 
@@ -169,30 +169,34 @@ class DirectTransport(CheckpointTransport):
         )
 
     def _call_s3(
-        self, action: str, name: str, request: Callable[[], Any], error_class: Type[Exception] = UploadFailed
+        self,
+        action: str,
+        object_name: str,
+        request: Callable[[], Any],
+        error_class: Type[Exception] = UploadFailed,
     ) -> Any:
-        """Call S3, retrying transient failures. Raises KeyError if the object is missing, else
-        ``error_class``."""
-        tries = 0
+        """Call S3 by ``request``, and again after transient failures, with a message for each. ``action`` and
+        ``object_name`` are for messages. Raises KeyError if the object is missing, else ``error_class``."""
+        failed_attempts = 0
         while True:
             try:
                 return request()
             except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
                 if _is_missing(error):
-                    raise KeyError(name) from error
-                tries += 1
-                message = "checkpoint {}: {} failed: {}".format(name, action, error)
-                if self._owner is not None and _status(error) == 403:
+                    raise KeyError(object_name) from error
+                failed_attempts += 1
+                message = "checkpoint {}: {} failed: {}".format(object_name, action, error)
+                if self._expected_bucket_owner is not None and _http_status(error) == 403:
                     message += (
                         "; the role lacks the permission, or the bucket {} does not belong to {}".format(
-                            self._bucket, self._owner
+                            self._bucket, self._expected_bucket_owner
                         )
                     )
-                if tries == _MAX_TRIES or _is_permanent(error):
+                if failed_attempts == _MAX_ATTEMPTS or _is_permanent(error):
                     raise error_class(message) from error
-                pause_seconds = _FIRST_PAUSE_SECONDS * 2 ** (tries - 1)
-                self._on_message("{}; trying again in {:.0f} s".format(message, pause_seconds))
-                self._sleep(pause_seconds)
+                backoff_seconds = _FIRST_BACKOFF_SECONDS * 2 ** (failed_attempts - 1)
+                self._on_message("{}; trying again in {:.0f} s".format(message, backoff_seconds))
+                self._sleep(backoff_seconds)
 
 
 def _split_uri(uri: str) -> Tuple[str, str]:
@@ -211,15 +215,15 @@ def _is_missing(error: Exception) -> bool:
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether retrying cannot help: no permission, no such bucket."""
-    status = _status(error)
+    status = _http_status(error)
     return 400 <= status < 500 and status not in (408, 429)
 
 
-def _status(error: Exception) -> int:
+def _http_status(error: Exception) -> int:
     """Return the HTTP status; 0 without a response. boto3 wraps the error of an upload in one of its own."""
     if not isinstance(error, ClientError):
         inner = error.__cause__ or error.__context__
-        return _status(inner) if isinstance(inner, Exception) else 0
+        return _http_status(inner) if isinstance(inner, Exception) else 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 

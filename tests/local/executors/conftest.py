@@ -13,23 +13,29 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.executors.base import Allocation, DirectoryMount, HostExit, HostProcess, Program
-from smlaunch.local.executors.levels import LEVELS, Level, probe_level
-from smlaunch.local.executors.processes import Processes
+from smlaunch.local.executors.executor_interface import (
+    Allocation,
+    DirectoryMount,
+    HostExit,
+    HostProcess,
+    Program,
+)
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS, IsolationLevel, probe_isolation_level
+from smlaunch.local.executors.process_executor import Processes
 
 _PATIENCE = 20.0
-_levels: dict[str, Level] = {}
+_levels: dict[str, IsolationLevel] = {}
 
 
-def level_or_skip(name: str) -> Level:
+def level_or_skip(name: str) -> IsolationLevel:
     if name not in _levels:
-        _levels[name] = probe_level(name)
+        _levels[name] = probe_isolation_level(name)
     if not _levels[name].works:
         pytest.skip(f"isolation {name}: {_levels[name].why_not}")
     return _levels[name]
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=ISOLATION_LEVELS)
 def level(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     level_or_skip(name)
@@ -58,10 +64,10 @@ class Hosts:
         allocation = self.executor.allocate(job, labels, isolated_network)
         self.allocations.append(allocation)
         for host in allocation.hosts:
-            (host.tree / "code").mkdir()
+            (host.opt_ml_folder / "code").mkdir()
             for mount in mounts:
                 if not mount.target.startswith("/"):
-                    (host.tree / mount.target).mkdir(parents=True)
+                    (host.opt_ml_folder / mount.target).mkdir(parents=True)
         base = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **allocation.info.environment}
         return allocation.start(
             [
@@ -76,7 +82,7 @@ class Hosts:
         return [(wait_for_exit(host), output(host)) for host in hosts]
 
     def remaining_pids(self) -> list[int]:
-        return process_cleanup.processes_of_owner(self.owner + "/")
+        return process_cleanup.find_processes_of_owner(self.owner + "/")
 
     def release(self) -> None:
         for allocation in self.allocations:
@@ -86,9 +92,9 @@ class Hosts:
 def wait_for_exit(host: HostProcess) -> HostExit:
     deadline = time.monotonic() + _PATIENCE
     while True:
-        ready, _, _ = select.select([host.events], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([host.events_fd], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, "the host did not end"
-        host_exit = host.read()
+        host_exit = host.read_exit()
         if host_exit is not None:
             return host_exit
 
@@ -96,7 +102,7 @@ def wait_for_exit(host: HostProcess) -> HostExit:
 def output(host: HostProcess) -> str:
     """Return all output of a host that has ended."""
     parts = []
-    while part := os.read(host.output, 1 << 16):
+    while part := os.read(host.output_fd, 1 << 16):
         parts.append(part)
     return b"".join(parts).decode()
 
@@ -104,7 +110,7 @@ def output(host: HostProcess) -> str:
 def read_until(host: HostProcess, text: str) -> str:
     output_text = ""
     while text not in output_text:
-        part = os.read(host.output, 1 << 16).decode()
+        part = os.read(host.output_fd, 1 << 16).decode()
         assert part, f"ended after {output_text!r}"
         output_text += part
     return output_text

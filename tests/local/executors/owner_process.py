@@ -6,8 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
-from smlaunch.local.executors.base import Program
-from smlaunch.local.executors.processes import Processes
+from smlaunch.local.executors.executor_interface import Program
+from smlaunch.local.executors.process_executor import Processes
 
 folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 
@@ -18,12 +18,12 @@ def run() -> None:
     executor = Processes(folder, owner, level, mounts=False)
     allocation = executor.allocate("job", ["algo-1", "algo-2"], False)
     for host in allocation.hosts:
-        (host.tree / "code").mkdir()
+        (host.opt_ml_folder / "code").mkdir()
     program = Program(("sh", "-c", script), {"PATH": os.environ["PATH"]})
     for process in allocation.start([program, program]):
         text = b""
         while b"ready" not in text:
-            text += os.read(process.output, 4096)
+            text += os.read(process.output_fd, 4096)
     print("running", flush=True)
     globals()["allocation"] = allocation  # a reference that outlives this thread: its hosts must go on
 

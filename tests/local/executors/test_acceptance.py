@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS
 from smlaunch.local.executors.isolation_matrix import BEGIN, DIFFERENCES, END, table
-from smlaunch.local.executors.levels import LEVELS
 from tests.conftest import ROOT
 from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import EndpointHarness, endpoint_harness
 from tests.local.executors.conftest import eventually
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=ISOLATION_LEVELS)
 def host(request: pytest.FixtureRequest) -> Iterator[EndpointHarness]:
     with endpoint_harness(request.param) as harness:
         harness.start()
@@ -192,7 +192,7 @@ def test_nothing_outlives_a_stop(host: EndpointHarness, client: EndpointClient) 
         ("background", "endpoint and supervisors"),
     ],
 )
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
 def test_nothing_outlives_a_killed(level: str, kind: str, victim: str) -> None:
     """``endpoint_harness`` checks for leftovers, also after the next endpoint's start."""
     with endpoint_harness(level) as host:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import containers_commands, containers_network
-from smlaunch.local.executors.base import CannotAllocate, Program
+from smlaunch.local.executors import container_commands, container_network
 from smlaunch.local.executors.container_cli import Engine
-from smlaunch.local.executors.containers import Containers
-from smlaunch.local.executors.containers_commands import UNANSWERED
-from smlaunch.local.executors.containers_engine import cached_engine, image_id, run
-from smlaunch.local.executors.levels import machine_fingerprint
+from smlaunch.local.executors.container_commands import TIMED_OUT_CODE
+from smlaunch.local.executors.container_engine import find_image_id, load_cached_engine, run_short_command
+from smlaunch.local.executors.container_executor import Containers
+from smlaunch.local.executors.executor_interface import CannotAllocate, Program
+from smlaunch.local.executors.isolation_levels import machine_fingerprint
 from tests.local.executors.conftest import eventually
 
 ENGINE_SCRIPT = """#!/bin/sh
@@ -36,8 +36,8 @@ TIMEOUT_SECONDS = 1.0
 
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers_commands, "TIMEOUT_SECONDS", TIMEOUT_SECONDS)
-    monkeypatch.setattr(containers_commands, "_TERMINATION_SECONDS", 0.5)
+    monkeypatch.setattr(container_commands, "TIMEOUT_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(container_commands, "_TERMINATION_SECONDS", 0.5)
 
 
 def make_hanging_engine(folder: Path, *patterns: str, shell_prefix: str = "") -> Engine:
@@ -58,8 +58,8 @@ def has_no_hanging_command(folder: Path) -> bool:
 def test_a_command_without_an_answer_is_ended_and_named(tmp_path: Path, shell_prefix: str) -> None:
     engine = make_hanging_engine(tmp_path, "--runtime=runc network rm", shell_prefix=shell_prefix)
     engine = replace(engine, flags=("--runtime=runc",))
-    result = run(engine.command("network", "rm", "--force", "mine"))
-    assert result.returncode == UNANSWERED
+    result = run_short_command(engine.command_line("network", "rm", "--force", "mine"))
+    assert result.returncode == TIMED_OUT_CODE
     assert result.stderr.decode() == (
         "`podman network rm` has not answered for 1 s; see whether `podman ps` does, and restart the "
         "engine where not"
@@ -69,16 +69,16 @@ def test_a_command_without_an_answer_is_ended_and_named(tmp_path: Path, shell_pr
 
 def test_what_a_command_is_given_and_says_is_whole(tmp_path: Path) -> None:
     content = os.urandom(1 << 20)
-    result = run(["sh", "-c", "sleep 0.1; cat; echo because >&2; exit 3"], content)
+    result = run_short_command(["sh", "-c", "sleep 0.1; cat; echo because >&2; exit 3"], content)
     assert (result.returncode, result.stdout, result.stderr) == (3, content, b"because\n")
 
 
 def test_silence_is_no_missing_image_and_no_empty_machine(tmp_path: Path) -> None:
     with pytest.raises(CannotAllocate, match="`podman image inspect` has not answered"):
-        image_id(make_hanging_engine(tmp_path, "image inspect"), "any")
+        find_image_id(make_hanging_engine(tmp_path, "image inspect"), "any")
     for silent in ("network create", "network inspect"):
         with pytest.raises(CannotAllocate, match=f"`podman {silent}` has not answered"):
-            containers_network.create_network(
+            container_network.create_network(
                 make_hanging_engine(tmp_path, silent), "n", "o", host_count=2, is_internal=False
             )
     executor = Containers(tmp_path, "o", make_hanging_engine(tmp_path, "ps"), {}, None, ())
@@ -92,7 +92,7 @@ def test_an_engine_that_does_not_tell_its_version_is_not_remembered(tmp_path: Pa
     for silent, is_remembered in (("image", True), ("version", False)):
         engine = make_hanging_engine(tmp_path, silent)
         cache.write_text(json.dumps({"fingerprint": machine_fingerprint(), "engine": asdict(engine)}))
-        assert (cached_engine(cache) is not None) is is_remembered
+        assert (load_cached_engine(cache) is not None) is is_remembered
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,14 @@ import pytest
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.executors import container_cli as words
-from smlaunch.local.executors.base import ImageProblem
 from smlaunch.local.executors.container_cli import CannotMount, ContainerMount, ContainerPlan, Engine
-from smlaunch.local.executors.containers_engine import ensure_image, options_from_environment, registry_of
-from smlaunch.local.executors.containers_environment import variables_by_name
+from smlaunch.local.executors.container_engine import (
+    ensure_image,
+    options_from_environment,
+    registry_of_image,
+)
+from smlaunch.local.executors.container_environment import variables_to_pass_by_name
+from smlaunch.local.executors.executor_interface import ImageProblem
 
 PODMAN = Engine("podman", "/usr/bin/podman", "4.3.1", ("--runtime=runc",), ("--ulimit=nofile=9:9",))
 DOCKER = Engine("docker", "/usr/bin/docker", "28.2.2")
@@ -18,12 +22,12 @@ DOCKER = Engine("docker", "/usr/bin/docker", "28.2.2")
 def plan(**changes: object) -> ContainerPlan:
     fixed = {
         "name": "smlaunch-0123-job-algo-1",
-        "owner": "0123",
+        "endpoint_id": "0123",
         "image": "registry.example:5000/train:1",
-        "network": "smlaunch-0123-job",
+        "network_name": "smlaunch-0123-job",
         "address": "10.89.0.2",
         "hostname": "algo-1",
-        "addresses_by_name": {"algo-1": "10.89.0.2", "algo-2": "10.89.0.3"},
+        "address_by_host_name": {"algo-1": "10.89.0.2", "algo-2": "10.89.0.3"},
     }
     return ContainerPlan(**{**fixed, **changes})  # type: ignore[arg-type]
 
@@ -33,15 +37,15 @@ def test_all_of_podmans_words() -> None:
         entrypoint=("python3", "-u"),
         arguments=("/opt/ml/x.py", "--a=b c"),
         environment={"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "hidden"},
-        variables_by_name={"AWS_SECRET_ACCESS_KEY"},
+        variables_passed_by_name={"AWS_SECRET_ACCESS_KEY"},
         mounts=(
             ContainerMount("/state/ml", "/opt/ml", "shared"),
-            ContainerMount("/s3/data", "/opt/ml/input/data/d", "own"),
+            ContainerMount("/s3/data", "/opt/ml/input/data/d", "overlay"),
         ),
         shm_bytes=2 << 30,
-        options=("--memory=8g",),
+        user_options=("--memory=8g",),
     )
-    assert words.create_command(PODMAN, container_plan) == [
+    assert words.create_container_command(PODMAN, container_plan) == [
         "/usr/bin/podman",
         "--runtime=runc",
         "create",
@@ -75,8 +79,8 @@ def test_docker_takes_the_same_but_for_these() -> None:
     container_plan = plan(entrypoint=("python3", "-u"))
     only_podman = {"/usr/bin/podman", "--runtime=runc", "--ulimit=nofile=9:9", "--http-proxy=false"}
     podman_words, docker_words = (
-        words.create_command(PODMAN, container_plan),
-        words.create_command(DOCKER, container_plan),
+        words.create_container_command(PODMAN, container_plan),
+        words.create_container_command(DOCKER, container_plan),
     )
     assert set(podman_words) - set(docker_words) == only_podman | {'--entrypoint=["python3"]'}
     assert set(docker_words) - set(podman_words) == {"/usr/bin/docker", "--entrypoint=python3"}
@@ -85,7 +89,7 @@ def test_docker_takes_the_same_but_for_these() -> None:
 def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
     image = "registry.example:5000/train:1"
     for arguments in (("train",), (), ("a", "b")):
-        line = words.create_command(DOCKER, plan(arguments=arguments))
+        line = words.create_container_command(DOCKER, plan(arguments=arguments))
         assert line[line.index(image) + 1 :] == list(arguments)
         assert not any(word.startswith("--entrypoint") for word in line)
 
@@ -95,7 +99,7 @@ def test_without_an_entry_point_the_images_own_gets_the_arguments() -> None:
     ("", " ", "a=b==", "one\ntwo\n", "'\"`$(x) $HOME \\", "# no comment", "*", "--flag", "\u2603", "a,b:c;d"),
 )
 def test_a_value_is_one_word_whatever_it_holds(value: str) -> None:
-    line = words.create_command(
+    line = words.create_container_command(
         PODMAN, plan(environment={"NAME": value}, entrypoint=(value,), arguments=(value,))
     )
     assert line.count(f"--env=NAME={value}") == 1
@@ -104,7 +108,7 @@ def test_a_value_is_one_word_whatever_it_holds(value: str) -> None:
 
 
 def test_a_first_word_that_looks_like_a_list_stays_one_word() -> None:
-    line = words.create_command(PODMAN, plan(entrypoint=('["sh", "-c"]',)))
+    line = words.create_container_command(PODMAN, plan(entrypoint=('["sh", "-c"]',)))
     assert '--entrypoint=["[\\"sh\\", \\"-c\\"]"]' in line
 
 
@@ -119,9 +123,11 @@ def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
         "X",
     )
     environment = {name: f"s3cr3t of {name}\nwith a newline" for name in names}
-    variables = variables_by_name(environment, {"HF_TOKEN": "another's"})
+    variables = variables_to_pass_by_name(environment, {"HF_TOKEN": "another's"})
     assert variables == environment
-    line = words.create_command(PODMAN, plan(environment=environment, variables_by_name=variables))
+    line = words.create_container_command(
+        PODMAN, plan(environment=environment, variables_passed_by_name=variables)
+    )
     assert not any("s3cr3t" in word for word in line)
     assert [word for word in line if word.startswith("--env")] == [f"--env={name}" for name in names]
 
@@ -142,15 +148,15 @@ def test_what_a_job_calls_its_own_is_on_no_command_line() -> None:
     ),
 )
 def test_what_the_engines_client_goes_by_is_not_changed_for_it(name: str) -> None:
-    assert variables_by_name({name: "the job's"}, {}) == {}
-    assert variables_by_name({name: "the job's"}, {name: "the client's"}) == {}
-    line = words.create_command(PODMAN, plan(environment={name: "the job's"}))
+    assert variables_to_pass_by_name({name: "the job's"}, {}) == {}
+    assert variables_to_pass_by_name({name: "the job's"}, {name: "the client's"}) == {}
+    line = words.create_container_command(PODMAN, plan(environment={name: "the job's"}))
     assert f"--env={name}=the job's" in line
 
 
 def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
     proxy = {"HTTPS_PROXY": "http://user:password@proxy:1"}
-    assert variables_by_name(proxy, {**proxy, "PATH": "/bin"}) == proxy
+    assert variables_to_pass_by_name(proxy, {**proxy, "PATH": "/bin"}) == proxy
 
 
 @pytest.mark.parametrize(
@@ -163,38 +169,45 @@ def test_a_value_that_the_client_has_already_changes_nothing_for_it() -> None:
     ),
 )
 def test_paths_are_spelled_so_that_they_survive(mount: ContainerMount, options: list[str]) -> None:
-    assert words.mount_arguments(mount) == options
+    assert words.bind_mount_options(mount) == options
 
 
 @pytest.mark.parametrize(
     "mount",
     (
-        ContainerMount("/a:b", "/t", "own"),
+        ContainerMount("/a:b", "/t", "overlay"),
         ContainerMount("/a:b,c", "/t", "shared"),
         ContainerMount('/a:"b', "/t", "read-only"),
     ),
 )
 def test_a_path_that_no_spelling_can_carry_is_refused(mount: ContainerMount) -> None:
     with pytest.raises(CannotMount, match="use names without one"):
-        words.mount_arguments(mount)
+        words.bind_mount_options(mount)
 
 
 def test_networks() -> None:
-    assert words.create_network_command(PODMAN, "n", "o", internal=True, subnet=None) == [
+    assert words.create_network_command(PODMAN, "n", "o", is_internal=True, subnet=None) == [
         *("/usr/bin/podman", "--runtime=runc", "network", "create", "--label=smlaunch.owner=o"),
         *("--disable-dns", "--internal", "n"),
     ]
-    assert words.create_network_command(DOCKER, "n", "o", internal=False, subnet="10.1.0.0/24") == [
+    assert words.create_network_command(DOCKER, "n", "o", is_internal=False, subnet="10.1.0.0/24") == [
         *("/usr/bin/docker", "network", "create", "--label=smlaunch.owner=o"),
         *("--subnet=10.1.0.0/24", "n"),
     ]
-    assert words.remove_command(PODMAN, "a", "b")[2:] == ["rm", "--force", "--volumes", "--time=0", "a", "b"]
-    assert words.remove_command(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
+    assert words.remove_containers_command(PODMAN, "a", "b")[2:] == [
+        "rm",
+        "--force",
+        "--volumes",
+        "--time=0",
+        "a",
+        "b",
+    ]
+    assert words.remove_containers_command(DOCKER, "a")[1:] == ["rm", "--force", "--volumes", "a"]
 
 
 def test_what_differs_after_create() -> None:
-    assert words.start_command(PODMAN, "a")[2:] == ["start", "--attach", "--sig-proxy=false", "a"]
-    assert words.start_command(DOCKER, "a")[1:] == ["start", "--attach", "a"]
+    assert words.start_container_command(PODMAN, "a")[2:] == ["start", "--attach", "--sig-proxy=false", "a"]
+    assert words.start_container_command(DOCKER, "a")[1:] == ["start", "--attach", "a"]
     assert words.chown_command(DOCKER, "helper:1", "/state/hosts/job", 1000, 100)[1:] == [
         *("run", "--rm", "--pull=never", "--network=none", "--security-opt=label=disable"),
         *("--volume=/state/hosts/job:/given", "--entrypoint=/bin/chown", "helper:1"),
@@ -217,7 +230,7 @@ def test_what_differs_after_create() -> None:
     ),
 )
 def test_the_registry_in_a_name(image: str, registry: str | None) -> None:
-    assert registry_of(image) == registry
+    assert registry_of_image(image) == registry
 
 
 def test_options_of_a_persons_own_are_words() -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import levels
-from smlaunch.local.executors.levels import Level
+from smlaunch.local.executors import isolation_levels
+from smlaunch.local.executors.isolation_levels import IsolationLevel
 
 
 def test_plain_works_everywhere() -> None:
-    assert levels.probe_level("plain") == Level("plain", works=True)
+    assert isolation_levels.probe_isolation_level("plain") == IsolationLevel("plain", works=True)
 
 
 def test_a_level_that_does_not_work_says_why() -> None:
-    for level in levels.probe_levels():
+    for level in isolation_levels.probe_isolation_levels():
         assert level.works != bool(level.why_not)
 
 
@@ -25,24 +25,24 @@ def test_the_best_is_remembered_for_this_machine_and_user(
     cache = tmp_path / "levels.json"
     probed_levels: list[str] = []
 
-    def probe(name: str, scratch: Path | None = None) -> Level:
+    def probe(name: str, scratch: Path | None = None) -> IsolationLevel:
         probed_levels.append(name)
-        return Level(name, works=name != "full", why_not="no root" if name == "full" else "")
+        return IsolationLevel(name, works=name != "full", why_not="no root" if name == "full" else "")
 
-    monkeypatch.setattr(levels, "probe_level", probe)
-    assert levels.choose_level(tmp_path, cache).name == "user"
-    assert levels.choose_level(tmp_path, cache).name == "user"
+    monkeypatch.setattr(isolation_levels, "probe_isolation_level", probe)
+    assert isolation_levels.choose_isolation_level(tmp_path, cache).name == "user"
+    assert isolation_levels.choose_isolation_level(tmp_path, cache).name == "user"
     assert probed_levels == ["full", "user"]
     with pytest.raises(EndpointError, match="isolation full does not work here: no root"):
-        levels.choose_level(tmp_path, cache, "full")
+        isolation_levels.choose_isolation_level(tmp_path, cache, "full")
     with pytest.raises(EndpointError, match="'half' is unknown"):
-        levels.choose_level(tmp_path, cache, "half")
+        isolation_levels.choose_isolation_level(tmp_path, cache, "half")
     document = json.loads(cache.read_text())
     cache.write_text(json.dumps({**document, "fingerprint": "another boot"}))
-    assert levels.choose_level(tmp_path, cache, "plain").name == "plain"
+    assert isolation_levels.choose_isolation_level(tmp_path, cache, "plain").name == "plain"
     assert probed_levels == ["full", "user", "plain"]
 
 
 def test_what_forbids_namespaces_is_explained() -> None:
-    assert "max_user_namespaces" in levels._with_hint("unshare: No space left on device")
-    assert "CAP_SYS_ADMIN" in levels._with_hint("unshare: Operation not permitted")
+    assert "max_user_namespaces" in isolation_levels._add_likely_cause("unshare: No space left on device")
+    assert "CAP_SYS_ADMIN" in isolation_levels._add_likely_cause("unshare: Operation not permitted")

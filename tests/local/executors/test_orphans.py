@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.executors.processes import Processes
+from smlaunch.local.executors.process_executor import Processes
 from tests.conftest import IS_ROOT, ROOT
 from tests.local import ordinary_user
 from tests.local.executors.conftest import eventually, level_or_skip
@@ -53,18 +53,18 @@ def test_nothing_outlives_the_endpoint(
     tmp_path: Path, owner: str, level: str, signal_number: signal.Signals
 ) -> None:
     process = start(tmp_path, owner, level)
-    assert len(process_cleanup.processes_of_owner(owner + "/")) >= 8
+    assert len(process_cleanup.find_processes_of_owner(owner + "/")) >= 8
     process.send_signal(signal_number)
     process.communicate()
-    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
 
 
 def test_hosts_survive_the_thread_that_started_them(tmp_path: Path, owner: str, level: str) -> None:
     """PDEATHSIG fires at the end of a thread: the supervisor must not have it."""
     process = start(tmp_path, owner, level)
-    before = set(process_cleanup.processes_of_owner(owner + "/"))
+    before = set(process_cleanup.find_processes_of_owner(owner + "/"))
     time.sleep(0.3)
-    assert set(process_cleanup.processes_of_owner(owner + "/")) == before
+    assert set(process_cleanup.find_processes_of_owner(owner + "/")) == before
     process.kill()
     process.communicate()
 
@@ -73,12 +73,14 @@ def test_endpoint_and_supervisors_killed_at_once_are_swept_by_the_next(
     tmp_path: Path, owner: str, level: str
 ) -> None:
     process = start(tmp_path, owner, level)
-    supervisors = [pid for pid in process_cleanup.descendants(process.pid) if _parent(pid) == process.pid]
+    supervisors = [
+        pid for pid in process_cleanup.find_descendants(process.pid) if _parent(pid) == process.pid
+    ]
     process.kill()
     process_cleanup.kill_processes(supervisors)
     process.communicate()
     Processes(tmp_path, "the-next-one", level, mounts=False).remove_leftovers(owner)
-    assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
+    assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
 
 
 def _parent(pid: int) -> int:
@@ -94,9 +96,9 @@ def test_an_ordinary_user_too(owner: str, name: str) -> None:
         if IS_ROOT:
             os.chown(folder, ordinary_user.UID, ordinary_user.UID)
         process = start(folder, owner, name, ordinary_user.prefix())
-        assert len(process_cleanup.processes_of_owner(owner + "/")) >= 8
+        assert len(process_cleanup.find_processes_of_owner(owner + "/")) >= 8
         process.kill()
         process.communicate()
-        assert eventually(lambda: process_cleanup.processes_of_owner(owner + "/") == [])
+        assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
     finally:
         shutil.rmtree(folder)

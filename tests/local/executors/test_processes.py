@@ -12,7 +12,7 @@ import pytest
 
 from smlaunch.contract.tcp_ports import PORTS_PER_JOB
 from smlaunch.local.executors import loopback
-from smlaunch.local.executors.base import CannotAllocate, DirectoryMount
+from smlaunch.local.executors.executor_interface import CannotAllocate, DirectoryMount
 from smlaunch.local.executors.host_plan import HostPlan, MountPlan
 from tests.local.executors.conftest import Hosts, output, read_until, wait_for_exit
 
@@ -42,8 +42,8 @@ def test_hosts_have_their_own_name_processes_and_directories(hosts: Hosts) -> No
     assert two.splitlines()[0] == "algo-2"
     assert not Path("/opt/ml").exists()
     assert not Path("/tmp/mine").exists()
-    assert {host.root for host in hosts.allocations[0].hosts} == {"/opt/ml"}
-    trees = [host.tree for host in hosts.allocations[0].hosts]
+    assert {host.ml_path_on_host for host in hosts.allocations[0].hosts} == {"/opt/ml"}
+    trees = [host.opt_ml_folder for host in hosts.allocations[0].hosts]
     assert [sorted(os.listdir(tree / "model")) for tree in trees] == [["of-algo-1"], ["of-algo-2"]]
 
 
@@ -53,11 +53,11 @@ def test_plain_hosts_are_told_where_their_tree_is(hosts: Hosts) -> None:
     ((exit_, text),) = hosts.run(script)
     (host,) = hosts.allocations[0].hosts
     assert exit_.code == 0
-    assert text.splitlines()[:2] == [str(host.tree), str(host.tree / "code")]
+    assert text.splitlines()[:2] == [str(host.opt_ml_folder), str(host.opt_ml_folder / "code")]
     assert int(text.splitlines()[2]) <= 50
     assert host.network_name == host.address
-    assert host.root == str(host.tree)
-    assert (host.tree.parent / "tmp" / "mine").exists()
+    assert host.ml_path_on_host == str(host.opt_ml_folder)
+    assert (host.opt_ml_folder.parent / "tmp" / "mine").exists()
     assert any("hard-codes /opt/ml" in note for note in hosts.allocations[0].info.notes)
 
 
@@ -66,7 +66,7 @@ def test_plain_moves_words_that_name_the_contracts_places(hosts: Hosts) -> None:
     argv = ["echo", "/opt/ml/input/x", "--y=/opt/ml/z", "/opt/mlx"]
     ((_, text),) = hosts.run("", argv=argv)
     (host,) = hosts.allocations[0].hosts
-    assert text.split() == [f"{host.tree}/input/x", "--y=/opt/ml/z", "/opt/mlx"]
+    assert text.split() == [f"{host.opt_ml_folder}/input/x", "--y=/opt/ml/z", "/opt/mlx"]
 
 
 def test_words_and_variables_arrive_byte_for_byte(hosts: Hosts) -> None:
@@ -81,15 +81,15 @@ def test_words_and_variables_arrive_byte_for_byte(hosts: Hosts) -> None:
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("sh -c 'kill -KILL $$'", 137)])
 def test_exit_codes_are_true(hosts: Hosts, script: str, code: int) -> None:
     ((exit_, _),) = hosts.run(script)
-    assert (exit_.code, exit_.how) == (code, "exited")
+    assert (exit_.code, exit_.kind) == (code, "exited")
 
 
 def test_a_program_that_cannot_be_started(hosts: Hosts, tmp_path: Path) -> None:
     ((exit_, _),) = hosts.run("", argv=["no-such-program-anywhere"])
-    assert (exit_.code, exit_.how) == (127, "not_started")
+    assert (exit_.code, exit_.kind) == (127, "not_started")
     assert "No such file" in exit_.message
     ((exit_, _),) = hosts.run("", argv=["/etc/passwd"], job="second")
-    assert (exit_.code, exit_.how) == (126, "not_started")
+    assert (exit_.code, exit_.kind) == (126, "not_started")
 
 
 def test_sigterm_reaches_the_first_process_only_and_its_answer_counts(hosts: Hosts) -> None:
@@ -131,7 +131,7 @@ def test_a_supervisor_that_is_killed_takes_its_host_along(hosts: Hosts) -> None:
     (host,) = hosts.start(ESCAPING_CHILDREN + "wait")
     read_until(host, "ready")
     os.kill(host.pid, 9)  # type: ignore[attr-defined]
-    assert wait_for_exit(host).how == "lost"
+    assert wait_for_exit(host).kind == "lost"
     hosts.release()
     assert hosts.remaining_pids() == []
 
@@ -140,7 +140,7 @@ def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
     allocation = hosts.executor.allocate("early", ["algo-1", "algo-2"], False)
     allocation.release()
     allocation.release()
-    assert not allocation.hosts[0].tree.exists()
+    assert not allocation.hosts[0].opt_ml_folder.exists()
 
 
 @needs_namespaces
@@ -199,7 +199,7 @@ import os, sys
 from smlaunch.local.executors import namespaces
 stage, parent = sys.argv[1:]
 namespaces._mount("tmpfs", stage, "tmpfs", 0)
-namespaces._replace_folder(parent, "ml", os.path.join(stage, "again"))
+namespaces._replace_by_bind_mounts(parent, "ml", os.path.join(stage, "again"))
 namespaces._mount("tmpfs", os.path.join(parent, "ml"), "tmpfs", 0)
 print(sorted(os.listdir(parent)), open(parent + "/file").read(), os.readlink(parent + "/link"))
 print(os.listdir(parent + "/folder"))
@@ -260,43 +260,47 @@ def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
 
 
 def test_a_block_of_ports_that_somebody_listens_in_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = loopback.reserve(1)
+    first = loopback.reserve_addresses(1)
     port = first.port
-    monkeypatch.setattr(loopback, "_FIRST_PORT", port)
-    monkeypatch.setattr(loopback, "_END_PORT", port + PORTS_PER_JOB)
+    monkeypatch.setattr(loopback, "_PORT_RANGE_START", port)
+    monkeypatch.setattr(loopback, "_PORT_RANGE_END", port + PORTS_PER_JOB)
     with pytest.raises(CannotAllocate, match="64 free ports in a row"):
-        loopback.reserve(1)
+        loopback.reserve_addresses(1)
     first.release()
     server = socket.create_server(("127.0.0.1", port + PORTS_PER_JOB - 1))
     with server, pytest.raises(CannotAllocate, match="64 free ports in a row"):
-        loopback.reserve(1)
-    new_reservation = loopback.reserve(1)
+        loopback.reserve_addresses(1)
+    new_reservation = loopback.reserve_addresses(1)
     assert new_reservation.port == port
     new_reservation.release()
 
 
 def test_a_reservation_ends_when_it_is_released() -> None:
-    first = loopback.reserve(3)
+    first = loopback.reserve_addresses(3)
     assert len(first.addresses) == 3
-    second = loopback.reserve(1)
+    second = loopback.reserve_addresses(1)
     assert not set(first.addresses) & set(second.addresses)
     first.release()
     second.release()
     with pytest.raises(CannotAllocate, match="253 at most"):
-        loopback.reserve(400)
+        loopback.reserve_addresses(400)
 
 
 def test_a_plan_survives_its_journey() -> None:
     plan = HostPlan(
         **{
-            name: f"{name} \n'" for name in ("level", "directory", "hostname", "tree", "root", "stage", "tmp")
+            name: f"{name} \n'"
+            for name in (
+                *("isolation_level", "working_directory", "hostname", "ml_folder", "ml_path_on_host"),
+                *("staging_folder", "tmp_folder"),
+            )
         },
         hosts_file="",
         network="",
         argv=["a", "", "\udcff"],
         environment={"X": "", "Y": "="},
         visible_folders=[],
-        mounts=[MountPlan("s", "t", "own", "u", "w"), MountPlan("s2", "/t2", "shared", "", "")],
+        mounts=[MountPlan("s", "t", "overlay", "u", "w"), MountPlan("s2", "/t2", "shared", "", "")],
     )
     read = HostPlan.decode(plan.encode())
     assert {**vars(read), "mounts": [vars(mount) for mount in read.mounts]} == {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.removal import remove_or_warn, remove_tree
+from smlaunch.local.executors.tree_removal import remove_or_warn, remove_tree
 
 
 def create_deep_tree(folder: Path, depth: int) -> None:

@@ -10,14 +10,14 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from smlaunch.local.credentials import Credentials, Keyring
-from smlaunch.local.dispatch import Dispatch, Service
-from smlaunch.local.log_store import LogStore
-from smlaunch.local.metric_store import MetricStore
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.server import Server
+from smlaunch.local.front.credentials import Credentials, Keyring
+from smlaunch.local.front.http_server import Server
+from smlaunch.local.front.request_dispatcher import Dispatch, Service
 from smlaunch.local.services import standard_services
 from smlaunch.local.services.json_service import JsonService
+from smlaunch.local.stores.log_store import LogStore
+from smlaunch.local.stores.metric_store import MetricStore
+from smlaunch.local.stores.object_store import ObjectStore
 
 CREDENTIALS = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 
@@ -29,14 +29,14 @@ class FakeSageMaker:
         self.requests: list[dict[str, Any]] = []
 
     def create_training_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        from smlaunch.local.api_errors import ApiError
-        from smlaunch.local.request_context import current_context
+        from smlaunch.local.front.api_errors import ApiError
+        from smlaunch.local.front.request_context import current_request_context
 
         self.requests.append(params)
         name = params["TrainingJobName"]
         if name == "taken":
             raise ApiError("ResourceInUse", "Job name must be unique within an AWS account")
-        return {"TrainingJobArn": current_context().resource_arn("sagemaker", f"training-job/{name}")}
+        return {"TrainingJobArn": current_request_context().resource_arn("sagemaker", f"training-job/{name}")}
 
     def list_training_jobs(self, params: dict[str, Any]) -> dict[str, Any]:
         import datetime

@@ -13,8 +13,8 @@ from botocore.session import get_session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.metric_store import MetricSample, MetricStore
 from smlaunch.local.services import cbor
+from smlaunch.local.stores.metric_store import MetricSample, MetricStore
 from tests.local.front.conftest import ServerHarness
 
 PROTOCOLS = ("smithy-rpc-v2-cbor", "json", "query")
@@ -148,7 +148,7 @@ def test_periods_hold_every_sample_once(
     store.put_samples(
         "n", {}, [MetricSample("m", second * 1000, 1, value, value, value) for second, value in points]
     )
-    buckets = store.periods("n", "m", {}, 0, 601, period)
+    buckets = store.statistics_by_period("n", "m", {}, 0, 601, period)
     assert sum(bucket.sample_count for bucket in buckets) == len(points)
     for bucket in buckets:
         inside = [value for second, value in points if bucket.start <= second < bucket.start + period]

@@ -86,7 +86,7 @@ def test_aws_cli(run: Run, files: Path, bucket: str, tmp_path: Path) -> None:
 
 
 def test_s5cmd(run: Run, files: Path, bucket: str, tmp_path: Path) -> None:
-    s5cmd = "s5cmd/s5cmd"
+    s5cmd = "clients/s5cmd"
     run(s5cmd, "cp", f"{files}/", f"s3://{bucket}/d/")
     back = tmp_path / "back"
     run(s5cmd, "cp", "--part-size", "5", f"s3://{bucket}/d/big", f"{back}/")
@@ -123,6 +123,6 @@ obstore.delete(store, ["o/x", "o/z", "o/big"])
 
 
 def test_obstore(front: ServerHarness, run: Run, bucket: str) -> None:
-    output = run("obstore/python", "-c", OBSTORE, bucket)
+    output = run("clients/python", "-c", OBSTORE, bucket)
     assert output.splitlines() == ["AlreadyExistsError", "PreconditionError", "['o/big', 'o/x', 'o/z']"]
     assert list(front.objects.list_objects(bucket)) == []

@@ -117,7 +117,7 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 def test_following_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
     stream = "job/algo-1-1"
-    front.logs.append(GROUP, stream, [(1000, "one"), (2000, "two\nlines\t\\")])
+    front.logs.append_events(GROUP, stream, [(1000, "one"), (2000, "two\nlines\t\\")])
     stream_id = {"logGroupName": GROUP, "logStreamName": stream}
     first = logs.get_log_events(**stream_id, startFromHead=True)
     assert [(event["timestamp"], event["message"]) for event in first["events"]] == [
@@ -128,7 +128,7 @@ def test_following_a_log(front: ServerHarness) -> None:
     idle = logs.get_log_events(**stream_id, nextToken=token)
     assert idle["events"] == []
     assert idle["nextForwardToken"] == token
-    front.logs.append(GROUP, stream, [(3000, "three")])
+    front.logs.append_events(GROUP, stream, [(3000, "three")])
     more = logs.get_log_events(**stream_id, nextToken=token)
     assert [event["message"] for event in more["events"]] == ["three"]
     back = logs.get_log_events(**stream_id, nextToken=more["nextBackwardToken"])
@@ -148,7 +148,7 @@ def test_following_a_log(front: ServerHarness) -> None:
 
 def test_pages_of_a_log(front: ServerHarness) -> None:
     logs = front.client("logs")
-    front.logs.append("pages", "s", [(number, str(number)) for number in range(25)])
+    front.logs.append_events("pages", "s", [(number, str(number)) for number in range(25)])
     stream_id = {"logGroupName": "pages", "logStreamName": "s"}
     messages: list[str] = []
     answer = logs.get_log_events(**stream_id, startFromHead=True, limit=10)
@@ -156,7 +156,7 @@ def test_pages_of_a_log(front: ServerHarness) -> None:
         messages += [event["message"] for event in answer["events"]]
         answer = logs.get_log_events(**stream_id, nextToken=answer["nextForwardToken"], limit=10)
     assert messages == [str(number) for number in range(25)]
-    front.logs.append("large", "s", [(number, "x" * 100_000) for number in range(25)])
+    front.logs.append_events("large", "s", [(number, "x" * 100_000) for number in range(25)])
     stream_id["logGroupName"] = "large"
     assert (
         len(logs.get_log_events(**stream_id, startFromHead=True)["events"]) == 10
@@ -166,7 +166,7 @@ def test_pages_of_a_log(front: ServerHarness) -> None:
 def test_filtering_over_streams(front: ServerHarness) -> None:
     logs = front.client("logs")
     for host in (1, 2):
-        front.logs.append(
+        front.logs.append_events(
             "filter", f"job/algo-{host}", [(n * 2 + host, f"host {host} step {n}") for n in range(10)]
         )
     pages = logs.get_paginator("filter_log_events").paginate(

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smlaunch.local.services.s3.objects import parse_range
+from smlaunch.local.services.s3.objects import parse_byte_range
 from tests.local.front.conftest import ServerHarness
 from tests.local.front.test_objects import ODD_KEYS
 
@@ -152,7 +152,7 @@ def test_listing_with_a_delimiter(s3: Any, bucket: str) -> None:
 
 def test_a_thousand_keys_a_page(front: ServerHarness, s3: Any, bucket: str) -> None:
     for number in range(1001):
-        front.objects.put_bytes(bucket, f"{number:05}", b"")
+        front.objects.put_object_bytes(bucket, f"{number:05}", b"")
     first = s3.list_objects_v2(Bucket=bucket)
     assert (first["KeyCount"], first["IsTruncated"]) == (1000, True)
     second = s3.list_objects_v2(Bucket=bucket, ContinuationToken=first["NextContinuationToken"])
@@ -173,7 +173,7 @@ def test_ranges(size: int, first: int, last: int, form: str) -> None:
     else:
         expected, ignored = (body[-int(end) :] if int(end) else b""), False
     try:
-        byte_range = parse_range(f"bytes={text}", size)
+        byte_range = parse_byte_range(f"bytes={text}", size)
     except Exception as error:
         assert "InvalidRange" in str(error)
         assert expected == b""

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.http_messages import Request, Response
-from smlaunch.local.server import Server, is_loopback
+from smlaunch.local.front.http_messages import Request, Response
+from smlaunch.local.front.http_server import Server, is_loopback
 from tests.local.front.conftest import ServerHarness
 
 

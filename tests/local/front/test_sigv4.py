@@ -19,10 +19,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smlaunch.local import sigv4
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.credentials import Credentials, Keyring
-from smlaunch.local.http_messages import Request
+from smlaunch.local.front import sigv4
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.credentials import Credentials, Keyring
+from smlaunch.local.front.http_messages import Request
 from tests.local.front.conftest import CREDENTIALS, ServerHarness
 
 # S3 API reference, sig-v4-header-based-auth and sigv4-streaming: the published examples and their key.
@@ -58,7 +58,7 @@ GET_OBJECT: dict[str, Any] = {
 
 
 def test_the_published_get() -> None:
-    signed = sigv4.verify(published_request(**GET_OBJECT), PUBLISHED, fail_on_read, PUBLISHED_TIME)
+    signed = sigv4.verify_signature(published_request(**GET_OBJECT), PUBLISHED, fail_on_read, PUBLISHED_TIME)
     assert (signed.region, signed.service) == ("us-east-1", "s3")
 
 
@@ -72,7 +72,7 @@ def test_the_published_listing() -> None:
         x_amz_content_sha256=GET_OBJECT["x_amz_content_sha256"],
         x_amz_date="20130524T000000Z",
     )
-    assert sigv4.verify(request, PUBLISHED, fail_on_read, PUBLISHED_TIME).service == "s3"
+    assert sigv4.verify_signature(request, PUBLISHED, fail_on_read, PUBLISHED_TIME).service == "s3"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,17 @@ def test_the_published_listing() -> None:
 )
 def test_any_changed_byte_is_a_mismatch(change: dict[str, str], kind: str) -> None:
     with pytest.raises(sigv4.SignatureRejected) as refused:
-        sigv4.verify(published_request(**{**GET_OBJECT, **change}), PUBLISHED, fail_on_read, PUBLISHED_TIME)
+        sigv4.verify_signature(
+            published_request(**{**GET_OBJECT, **change}), PUBLISHED, fail_on_read, PUBLISHED_TIME
+        )
     assert refused.value.kind == kind
+
+
+def test_an_empty_hash_is_no_stated_hash() -> None:
+    request = published_request(**{**GET_OBJECT, "x_amz_content_sha256": ""})
+    request.headers["authorization"] = request.headers["authorization"].replace("/s3/", "/sts/")
+    with pytest.raises(AssertionError, match="body was read"):
+        sigv4.verify_signature(request, PUBLISHED, fail_on_read, PUBLISHED_TIME)
 
 
 CHUNKS = (
@@ -121,7 +130,11 @@ def read_chunks(body: bytes) -> bytes:
         x_amz_decoded_content_length="66560",
         content_length="66824",
     )
-    return sigv4.verify(request, PUBLISHED, fail_on_read, PUBLISHED_TIME).payload(request).read(1 << 20)
+    return (
+        sigv4.verify_signature(request, PUBLISHED, fail_on_read, PUBLISHED_TIME)
+        .verified_payload(request)
+        .read_all(1 << 20)
+    )
 
 
 def test_the_published_chunks() -> None:
@@ -183,20 +196,20 @@ def test_temporary_credentials_survive_a_restart_and_expire(front: ServerHarness
     assert "Buckets" in front.client("s3", **keys).list_buckets()
     restarted = Keyring(CREDENTIALS)
     now = time.time()
-    stored_credentials = restarted.find(credentials["AccessKeyId"], credentials["SessionToken"], now)
+    stored_credentials = restarted.find_identity(credentials["AccessKeyId"], credentials["SessionToken"], now)
     assert stored_credentials is not None
     assert stored_credentials.secret_key == credentials["SecretAccessKey"]
-    assert restarted.find(credentials["AccessKeyId"], credentials["SessionToken"], now + 901) is None
-    assert restarted.find("ASIAOTHER", credentials["SessionToken"], now) is None
+    assert restarted.find_identity(credentials["AccessKeyId"], credentials["SessionToken"], now + 901) is None
+    assert restarted.find_identity("ASIAOTHER", credentials["SessionToken"], now) is None
     other = Keyring(Credentials("AKIDEXAMPLE", "another"))
-    assert other.find(credentials["AccessKeyId"], credentials["SessionToken"], now) is None
+    assert other.find_identity(credentials["AccessKeyId"], credentials["SessionToken"], now) is None
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
 def test_presigned_urls(front: ServerHarness, bucket: str, version: str) -> None:
     client = front.client("s3", config=Config(signature_version=version))
     key = "a b/ü+%~'()!*"
-    front.objects.put_bytes(bucket, key, b"hello")
+    front.objects.put_object_bytes(bucket, key, b"hello")
     link = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
     with urllib.request.urlopen(link) as answer:
         assert answer.read() == b"hello"
@@ -250,8 +263,8 @@ def test_a_presigned_url_is_valid_for_its_request_only(
     front: ServerHarness, bucket: str, method: str, headers: dict[str, str]
 ) -> None:
     front.objects.create_bucket("private")
-    front.objects.put_bytes("private", "secret", b"secret")
-    front.objects.put_bytes(bucket, "k", b"mine")
+    front.objects.put_object_bytes("private", "secret", b"secret")
+    front.objects.put_object_bytes(bucket, "k", b"mine")
     client = front.client("s3", config=Config(signature_version="s3v4"))
     link = client.generate_presigned_url(method, Params={"Bucket": bucket, "Key": "k"})
     verb = {"put_object": "PUT", "get_object": "GET", "delete_object": "DELETE"}[method]
@@ -263,7 +276,7 @@ def test_a_presigned_url_is_valid_for_its_request_only(
 
 
 def test_a_presigned_copy_with_a_signed_source(front: ServerHarness, bucket: str) -> None:
-    front.objects.put_bytes(bucket, "from", b"copied")
+    front.objects.put_object_bytes(bucket, "from", b"copied")
     client = front.client("s3", config=Config(signature_version="s3v4"))
     params = {"Bucket": bucket, "Key": "to", "CopySource": f"{bucket}/from", "Metadata": {"a": "b"}}
     link = client.generate_presigned_url("copy_object", Params=params)
@@ -276,7 +289,7 @@ def test_a_presigned_copy_with_a_signed_source(front: ServerHarness, bucket: str
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
 def test_a_presigned_request_cannot_be_changed(front: ServerHarness, bucket: str, version: str) -> None:
-    front.objects.put_bytes(bucket, "k", b"mine")
+    front.objects.put_object_bytes(bucket, "k", b"mine")
     client = front.client("s3", config=Config(signature_version=version))
     params = {
         "Bucket": bucket,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.local.object_files import TornObject
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.stores.object_bodies import DamagedObject
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.front.conftest import ServerHarness
 
 BODY = b"the first half; the second half"
@@ -53,7 +53,7 @@ def test_a_torn_body_is_an_error_that_names_the_file(
     tear: Callable[[Path], None], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY)
-    path = front.objects.body_path(bucket, "a")
+    path = front.objects.object_body_path(bucket, "a")
     tear(path)
     upload = s3.create_multipart_upload(Bucket=bucket, Key="b")["UploadId"]
     source = {"Bucket": bucket, "Key": "a"}
@@ -68,7 +68,7 @@ def test_a_torn_body_is_an_error_that_names_the_file(
             call()
         response = torn.value.response
         assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == (
-            "InternalError",
+            "EndpointStateDamaged",
             500,
         )
         assert str(path) in response["Error"]["Message"]
@@ -84,27 +84,27 @@ def test_a_torn_body_is_an_error_that_names_the_file(
 def test_a_torn_body_is_reported_by_every_operation(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
-    store.put_bytes("bucket", "a", BODY)
-    truncate_file(store.body_path("bucket", "a"))
+    store.put_object_bytes("bucket", "a", BODY)
+    truncate_file(store.object_body_path("bucket", "a"))
     for read in (
-        lambda: store.open("bucket", "a"),
-        lambda: store.body_path("bucket", "a"),
-        lambda: list(store.list_bodies("bucket")),
-        lambda: store.head("bucket", "a"),
+        lambda: store.open_object("bucket", "a"),
+        lambda: store.object_body_path("bucket", "a"),
+        lambda: list(store.list_object_bodies("bucket")),
+        lambda: store.head_object("bucket", "a"),
     ):
-        with pytest.raises(TornObject, match="/bucket/a has 15 bytes of 31"):
+        with pytest.raises(DamagedObject, match="/bucket/a has 15 bytes of 31"):
             read()
 
 
 def test_the_suggested_command_accepts_the_file(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
-    store.put_bytes("bucket", "a b", BODY)
-    truncate_file(store.body_path("bucket", "a b"))
-    with pytest.raises(TornObject) as torn:
-        store.head("bucket", "a b")
+    store.put_object_bytes("bucket", "a b", BODY)
+    truncate_file(store.object_body_path("bucket", "a b"))
+    with pytest.raises(DamagedObject) as torn:
+        store.head_object("bucket", "a b")
     subprocess.run(["sh", "-c", str(torn.value).split("`")[1]], check=True)
-    info, file = store.open("bucket", "a b")
+    info, file = store.open_object("bucket", "a b")
     with file:
         assert (file.read(), info.etag) == (HALF, hashlib.md5(HALF).hexdigest())
 
@@ -135,7 +135,7 @@ def test_a_file_edited_by_hand_becomes_the_object(
     edit: Callable[[Path], bytes], front: ServerHarness, s3: Any, bucket: str
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=BODY, ChecksumAlgorithm="CRC32", Metadata={"k": "v"})
-    body = edit(front.objects.body_path(bucket, "a"))
+    body = edit(front.objects.object_body_path(bucket, "a"))
     answer = s3.get_object(Bucket=bucket, Key="a", ChecksumMode="ENABLED")
     assert answer["Body"].read() == body
     assert answer["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
@@ -167,10 +167,10 @@ def test_a_store_that_was_copied_has_the_same_objects(
     truncate_file(copy / bucket / "cut")
     copied_store = ObjectStore(copy)
     for key in ("plain", "parts"):
-        assert copied_store.head(bucket, key) == front.objects.head(bucket, key)
+        assert copied_store.head_object(bucket, key) == front.objects.head_object(bucket, key)
     # An incomplete copy in a new file.
-    with pytest.raises(TornObject):
-        copied_store.head(bucket, "cut")
+    with pytest.raises(DamagedObject):
+        copied_store.head_object(bucket, "cut")
 
 
 @pytest.mark.parametrize("tear", [truncate_file, empty_file, lambda path: path.unlink()])
@@ -184,7 +184,7 @@ def test_a_torn_part_is_not_joined(
     upload_parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     with pytest.raises(ClientError) as torn:
         s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=upload_parts)
-    assert torn.value.response["Error"]["Code"] == "InternalError"
+    assert torn.value.response["Error"]["Code"] == "EndpointStateDamaged"
     assert str(path) in torn.value.response["Error"]["Message"]
     s3.upload_part(Bucket=bucket, Key="a", UploadId=upload, PartNumber=1, Body=BODY)
     s3.complete_multipart_upload(Bucket=bucket, Key="a", UploadId=upload, MultipartUpload=upload_parts)
@@ -194,9 +194,9 @@ def test_a_torn_part_is_not_joined(
 def test_files_that_are_no_objects_survive_delete_bucket(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "s3")
     store.create_bucket("bucket")
-    store.put_bytes("bucket", "a/b", BODY)
+    store.put_object_bytes("bucket", "a/b", BODY)
     notes = tmp_path / "s3/bucket/notes.txt"
     notes.write_text("mine")
     store.delete_object("bucket", "a/b")
     store.delete_bucket("bucket")
-    assert store.buckets() == () and notes.read_text() == "mine"
+    assert store.list_buckets() == () and notes.read_text() == "mine"

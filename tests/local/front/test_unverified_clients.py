@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local import connections
-from smlaunch.local.http_messages import Request, Response
-from smlaunch.local.server import Server
+from smlaunch.local.front import connection_limiter
+from smlaunch.local.front.http_messages import Request, Response
+from smlaunch.local.front.http_server import Server
 from tests.conftest import ROOT
 from tests.local.client import EndpointClient
 from tests.local.endpoint_harness import EndpointHarness
@@ -254,7 +254,9 @@ def test_a_new_client_waits_while_all_connections_have_requests() -> None:
     with Server(handle, max_connections=2) as server, open_connections(server.port, 2) as busy:
         for connection in busy:
             connection.sendall(b"GET /long HTTP/1.1\r\n" + HOST + b"\r\n")
-        assert eventually(lambda: [peer.has_request for peer in server._connections.peers()] == [True, True])
+        assert eventually(
+            lambda: [peer.has_request for peer in server._connections.open_connections()] == [True, True]
+        )
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         late.request("GET", "/late")
         leave.set()
@@ -267,11 +269,13 @@ def test_a_new_client_waits_while_all_connections_have_requests() -> None:
 
 
 def test_incomplete_unverified_requests_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_SLOW_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limiter, "_MIN_SLOW_REQUEST_SECONDS", 0.1)
     with Server(handle_request, max_connections=3) as server, open_connections(server.port, 3) as slow:
         for connection in slow:
             connection.sendall(b"GET / HTTP/1.1\r\n")
-        assert eventually(lambda: [peer.has_request for peer in server._connections.peers()] == [True] * 3)
+        assert eventually(
+            lambda: [peer.has_request for peer in server._connections.open_connections()] == [True] * 3
+        )
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         assert send_request(client) == b"served"
         client.close()
@@ -279,8 +283,8 @@ def test_incomplete_unverified_requests_make_room(monkeypatch: pytest.MonkeyPatc
 
 MEASURE_CPU_SCRIPT = """
 import sys, time
-from smlaunch.local.http_messages import Response
-from smlaunch.local.server import Server
+from smlaunch.local.front.http_messages import Response
+from smlaunch.local.front.http_server import Server
 server = Server(lambda request: Response(200, {}, b"served"), max_connections=1000)
 print(server.port, flush=True)
 sys.stdin.readline()

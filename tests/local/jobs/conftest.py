@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs.spec import TrainingSpec, read_training_request
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs.job_spec import TrainingSpec, read_training_request
+from smlaunch.local.stores.object_store import ObjectStore
 
 
 @pytest.fixture

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs import artifacts
-from smlaunch.local.jobs.artifacts import UploadError
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import artifact_upload
+from smlaunch.local.jobs.artifact_upload import UploadError
+from smlaunch.local.jobs.job_spec import S3Location
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.conftest import spec
 
 
 def write(host: JobHost, name: str, text: str) -> Path:
-    path = host.tree / name
+    path = host.opt_ml_folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -27,7 +28,7 @@ def upload(
 ) -> tuple[str, list[str]]:
     notes: list[str] = []
     settings = Settings(**changes.pop("settings", {}))
-    address = artifacts.upload_output(
+    address = artifact_upload.upload_training_output(
         spec(**changes),
         hosts,
         objects,
@@ -39,7 +40,7 @@ def upload(
 
 
 def archive(objects: ObjectStore, key: str) -> dict[str, str]:
-    with tarfile.open(objects.body_path("data", key)) as tar:
+    with tarfile.open(objects.object_body_path("data", key)) as tar:
         files = (member for member in tar if member.isfile())
         return {member.name: tar.extractfile(member).read().decode() for member in files}  # type: ignore[union-attr]
 
@@ -87,7 +88,7 @@ def test_links_are_kept_and_sockets_left(objects: ObjectStore, hosts: list[JobHo
     (model / "link").symlink_to("real")
     os.mkfifo(model / "pipe")
     upload(objects, hosts, tmp_path)
-    with tarfile.open(objects.body_path("data", "out/job/output/model.tar.gz")) as tar:
+    with tarfile.open(objects.object_body_path("data", "out/job/output/model.tar.gz")) as tar:
         assert {member.name: member.linkname for member in tar} == {"real": "", "link": "real"}
 
 
@@ -104,14 +105,14 @@ def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
 ) -> None:
     write(hosts[0], "model/a", "x")
     write(hosts[1], "model/b", "x")
-    (hosts[0].tree / "model" / os.fsdecode(b"odd-\xff")).write_text("x")
-    (hosts[1].tree / "model" / "link").symlink_to("b")
-    os.mkfifo(hosts[1].tree / "model" / "pipe")
+    (hosts[0].opt_ml_folder / "model" / os.fsdecode(b"odd-\xff")).write_text("x")
+    (hosts[1].opt_ml_folder / "model" / "link").symlink_to("b")
+    os.mkfifo(hosts[1].opt_ml_folder / "model" / "pipe")
     notes: list[str] = []
     arguments = (hosts, objects, Settings(), tmp_path, lambda label, text: notes.append(f"{label}: {text}"))
     lost = "/opt/ml/model/odd-\\xff cannot be stored: its name is not UTF-8, and S3 has no other keys"
     with pytest.raises(UploadError) as raised:
-        artifacts.upload_output(spec(OutputDataConfig=UNCOMPRESSED), *arguments)
+        artifact_upload.upload_training_output(spec(OutputDataConfig=UNCOMPRESSED), *arguments)
     assert str(raised.value) == f"Artifact upload failed:{lost} (algo-1)"
     assert keys(objects) == ["out/job/output/model/a", "out/job/output/model/b"]
     assert sorted(notes) == [
@@ -120,7 +121,7 @@ def test_a_name_that_is_no_key_fails_the_job_and_keeps_no_other_file(
         "algo-2: model/pipe is a FIFO: it is not uploaded",
     ]
     # Names in an archive may have any bytes.
-    artifacts.upload_output(spec(), *arguments)
+    artifact_upload.upload_training_output(spec(), *arguments)
     assert archive(objects, "out/job/output/model.tar.gz") == {"a": "x", "b": "x", "odd-\udcff": "x"}
 
 
@@ -133,8 +134,8 @@ def test_a_directory_behind_a_link_fails_the_job(
     (secret / "key").write_text("of this machine")
     (secret / "data" / "key").write_text("of this machine")
     write(hosts[1], "model/weights", "x")
-    (hosts[0].tree / link).parent.mkdir(parents=True)
-    (hosts[0].tree / link).symlink_to(secret)
+    (hosts[0].opt_ml_folder / link).parent.mkdir(parents=True)
+    (hosts[0].opt_ml_folder / link).symlink_to(secret)
     with pytest.raises(UploadError, match="lies behind a symbolic link, which is not followed"):
         upload(objects, hosts, tmp_path)
     assert archive(objects, "out/job/output/model.tar.gz") == {"weights": "x"}
@@ -146,27 +147,32 @@ def test_a_file_that_fails_in_the_middle_is_not_in_the_archive_and_all_others_ar
 ) -> None:
     for name in "abc":
         write(hosts[0], f"model/{name}", name * 100_000)
-    (hosts[0].tree / "model" / "l").symlink_to("a")
-    merged = artifacts.merge_hosts(hosts, "model", lambda *_: None)
+    (hosts[0].opt_ml_folder / "model" / "l").symlink_to("a")
+    merged = artifact_upload.merge_host_folders(hosts, "model", lambda *_: None)
     for name in ("b", "l"):  # the files have been replaced since
-        (hosts[0].tree / "model" / name).unlink()
-    os.mkfifo(hosts[0].tree / "model" / "b")
+        (hosts[0].opt_ml_folder / "model" / name).unlink()
+    os.mkfifo(hosts[0].opt_ml_folder / "model" / "b")
     write(hosts[0], "model/l", "x")
     notes: list[str] = []
-    lost = artifacts._upload_archive(
-        merged.entries, "model", objects, "data", "key", tmp_path, lambda label, text: notes.append(text)
+    lost = artifact_upload._upload_archive(
+        merged.entry_by_path,
+        "model",
+        objects,
+        S3Location("data", "key"),
+        tmp_path,
+        lambda label, text: notes.append(text),
     )
     assert [text.removesuffix(" (algo-1)") for text in lost] == notes
     assert "/opt/ml/model/b cannot be stored: it is a FIFO" in notes
     assert len(notes) == 2
-    assert archive(objects, "key") == {name: name * 100_000 for name in "ac"}
+    assert archive(objects, "key.tar.gz") == {name: name * 100_000 for name in "ac"}
 
 
 def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("12345")
     with (tmp_path / "file").open("rb") as file:
-        source = artifacts._TarSource("file", file.fileno())
+        source = artifact_upload._EntryReader("file", file.fileno())
         assert source.read(3) == b"123"
-        with pytest.raises(artifacts._UnreadableEntry) as raised:
+        with pytest.raises(artifact_upload._UnreadableEntry) as raised:
             source.read(3)
     assert "shorter" in str(raised.value.error)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs.checkpoints import CheckpointSync
-from smlaunch.local.jobs.listing import DataError
-from smlaunch.local.jobs.spec import S3Location
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs.channel_listing import InputDataError
+from smlaunch.local.jobs.job_spec import S3Location
+from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.conftest import tree
 
 
@@ -33,8 +33,8 @@ class SyncHarness:
     ) -> None:
         self.notes: list[str] = []
         self.objects = objects
-        self.folders = [host.tree / path.removeprefix("/opt/ml/") for host in hosts]
-        self.sync = CheckpointSync(
+        self.folders = [host.opt_ml_folder / path.removeprefix("/opt/ml/") for host in hosts]
+        self.sync = S3FolderSync(
             S3Location("data", "ckpt"),
             path,
             hosts,
@@ -46,19 +46,19 @@ class SyncHarness:
 
     def scan(self, times: int = 1) -> None:
         for _ in range(times):
-            self.sync._sync(hosts_have_ended=False)
+            self.sync._sync_once(hosts_have_ended=False)
 
     def stored(self) -> dict[str, str]:
         return {
-            entry.key: self.objects.body_path("data", entry.key).read_text()
+            entry.key: self.objects.object_body_path("data", entry.key).read_text()
             for entry in self.objects.list_objects("data", "ckpt/")
         }
 
 
 @pytest.fixture
 def harness(objects: ObjectStore, hosts: list[JobHost]) -> SyncHarness:
-    objects.put_bytes("data", "ckpt/step-1/part", b"one")
-    objects.put_bytes("data", "ckpt-of-another/part", b"not mine")
+    objects.put_object_bytes("data", "ckpt/step-1/part", b"one")
+    objects.put_object_bytes("data", "ckpt-of-another/part", b"not mine")
     return SyncHarness(objects, hosts)
 
 
@@ -109,13 +109,13 @@ def test_a_commit_written_last_is_uploaded_last(
     harness: SyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploaded: list[str] = []
-    put = harness.objects.put_files
+    put = harness.objects.put_object_files
 
     def record_upload(bucket: str, files: Sequence[tuple[str, Path]], move: bool = False) -> object:
         uploaded.extend(key for key, _ in files)
         return put(bucket, files, move)
 
-    monkeypatch.setattr(harness.objects, "put_files", record_upload)
+    monkeypatch.setattr(harness.objects, "put_object_files", record_upload)
     for second, name in enumerate(["z-part", "m-part", "COMMIT"]):
         path = harness.folders[0] / name
         path.write_text(name)
@@ -139,7 +139,7 @@ def test_a_directory_that_became_a_link_is_not_followed(harness: SyncHarness, tm
         folder.rename(folder.with_name("away"))
         folder.symlink_to(tmp_path / "secret")
     harness.scan(3)
-    harness.sync._sync(hosts_have_ended=True)
+    harness.sync._sync_once(hosts_have_ended=True)
     assert harness.stored() == {"ckpt/step-1/part": "one"}
     assert sum("has become a symbolic link" in note for note in harness.notes) == 1
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_looked_at_has_not_been_deleted(harness: SyncHarness) -> 
         (folder / "moved").rename(folder / "step-1")
         (folder / "step-1").chmod(0)  # root can read it anyway
     harness.scan(2)
-    harness.sync._sync(hosts_have_ended=True)
+    harness.sync._sync_once(hosts_have_ended=True)
     assert harness.stored()["ckpt/step-1/part"] == "one"
     shutil.rmtree(harness.folders[0] / "step-1")
     harness.scan()
@@ -173,7 +173,7 @@ def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(harness: SyncHarnes
     deep.mkdir(parents=True)
     (folder / "f\u00fc\u00df").write_text("x")
     for _ in range(3):
-        harness.sync._sync_or_log(hosts_have_ended=False)
+        harness.sync._sync_and_log_errors(hosts_have_ended=False)
     harness.sync.finish()
     assert set(harness.stored()) == {
         f"ckpt/{name}" for name in ("step-1/part", "new\nline", "x" * 255, "f\u00fc\u00df")
@@ -189,7 +189,7 @@ def test_a_name_that_is_no_key_is_told_once_and_keeps_nobody(harness: SyncHarnes
         "after the last sync at least 2 of the files in /opt/ml/checkpoints did not reach S3 and they are "
         "lost with this host; this log names each, or its directory"
     )
-    assert {name for _, name in harness.sync.problems} == {odd, "/".join(["d" * 250] * 5)}
+    assert {name for _, name in harness.sync.problem_by_file} == {odd, "/".join(["d" * 250] * 5)}
 
 
 def test_a_sync_that_goes_wrong_is_not_the_last(harness: SyncHarness) -> None:
@@ -200,14 +200,14 @@ def test_a_sync_that_goes_wrong_is_not_the_last(harness: SyncHarness) -> None:
     )
     index.commit()
     for _ in range(4):
-        harness.sync._sync_or_log(hosts_have_ended=False)
+        harness.sync._sync_and_log_errors(hosts_have_ended=False)
     assert harness.notes == ["checkpoint new could not be uploaded: the disk broke (every sync tries again)"]
     index.execute("DROP TRIGGER t")
     index.commit()
     index.close()
-    harness.sync._sync_or_log(hosts_have_ended=False)
+    harness.sync._sync_and_log_errors(hosts_have_ended=False)
     assert harness.stored()["ckpt/new"] == "x"
-    assert harness.sync.problems == {}
+    assert harness.sync.problem_by_file == {}
 
 
 def test_the_last_sync_leaves_every_file_where_it_is(harness: SyncHarness) -> None:
@@ -249,30 +249,32 @@ def test_a_delete_that_s3_refuses_is_tried_again(harness: SyncHarness) -> None:
 def test_keys_that_cannot_be_paths(objects: ObjectStore, hosts: list[JobHost]) -> None:
     """Keys that cannot be files stay in S3; a key that conflicts with another one fails the job by name."""
     for key in ("a//b", "../up", "./c", "nul-\0"):
-        objects.put_bytes("data", f"ckpt/{key}", b"x")
+        objects.put_object_bytes("data", f"ckpt/{key}", b"x")
     harness = SyncHarness(objects, hosts)
     assert [tree(folder) for folder in harness.folders] == [{}, {}]
     assert len(harness.notes) == 4
     harness.scan(3)
     assert len(harness.stored()) == 4
-    objects.put_bytes("data", "ckpt/both", b"x")
-    objects.put_bytes("data", "ckpt/both/of-them", b"x")
-    with pytest.raises(DataError, match=r"ckpt/both/of-them .* cannot be written to /opt/ml/checkpoints"):
+    objects.put_object_bytes("data", "ckpt/both", b"x")
+    objects.put_object_bytes("data", "ckpt/both/of-them", b"x")
+    with pytest.raises(
+        InputDataError, match=r"ckpt/both/of-them .* cannot be written to /opt/ml/checkpoints"
+    ):
         SyncHarness(objects, hosts)
 
 
 def test_another_local_path(objects: ObjectStore, hosts: list[JobHost]) -> None:
     harness = SyncHarness(objects, hosts, "/opt/ml/my/own/")
-    (hosts[0].tree / "my/own/file").write_text("x")
+    (hosts[0].opt_ml_folder / "my/own/file").write_text("x")
     harness.scan(2)
     assert harness.stored() == {"ckpt/file": "x"}
 
 
 def test_a_bucket_that_does_not_exist(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    sync = CheckpointSync(
+    sync = S3FolderSync(
         S3Location("absent", ""), "/opt/ml/checkpoints", hosts, objects, Settings(), lambda *_: None
     )
-    with pytest.raises(DataError, match="absent"):
+    with pytest.raises(InputDataError, match="absent"):
         sync.download(lambda: None)
 
 
@@ -343,7 +345,7 @@ def test_the_order_of_uploads_is_a_setting(
         uploaded.extend(key[-1] for key, _ in files)
         return {}
 
-    monkeypatch.setattr(objects, "put_files", record_upload)
+    monkeypatch.setattr(objects, "put_object_files", record_upload)
     orders = []
     for seed in (0, 0, 1):
         harness = SyncHarness(objects, hosts, checkpoint_sync_order=order, checkpoint_sync_seed=seed)
@@ -396,16 +398,16 @@ def test_the_last_sync_may_not_happen(objects: ObjectStore, hosts: list[JobHost]
 
 
 def test_a_path_outside_the_contract_is_shown_to_the_host(objects: ObjectStore, hosts: list[JobHost]) -> None:
-    sync = CheckpointSync(
+    sync = S3FolderSync(
         S3Location("data", "ckpt"), "/home/me/../me/ckpt/", hosts, objects, Settings(), lambda *note: None
     )
-    objects.put_bytes("data", "ckpt/part", b"one")
+    objects.put_object_bytes("data", "ckpt/part", b"one")
     sync.download(lambda: None)
     for host in hosts:
-        (view,) = sync.mounts(host)
+        (view,) = sync.mounts_for_host(host)
         assert view.target == "/home/me/ckpt"
         assert view.shared
-        assert not view.source.is_relative_to(host.tree)
+        assert not view.source.is_relative_to(host.opt_ml_folder)
         assert tree(view.source) == {"part": "one"}
 
 
@@ -413,7 +415,7 @@ def test_downloaded_files_are_as_old_as_their_objects(objects: ObjectStore, host
     """A script may choose the newest checkpoint by its modification time."""
     names = ["z-first", "b", "a", "y", "m-last"]
     for name in names:
-        objects.put_bytes("data", f"ckpt/{name}", b"x")
+        objects.put_object_bytes("data", f"ckpt/{name}", b"x")
     for folder in SyncHarness(objects, hosts).folders:
         times = {path.name: path.stat().st_mtime for path in folder.iterdir()}
         assert len(set(times.values())) == len(names)
@@ -433,14 +435,14 @@ def test_what_no_sync_could_store_is_kept_and_the_next_job_stores_it(
     index.execute("CREATE TRIGGER t BEFORE INSERT ON objects BEGIN SELECT RAISE(ABORT, 'is full'); END")
     index.commit()
     harness.sync.finish()
-    harness.sync.save_unsaved_files()
-    unsaved_dir = harness.sync.saved_folder_by_host["algo-1"]
+    harness.sync.save_failed_uploads()
+    unsaved_dir = harness.sync.failed_upload_folder_by_host["algo-1"]
     assert tree(unsaved_dir) == {"step-2/part": "whole on the disk"}
     assert any(str(unsaved_dir) in note for note in harness.notes)
     assert not (objects.root / "data" / "ckpt" / "step-2").exists(), "a body without a row is nobody's"
 
     def next_job(number: int) -> SyncHarness:
-        return SyncHarness(objects, [replace(hosts[0], tree=tmp_path / f"again-{number}" / "ml")])
+        return SyncHarness(objects, [replace(hosts[0], opt_ml_folder=tmp_path / f"again-{number}" / "ml")])
 
     assert any(str(unsaved_dir) in note for note in next_job(1).notes)
     index.execute("DROP TRIGGER t")

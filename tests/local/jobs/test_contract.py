@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs import contract
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import contract_files
 from tests.local.jobs.conftest import channel, spec
 
 
@@ -17,7 +17,7 @@ def make_places(count: int) -> list[JobHost]:
 
 def test_hosts_stand_in_lexicographic_order() -> None:
     hosts = make_places(11)
-    config = contract.resource_config(spec(hosts=11), hosts, hosts[1])
+    config = contract_files.resource_config(spec(hosts=11), hosts, hosts[1])
     assert config["hosts"][:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
     assert (config["current_host"], config["current_group_name"]) == ("algo-2", "homogeneousCluster")
     assert [group["instance_group_name"] for group in config["instance_groups"]] == ["homogeneousCluster"]
@@ -29,7 +29,7 @@ def test_instance_groups() -> None:
         {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
     ]
     hosts = make_places(3)
-    config = contract.resource_config(spec(ResourceConfig={"InstanceGroups": groups}), hosts, hosts[2])
+    config = contract_files.resource_config(spec(ResourceConfig={"InstanceGroups": groups}), hosts, hosts[2])
     assert (config["current_group_name"], config["current_instance_type"]) == ("gpu", "ml.g5.xlarge")
     assert config["instance_groups"] == [
         {"instance_group_name": "cpu", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
@@ -42,8 +42,8 @@ def test_the_files_of_a_host(hosts: list[JobHost]) -> None:
         [channel("train", "s3://data/x", ContentType="text/csv", S3DataDistributionType="ShardedByS3Key")],
         HyperParameters={"lr": "0.1", "quoted": "'\"\n"},
     )
-    contract.write_host_files(job, hosts, hosts[0])
-    config = hosts[0].tree / "input" / "config"
+    contract_files.write_host_files(job, hosts, hosts[0])
+    config = hosts[0].opt_ml_folder / "input" / "config"
     assert json.loads((config / "hyperparameters.json").read_text()) == {"lr": "0.1", "quoted": "'\"\n"}
     assert json.loads((config / "inputdataconfig.json").read_text()) == {
         "train": {
@@ -54,14 +54,16 @@ def test_the_files_of_a_host(hosts: list[JobHost]) -> None:
         }
     }
     for folder in ("model", "output/data", "code", "input/data"):
-        assert (hosts[0].tree / folder).is_dir()
+        assert (hosts[0].opt_ml_folder / folder).is_dir()
 
 
 def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_says() -> None:
     own = {"PATH": "/here", "HOME": "/me", "LD_LIBRARY_PATH": "/mine", "VIRTUAL_ENV": "/venv"}
     job = spec(Environment={"MINE": "1"}, hosts=2)
     inherited = tuple(own) + ("https_proxy", "NO_PROXY")
-    bare = contract.environment(job, {}, inherited, {"AWS_ACCESS_KEY_ID": "k"}, own, runs_image=True)
+    bare = contract_files.host_environment(
+        job, {}, inherited, {"AWS_ACCESS_KEY_ID": "k"}, own, runs_image=True
+    )
     assert bare == {
         "TRAINING_JOB_NAME": job.name,
         "TRAINING_JOB_ARN": job.arn,
@@ -71,14 +73,14 @@ def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_
         "MINE": "1",
     }
     variables = {**own, "https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
-    proxied = contract.environment(job, {}, inherited, {}, variables, runs_image=True)
+    proxied = contract_files.host_environment(job, {}, inherited, {}, variables, runs_image=True)
     assert proxied["https_proxy"] == "http://proxy:3128"
     assert proxied["NO_PROXY"] == ".corp,algo-1,algo-2,127.0.0.1,localhost"
 
 
 def test_the_environment_of_a_host() -> None:
     own = {"PATH": "/usr/bin:/bin", "HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "mine", "RANK": "7"}
-    variables = contract.environment(
+    variables = contract_files.host_environment(
         spec(Environment={"MINE": "a b'\n", "HOME": "/elsewhere"}),
         {"SMLAUNCH_PORT": "1"},
         ["HOME"],
@@ -94,7 +96,7 @@ def test_the_environment_of_a_host() -> None:
 
 
 def test_under_network_isolation_there_are_no_credentials() -> None:
-    variables = contract.environment(
+    variables = contract_files.host_environment(
         spec(EnableNetworkIsolation=True), {}, [], {"AWS_ACCESS_KEY_ID": "key"}, {"PATH": "/bin"}
     )
     assert "AWS_ACCESS_KEY_ID" not in variables

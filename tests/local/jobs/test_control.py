@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.jobs import states
-from smlaunch.local.jobs.control import JobControl
-from smlaunch.local.jobs.states import JobState
+from smlaunch.local.jobs import job_state
+from smlaunch.local.jobs.job_control import JobControl
+from smlaunch.local.jobs.job_state import JobState
 
 
 def test_a_full_disk_ends_no_job_on_its_way() -> None:
@@ -20,10 +20,10 @@ def test_a_full_disk_ends_no_job_on_its_way() -> None:
             raise sqlite3.OperationalError("database or disk is full")
         stored.append(state.secondary)
 
-    control = JobControl(states.initial_state(0.0), save, 1.0, None)
-    control.move_to("Downloading")
-    control.move_to("Training")
-    control.begin_upload()
+    control = JobControl(job_state.initial_state(0.0), save, 1.0, None)
+    control.move_to_status("Downloading")
+    control.move_to_status("Training")
+    control.move_to_uploading()
     assert control.state.secondary == "Uploading"
     with pytest.raises(sqlite3.OperationalError):
         control.finish(None, {})

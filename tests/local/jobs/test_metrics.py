@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.jobs.metrics import MetricReader, values_in_line
+from smlaunch.local.jobs.metric_definitions import MetricReader, metric_values_in_line
 from tests.local.jobs.conftest import spec
 
 
@@ -38,7 +38,9 @@ def test_every_number_printed_is_read_and_the_last_one_is_final(printed: list[fl
     store = FakeMetricStore()
     job = spec(**definitions(("loss", r"loss=([-+0-9.e]+)"), ("never", "x=([0-9]+)")))
     reader = MetricReader(job, store)
-    reader.read_lines([(number, f"step {number} loss={value!r};") for number, value in enumerate(printed)])
+    reader.store_metrics_in_lines(
+        [(number, f"step {number} loss={value!r};") for number, value in enumerate(printed)]
+    )
     assert store.points == [("loss", number, value) for number, value in enumerate(printed)]
     last = [
         {"MetricName": "loss", "Value": value, "Timestamp": (len(printed) - 1) / 1000}
@@ -52,10 +54,10 @@ def test_any_line_can_be_read(line: str) -> None:
     patterns = [
         (name, re.compile(regex)) for name, regex in (("a", "(.*)"), ("b", "(x)?(y)?"), ("c", "[0-9]+"))
     ]
-    for name, value in values_in_line(patterns, line):
+    for name, value in metric_values_in_line(patterns, line):
         assert name in "abc"
         assert isinstance(value, float)
 
 
 def test_without_a_group_the_whole_match_counts() -> None:
-    assert values_in_line([("a", re.compile("[0-9.]+"))], "took 1.5 s") == [("a", 1.5)]
+    assert metric_values_in_line([("a", re.compile("[0-9.]+"))], "took 1.5 s") == [("a", 1.5)]

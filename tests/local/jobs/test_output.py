@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.jobs.output import TRAINING_LOG_GROUP, OutputPump
-from smlaunch.local.log_store import LogStore, encode_events
-from smlaunch.local.log_writer import LogWriter
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.local.jobs.host_output_log import HostOutputLogger
+from smlaunch.local.stores.log_store import LogStore, encode_events
+from smlaunch.local.stores.log_writer import LogWriter
 
 
 @pytest.fixture
@@ -25,14 +26,14 @@ def logs(tmp_path: Path) -> LogStore:
 
 
 def lines(logs: LogStore, label: str) -> list[str]:
-    (stream,) = logs.streams(TRAINING_LOG_GROUP, f"job/{label}-")
-    return [event.message for event in logs.read(TRAINING_LOG_GROUP, stream.name)]
+    (stream,) = logs.list_streams(TRAINING.log_group, f"job/{label}-")
+    return [event.message for event in logs.read_events(TRAINING.log_group, stream.name)]
 
 
 def pump_lines(logs: LogStore, data: bytes, chunk: int = 7) -> list[str]:
     reader, writer = os.pipe()
-    pump = OutputPump("job", ["algo-1"], logs)
-    pump.write_note("algo-1", "before")
+    pump = HostOutputLogger("job", ["algo-1"], logs)
+    pump.log_to_host("algo-1", "before")
     pump.start({"algo-1": reader})
     for start in range(0, len(data), chunk):
         os.write(writer, data[start : start + chunk])
@@ -60,7 +61,7 @@ def test_a_very_long_line_becomes_several(logs: LogStore) -> None:
 
 def test_a_writer_that_stays_is_given_up(logs: LogStore) -> None:
     reader, writer = os.pipe()
-    pump = OutputPump("job", ["algo-1"], logs)
+    pump = HostOutputLogger("job", ["algo-1"], logs)
     pump.start({"algo-1": reader})
     os.write(writer, b"whole\nhalf")
     pump.finish(timeout=0.2)
@@ -80,26 +81,26 @@ class FullLogStore:
         def reopen() -> int:
             if self.room == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return self.logs._open(group, stream)
+            return self.logs._open_stream_for_append(group, stream)
 
         return LogWriter(stream, reopen, encode_events)
 
 
 def test_lines_that_cannot_be_written_block_nobody_and_come_later(logs: LogStore) -> None:
     full = FullLogStore(logs)
-    pump = OutputPump("job", ["algo-1"], full)
-    pump.write_note("algo-1", "one")
-    pump.write_note("algo-1", "two")
+    pump = HostOutputLogger("job", ["algo-1"], full)
+    pump.log_to_host("algo-1", "one")
+    pump.log_to_host("algo-1", "two")
     full.room = 1
-    pump.write_note("algo-1", "three")
+    pump.log_to_host("algo-1", "three")
     pump.finish()
     assert lines(logs, "algo-1") == ["[smlaunch] one", "[smlaunch] two", "[smlaunch] three"]
 
 
 def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
     full = FullLogStore(logs)
-    pump = OutputPump("job", ["algo-1"], full)
-    pump.write_note("algo-1", "one")
+    pump = HostOutputLogger("job", ["algo-1"], full)
+    pump.log_to_host("algo-1", "one")
     pump.finish()
     full.room = 1
     pump.close()
@@ -108,11 +109,11 @@ def test_lines_come_when_the_hosts_files_have_made_room(logs: LogStore) -> None:
 
 def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
     full = FullLogStore(logs)
-    pump = OutputPump("job", ["algo-1"], full)
+    pump = HostOutputLogger("job", ["algo-1"], full)
     for number in range(100):
-        pump.write_note("algo-1", f"{number} " + "x" * 200_000)
+        pump.log_to_host("algo-1", f"{number} " + "x" * 200_000)
     full.room = 1
-    pump.write_note("algo-1", "after")
+    pump.log_to_host("algo-1", "after")
     pump.finish()
     *before, loss_note, after = lines(logs, "algo-1")
     assert [int(line.split()[1]) for line in before] == list(range(len(before)))
@@ -125,9 +126,9 @@ def test_more_than_can_wait_is_told_by_its_number(logs: LogStore) -> None:
 def test_what_never_reached_the_log_is_told_by_the_endpoint(
     logs: LogStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pump = OutputPump("job", ["algo-1"], FullLogStore(logs))
-    pump.write_note("algo-1", "one")
-    pump.write_note("algo-1", "two")
+    pump = HostOutputLogger("job", ["algo-1"], FullLogStore(logs))
+    pump.log_to_host("algo-1", "one")
+    pump.log_to_host("algo-1", "two")
     pump.finish()
     pump.close(timeout=0.01)
     assert "2 lines of job/algo-1-" in caplog.text
@@ -139,26 +140,26 @@ def test_a_line_that_was_cut_by_a_full_disk_goes_on_where_it_was_cut(logs: LogSt
     """RLIMIT_FSIZE simulates a full disk: the kernel writes the bytes that fit, then fails."""
     program = """
 import pathlib, resource, signal, sys
-from smlaunch.local.log_store import LogStore
-from smlaunch.local.log_writer import LogWriter
+from smlaunch.local.stores.log_store import LogStore
+from smlaunch.local.stores.log_writer import LogWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = LogStore(pathlib.Path(sys.argv[1])).open_writer("g", "s")
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-writer.append([(0, "first")])
+writer.append_events([(0, "first")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
 for number in range(5):
-    writer.append([(number, f"line {number} " + "x" * 60)])
+    writer.append_events([(number, f"line {number} " + "x" * 60)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-writer.append([(9, "last")])
+writer.append_events([(9, "last")])
 """
     subprocess.run([sys.executable, "-c", program, str(logs.root)], check=True)
-    messages = [event.message for event in logs.read("g", "s")]
+    messages = [event.message for event in logs.read_events("g", "s")]
     assert messages == ["first", *(f"line {number} " + "x" * 60 for number in range(5)), "last"]
 
 
 def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(logs: LogStore) -> None:
     writer = logs.open_writer("g", "s")
-    writer.append([(1, "one")])
+    writer.append_events([(1, "one")])
     descriptors = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
@@ -166,15 +167,15 @@ def test_a_writer_keeps_its_descriptor_and_notices_that_its_stream_was_deleted(l
         with suppress(OSError):
             while True:
                 descriptors.append(os.open(os.devnull, os.O_RDONLY))
-        writer.append([(2, "two")])
+        writer.append_events([(2, "two")])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert [event.message for event in logs.read("g", "s")] == ["one", "two"]
+    assert [event.message for event in logs.read_events("g", "s")] == ["one", "two"]
     logs.delete_stream("g", "s")
-    writer.append([(3, "three")])
-    assert [event.message for event in logs.read("g", "s")] == ["three"]
+    writer.append_events([(3, "three")])
+    assert [event.message for event in logs.read_events("g", "s")] == ["three"]
     writer.flush()
 
 
@@ -185,7 +186,7 @@ def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> No
         raise sqlite3.OperationalError("database or disk is full")
 
     reader, writer = os.pipe()
-    pump = OutputPump("job", ["algo-1"], logs, full)
+    pump = HostOutputLogger("job", ["algo-1"], logs, full)
     pump.start({"algo-1": reader})
     os.write(writer, b"one\n")
     os.write(writer, b"two\n")
@@ -197,7 +198,7 @@ def test_numbers_that_cannot_be_stored_do_not_stop_the_log(logs: LogStore) -> No
 
 def test_a_program_that_reads_its_own_output_holds_nobody_up(logs: LogStore) -> None:
     reader, writer = os.pipe()
-    pump = OutputPump("job", ["algo-1"], logs)
+    pump = HostOutputLogger("job", ["algo-1"], logs)
     pump.start({"algo-1": reader})
     stop = threading.Event()
     thief = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs import channels, recordio
-from smlaunch.local.jobs.listing import DataError
-from smlaunch.local.jobs.pipes import Pipes
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import channel_data, recordio
+from smlaunch.local.jobs.channel_listing import InputDataError
+from smlaunch.local.jobs.pipe_mode import PipeFeeder
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.conftest import channel, spec
 
 _PATIENCE = 20.0
@@ -30,26 +30,26 @@ class PipesHarness:
     def __init__(self, objects: ObjectStore, hosts: list[JobHost]) -> None:
         self.objects = objects
         self.hosts = hosts
-        self.errors: list[DataError] = []
+        self.errors: list[InputDataError] = []
         self.broken = threading.Event()
-        self._pipes: list[Pipes] = []
+        self._pipes: list[PipeFeeder] = []
 
     def start(self, *wanted: dict[str, Any], **settings: Any) -> None:
-        channel_setup = channels.prepare_channels(
+        channel_setup = channel_data.prepare_channels(
             spec(wanted), self.hosts, self.objects, Settings(**settings), False, lambda: None
         )
-        pipes = Pipes(channel_setup.feeds, self.objects, self._break)
+        pipes = PipeFeeder(channel_setup.pipe_feeds, self.objects, self._break)
         for host in self.hosts:
-            (host.tree / "input/data").mkdir(parents=True, exist_ok=True)
+            (host.opt_ml_folder / "input/data").mkdir(parents=True, exist_ok=True)
         self._pipes.append(pipes)
         pipes.start()
 
-    def _break(self, error: DataError) -> None:
+    def _break(self, error: InputDataError) -> None:
         self.errors.append(error)
         self.broken.set()
 
     def fifo(self, name: str, host: int = 0) -> Path:
-        return self.hosts[host].tree / "input/data" / name
+        return self.hosts[host].opt_ml_folder / "input/data" / name
 
     def read(self, name: str, host: int = 0) -> bytes:
         return self.fifo(name, host).read_bytes()
@@ -95,7 +95,7 @@ def records(data: bytes) -> list[bytes]:
 
 def test_every_epoch_streams_the_objects_again(harness: PipesHarness) -> None:
     for name in ("b", "a", "c"):
-        harness.objects.put_bytes("data", f"t/{name}", name.encode() * 3)
+        harness.objects.put_object_bytes("data", f"t/{name}", name.encode() * 3)
     harness.start(pipe("train", "s3://data/t/"))
     for epoch in range(4):
         assert harness.read(f"train_{epoch}") == b"aaabbbccc"
@@ -105,14 +105,14 @@ def test_every_epoch_streams_the_objects_again(harness: PipesHarness) -> None:
 
 def test_more_than_a_pipe_holds(harness: PipesHarness) -> None:
     body = os.urandom(5 << 20)
-    harness.objects.put_bytes("data", "t/large", body)
+    harness.objects.put_object_bytes("data", "t/large", body)
     harness.start(pipe("train", "s3://data/t/"))
     assert harness.read("train_0") == body
 
 
 def test_a_reader_that_closes_early_gets_the_next_epoch_whole(harness: PipesHarness) -> None:
     body = os.urandom(5 << 20)
-    harness.objects.put_bytes("data", "t/large", body)
+    harness.objects.put_object_bytes("data", "t/large", body)
     harness.start(pipe("train", "s3://data/t/"))
     with harness.fifo("train_0").open("rb") as stream:
         assert stream.read(10) == body[:10]
@@ -123,14 +123,14 @@ def test_a_reader_that_closes_early_gets_the_next_epoch_whole(harness: PipesHarn
 
 
 def test_nobody_reads_and_the_job_ends(harness: PipesHarness) -> None:
-    harness.objects.put_bytes("data", "t/a", b"x")
+    harness.objects.put_object_bytes("data", "t/a", b"x")
     harness.start(pipe("train", "s3://data/t/"), pipe("test", "s3://data/t/"))
     assert harness.read("train_0") == b"x"
     # finish() in the fixture ends the four threads that wait for a reader.
 
 
 def test_a_reader_that_stalls_and_the_job_ends(harness: PipesHarness) -> None:
-    harness.objects.put_bytes("data", "t/large", bytes(5 << 20))
+    harness.objects.put_object_bytes("data", "t/large", bytes(5 << 20))
     harness.start(pipe("train", "s3://data/t/"))
     with harness.fifo("train_0").open("rb") as stream:
         assert stream.read(1) == b"\0"
@@ -138,14 +138,14 @@ def test_a_reader_that_stalls_and_the_job_ends(harness: PipesHarness) -> None:
 
 
 def test_a_script_that_removes_its_fifo_blocks_nobody(harness: PipesHarness) -> None:
-    harness.objects.put_bytes("data", "t/a", b"x")
+    harness.objects.put_object_bytes("data", "t/a", b"x")
     harness.start(pipe("train", "s3://data/t/"))
     harness.fifo("train_0").unlink()
     harness.fifo("train_1").unlink()
 
 
 def test_a_name_that_is_taken_breaks_the_job(harness: PipesHarness) -> None:
-    harness.objects.put_bytes("data", "t/a", b"x")
+    harness.objects.put_object_bytes("data", "t/a", b"x")
     harness.start(pipe("train", "s3://data/t/"))
     harness.fifo("train_2").write_text("mine")
     harness.read("train_0")
@@ -156,7 +156,7 @@ def test_a_name_that_is_taken_breaks_the_job(harness: PipesHarness) -> None:
 def test_recordio_wraps_each_object(harness: PipesHarness) -> None:
     bodies = [b"", b"1", b"22", b"333", b"4444", struct.pack("<I", recordio.MAGIC) * 3]
     for number, body in enumerate(bodies):
-        harness.objects.put_bytes("data", f"t/{number}", body)
+        harness.objects.put_object_bytes("data", f"t/{number}", body)
     harness.start(pipe("train", "s3://data/t/", RecordWrapperType="RecordIO"))
     assert records(harness.read("train_0")) == bodies
 
@@ -170,8 +170,8 @@ def test_an_object_beyond_recordios_limit_is_told() -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_gzip_is_undone_before_anything_else(harness: PipesHarness, wrapped: bool) -> None:
     two_members = gzip.compress(b"second ") + gzip.compress(b"object")
-    harness.objects.put_bytes("data", "t/1.gz", gzip.compress(b"first object"))
-    harness.objects.put_bytes("data", "t/2.gz", two_members)
+    harness.objects.put_object_bytes("data", "t/1.gz", gzip.compress(b"first object"))
+    harness.objects.put_object_bytes("data", "t/2.gz", two_members)
     wrapper = {"RecordWrapperType": "RecordIO"} if wrapped else {}
     harness.start(pipe("train", "s3://data/t/", CompressionType="Gzip", **wrapper))
     data = harness.read("train_0")
@@ -188,7 +188,7 @@ def test_gzip_is_undone_before_anything_else(harness: PipesHarness, wrapped: boo
 def test_what_is_no_gzip_breaks_the_job_and_is_no_end_of_file(
     harness: PipesHarness, body: bytes, message: str
 ) -> None:
-    harness.objects.put_bytes("data", "t/1.gz", body)
+    harness.objects.put_object_bytes("data", "t/1.gz", body)
     harness.start(pipe("train", "s3://data/t/", CompressionType="Gzip"))
     ended = run_in_thread(lambda: harness.read("train_0"))
     assert harness.broken.wait(_PATIENCE)
@@ -198,7 +198,7 @@ def test_what_is_no_gzip_breaks_the_job_and_is_no_end_of_file(
 
 
 def test_an_object_that_is_deleted_meanwhile(harness: PipesHarness) -> None:
-    harness.objects.put_bytes("data", "t/a", b"x")
+    harness.objects.put_object_bytes("data", "t/a", b"x")
     harness.start(pipe("train", "s3://data/t/"))
     harness.objects.delete_object("data", "t/a")
     run_in_thread(lambda: harness.read("train_0"))
@@ -225,10 +225,10 @@ LINES = [
 
 
 def put_augmented_manifest(harness: PipesHarness, lines: list[Any], **changes: Any) -> dict[str, Any]:
-    harness.objects.put_bytes("data", "img/1", b"<one>")
-    harness.objects.put_bytes("data", "img/2", b"<two>")
+    harness.objects.put_object_bytes("data", "img/1", b"<one>")
+    harness.objects.put_object_bytes("data", "img/2", b"<two>")
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    harness.objects.put_bytes("data", "the.manifest", text.encode())
+    harness.objects.put_object_bytes("data", "the.manifest", text.encode())
     changes.setdefault("AttributeNames", ["source-ref", "label"])
     return pipe("train", "s3://data/the.manifest", S3DataType="AugmentedManifestFile", **changes)
 
@@ -260,12 +260,12 @@ def test_an_augmented_manifest_without_a_wrapper(harness: PipesHarness) -> None:
 def test_an_augmented_manifest_that_cannot_be_followed(
     harness: PipesHarness, line: Any, message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(InputDataError, match=message):
         harness.start(put_augmented_manifest(harness, [LINES[0], line]))
 
 
 def test_an_empty_augmented_manifest(harness: PipesHarness) -> None:
-    with pytest.raises(DataError, match="it has no line"):
+    with pytest.raises(InputDataError, match="it has no line"):
         harness.start(put_augmented_manifest(harness, ["", " "]))
 
 
@@ -273,7 +273,7 @@ def test_an_empty_augmented_manifest(harness: PipesHarness) -> None:
 def test_shuffled_shards(harness: PipesHarness, reshard: bool) -> None:
     keys = [f"{number:02}" for number in range(20)]
     for key in keys:
-        harness.objects.put_bytes("data", f"t/{key}", key.encode())
+        harness.objects.put_object_bytes("data", f"t/{key}", key.encode())
     both = {"S3DataDistributionType": "ShardedByS3Key", "ShuffleConfig": {"Seed": 3}}
     harness.start(pipe("train", "s3://data/t/", **both), reshard_between_epochs=reshard)
     first_shares = []
@@ -290,7 +290,7 @@ def test_shuffled_shards(harness: PipesHarness, reshard: bool) -> None:
 
 @pytest.mark.parametrize("shard", ["empty", "absent"])
 def test_a_host_without_a_share(harness: PipesHarness, shard: str) -> None:
-    harness.objects.put_bytes("data", "t/only", b"x")
+    harness.objects.put_object_bytes("data", "t/only", b"x")
     sharded = pipe("train", "s3://data/t/", S3DataDistributionType="ShardedByS3Key")
     harness.start(sharded, empty_shard=shard)
     assert harness.read("train_0", host=0) == b"x"

@@ -9,33 +9,35 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs import channels
-from smlaunch.local.jobs.listing import DataError
-from smlaunch.local.jobs.pipes import Pipes
-from smlaunch.local.object_store import ObjectStore
-from smlaunch.local.settings import Settings
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import channel_data
+from smlaunch.local.jobs.channel_listing import InputDataError
+from smlaunch.local.jobs.pipe_mode import PipeFeeder
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.conftest import channel, spec
 
 
 @pytest.fixture
 def folder(hosts: list[JobHost]) -> Path:
-    path = hosts[0].tree / "input" / "data"
+    path = hosts[0].opt_ml_folder / "input" / "data"
     path.mkdir(parents=True)
     return path
 
 
 class Feed:
     def __init__(self, objects: ObjectStore, host: JobHost) -> None:
-        objects.put_bytes("data", "train/part", b"data")
+        objects.put_object_bytes("data", "train/part", b"data")
         wanted = spec([channel("train", "s3://data/train/", InputMode="Pipe")], hosts=1)
-        channel_setup = channels.prepare_channels(wanted, [host], objects, Settings(), False, lambda: None)
-        self.errors: list[DataError] = []
+        channel_setup = channel_data.prepare_channels(
+            wanted, [host], objects, Settings(), False, lambda: None
+        )
+        self.errors: list[InputDataError] = []
         self.broken = threading.Event()
-        self.pipes = Pipes(channel_setup.feeds, objects, self._break)
+        self.pipes = PipeFeeder(channel_setup.pipe_feeds, objects, self._break)
         self.pipes.start()
 
-    def _break(self, error: DataError) -> None:
+    def _break(self, error: InputDataError) -> None:
         self.errors.append(error)
         self.broken.set()
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors.base import JobHost
-from smlaunch.local.jobs.leases import is_closed
-from smlaunch.local.jobs.patience import UPLOAD_CLOSED_AFTER, UPLOAD_TORN_AFTER
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs.file_leases import is_closed_for_writing
+from smlaunch.local.jobs.upload_schedule import SCANS_BEFORE_CLOSED_UPLOAD, SCANS_BEFORE_TORN_UPLOAD
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.test_checkpoints import SyncHarness
 
-_MAY_BE_TORN = f"had changed, at each of {UPLOAD_TORN_AFTER} syncs: what S3 has of it may be torn"
+_MAY_BE_TORN = f"had changed, at each of {SCANS_BEFORE_TORN_UPLOAD} syncs: what S3 has of it may be torn"
 _TICK = 0.02
 """Seconds; longer than a tick of a file system's clock, so that later writes have later times."""
 
@@ -109,10 +109,10 @@ def starting_step(save: str, folder: Path) -> int:
 @pytest.mark.parametrize(
     ("save", "scans"),
     [
-        (SAVE_BY_RENAME, 4 * UPLOAD_CLOSED_AFTER),
-        (SAVE_NUMBERED, 4 * UPLOAD_CLOSED_AFTER),
-        (SAVE_TO_DATABASE, UPLOAD_TORN_AFTER + 1),
-        (SAVE_TO_MAPPING, UPLOAD_TORN_AFTER + 1),
+        (SAVE_BY_RENAME, 4 * SCANS_BEFORE_CLOSED_UPLOAD),
+        (SAVE_NUMBERED, 4 * SCANS_BEFORE_CLOSED_UPLOAD),
+        (SAVE_TO_DATABASE, SCANS_BEFORE_TORN_UPLOAD + 1),
+        (SAVE_TO_MAPPING, SCANS_BEFORE_TORN_UPLOAD + 1),
     ],
     ids=["renamed", "numbered", "database", "mapped"],
 )
@@ -137,12 +137,12 @@ def replace_file(path: Path, text: str) -> None:
 
 def test_a_file_that_is_replaced_before_each_look_is_stored_whole(harness: SyncHarness) -> None:
     last = harness.folders[0] / "last"
-    for number in range(UPLOAD_CLOSED_AFTER + 1):
+    for number in range(SCANS_BEFORE_CLOSED_UPLOAD + 1):
         assert harness.stored() == {}
         replace_file(last, f"state {number}")
         harness.scan()
     if sys.platform == "linux":
-        assert harness.stored() == {"ckpt/last": f"state {UPLOAD_CLOSED_AFTER}"}
+        assert harness.stored() == {"ckpt/last": f"state {SCANS_BEFORE_CLOSED_UPLOAD}"}
     assert harness.notes == []
 
 
@@ -163,7 +163,7 @@ def test_s3_always_has_one_of_a_program_that_keeps_one(harness: SyncHarness) -> 
     (folder / "0").write_text("state")
     harness.scan(2)
     assert harness.stored() == {"ckpt/0": "state"}
-    for number in range(1, 4 * UPLOAD_CLOSED_AFTER):
+    for number in range(1, 4 * SCANS_BEFORE_CLOSED_UPLOAD):
         (folder / str(number)).write_text("state")
         (folder / str(number - 1)).unlink()
         if number % 2:
@@ -180,14 +180,14 @@ def test_a_file_open_for_writing_is_stored_late_and_the_log_says_that_it_may_be_
     with (harness.folders[0] / "log").open("w") as stream:
         stream.write("one")
         stream.flush()
-        harness.scan(UPLOAD_TORN_AFTER)
+        harness.scan(SCANS_BEFORE_TORN_UPLOAD)
         if sys.platform == "linux":
             assert harness.stored() == {}
             harness.scan()
             assert harness.stored() == {"ckpt/log": "one"}
             stream.write(" two")
             stream.flush()
-            harness.scan(2 * UPLOAD_TORN_AFTER)
+            harness.scan(2 * SCANS_BEFORE_TORN_UPLOAD)
             assert harness.stored() == {"ckpt/log": "one two"}
             (note,) = harness.notes
             assert note.startswith("checkpoint log was open for writing")
@@ -202,7 +202,7 @@ def test_what_was_stored_while_it_was_written_is_stored_again_at_the_end(harness
     with path.open("wb") as stream:
         stream.write(b"old")
         stream.flush()
-        harness.scan(UPLOAD_TORN_AFTER + 1)
+        harness.scan(SCANS_BEFORE_TORN_UPLOAD + 1)
         status = path.stat()
         stream.seek(0)
         stream.write(b"new")
@@ -217,7 +217,7 @@ def test_a_marker_is_not_stored_before_what_it_names(
     """A scan may find a new marker after it has passed the file that the marker names."""
     folder = harness.folders[0]
     (folder / "busy").write_text("x")
-    for number in range(UPLOAD_CLOSED_AFTER):
+    for number in range(SCANS_BEFORE_CLOSED_UPLOAD):
         replace_file(folder / "busy", str(number))
         harness.scan()
     patience = harness.sync._schedule_by_host["algo-1"]
@@ -239,14 +239,14 @@ def test_a_file_that_is_replaced_between_look_and_copy_waits(
     last = harness.folders[0] / "last"
     last.write_text("first")
     harness.scan()
-    ordered = harness.sync._sort_changes
+    ordered = harness.sync._sort_for_upload
 
     def order_and_replace(changes: Iterator[object]) -> object:
         result = ordered(changes)  # type: ignore[arg-type]
         replace_file(last, "other")
         return result
 
-    monkeypatch.setattr(harness.sync, "_sort_changes", order_and_replace)
+    monkeypatch.setattr(harness.sync, "_sort_for_upload", order_and_replace)
     harness.scan()
     assert harness.stored() == {}
 
@@ -255,9 +255,9 @@ def test_a_file_that_is_replaced_between_look_and_copy_waits(
 def test_whether_a_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("w"), path.open() as reader:
-        assert is_closed(reader.fileno()) is False
+        assert is_closed_for_writing(reader.fileno()) is False
     with path.open() as reader:
-        assert is_closed(reader.fileno()) is True
+        assert is_closed_for_writing(reader.fileno()) is True
 
 
 @pytest.fixture

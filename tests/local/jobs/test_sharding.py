@@ -5,8 +5,8 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.jobs.sharding import ShardOrder, shuffle, split_by_host
-from smlaunch.local.settings import ShardingRule
+from smlaunch.local.endpoint_settings import ShardingRule
+from smlaunch.local.jobs.object_sharding import ChannelSharding, shuffle, split_by_host
 
 keys = st.lists(st.text(min_size=1), unique=True, max_size=60)
 rules = st.sampled_from(get_args(ShardingRule))
@@ -61,7 +61,9 @@ def test_a_seed_gives_one_order_for_each_epoch(names: list[str], seed: int, epoc
 def test_in_every_epoch_every_key_is_on_exactly_one_host(
     names: list[str], hosts: int, rule: ShardingRule, seed: int | None, reshard: bool, epoch: int
 ) -> None:
-    order = ShardOrder(hosts=hosts, sharded=True, rule=rule, seed=seed, reshard=reshard)
+    order = ChannelSharding(
+        host_count=hosts, is_sharded=True, rule=rule, seed=seed, reshards_every_epoch=reshard
+    )
     shares = [order.shard_for_host(names, str, host, epoch) for host in range(hosts)]
     assert sorted(key for share in shares for key in share) == sorted(names)
     if not reshard:
@@ -73,7 +75,9 @@ def test_what_changes_between_epochs() -> None:
     names = [f"part-{number}" for number in range(30)]
 
     def epochs(seed: int | None, sharded: bool, reshard: bool) -> list[list[str]]:
-        order = ShardOrder(hosts=2, sharded=sharded, rule="round-robin", seed=seed, reshard=reshard)
+        order = ChannelSharding(
+            host_count=2, is_sharded=sharded, rule="round-robin", seed=seed, reshards_every_epoch=reshard
+        )
         return [list(order.shard_for_host(names, str, 0, epoch)) for epoch in (0, 1)]
 
     first, second = epochs(seed=None, sharded=False, reshard=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.jobs import uploads
-from smlaunch.local.jobs.copying import copy_open_file
-from smlaunch.local.jobs.uploads import HostFile
-from smlaunch.local.object_store import ObjectStore
+from smlaunch.local.jobs import s3_uploads
+from smlaunch.local.jobs.file_copy import copy_open_file
+from smlaunch.local.jobs.s3_uploads import HostPath
+from smlaunch.local.stores.object_store import ObjectStore
 from tests.local.jobs.conftest import tree
 
 
@@ -53,15 +53,16 @@ def limit_file_size(size: int) -> Iterator[None]:
 
 def upload_folder(objects: ObjectStore, folder: Path, ended: bool = True) -> Mapping[str, str]:
     """Upload each file of the folder under its name; return the errors by key."""
-    files = {name: HostFile(folder, name) for name in sorted(os.listdir(folder))}
-    failed = uploads.upload_files(objects, "data", files, folder.parent, hosts_have_ended=ended)
+    files = {name: HostPath(folder, name) for name in sorted(os.listdir(folder))}
+    failed = s3_uploads.upload_files(objects, "data", files, folder.parent, hosts_have_ended=ended)
     assert os.listdir(folder.parent) == [folder.name], "nothing stays in between"
     return {key: str(error) for key, error in failed.items()}
 
 
 def stored_objects(objects: ObjectStore) -> dict[str, str]:
     return {
-        entry.key: objects.body_path("data", entry.key).read_text() for entry in objects.list_objects("data")
+        entry.key: objects.object_body_path("data", entry.key).read_text()
+        for entry in objects.list_objects("data")
     }
 
 
@@ -112,7 +113,7 @@ def test_a_body_is_never_a_file_that_somebody_may_still_write_to(objects: Object
     (folder.parent.parent / "elsewhere").write_text("changed")
     assert stored_objects(objects) == {name: f"of {name}" for name in "abc"}
     inodes = {name: (folder / name).stat().st_ino for name in "abc"}
-    moved = {name for name in "abc" if objects.body_path("data", name).stat().st_ino == inodes[name]}
+    moved = {name for name in "abc" if objects.object_body_path("data", name).stat().st_ino == inodes[name]}
     assert moved == {"c"}, "nobody else has it: its bytes need not be copied"
 
 
@@ -122,7 +123,7 @@ def test_a_body_has_a_mode_of_the_stores_own(objects: ObjectStore, folder: Path)
     assert upload_folder(objects, folder) == {}
     assert stored_objects(objects) == {name: f"of {name}" for name in "abc"}
     for name in "ab":
-        assert objects.body_path("data", name).stat().st_mode & 0o7777 == 0o644
+        assert objects.object_body_path("data", name).stat().st_mode & 0o7777 == 0o644
 
 
 def test_no_more_is_read_than_there_was(tmp_path: Path) -> None:

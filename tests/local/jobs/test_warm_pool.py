@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.local.job_store import JobRecord, JobStore
-from smlaunch.local.jobs import states, warm_pool
+from smlaunch.local.jobs import job_state, warm_pool
+from smlaunch.local.stores.job_store import JobRecord, JobStore
 
 RESOURCES = {"InstanceType": "a", "InstanceCount": 2, "VolumeSizeInGB": 1, "KeepAlivePeriodInSeconds": 60}
 REQUEST: dict[str, Any] = {"RoleArn": "role", "ResourceConfig": RESOURCES}
 
 
 def finished_job(name: str, at: float, request: dict[str, Any] = REQUEST, pool: bool = True) -> JobRecord:
-    state = states.fail(states.initial_state(at - 1), "AlgorithmError", at)
+    state = job_state.fail(job_state.initial_state(at - 1), "AlgorithmError", at)
     result = {"WarmPoolStatus": {"Status": "Available"}} if pool else {}
     return JobRecord("training-job", "r", name, f"arn:{name}", "me", request, state, result)
 
@@ -37,13 +37,13 @@ def finished_job(name: str, at: float, request: dict[str, Any] = REQUEST, pool: 
     ],
 )
 def test_what_must_be_the_same(change: dict[str, Any]) -> None:
-    assert warm_pool.matches(REQUEST, dict(REQUEST))
-    assert not warm_pool.matches(REQUEST, {**REQUEST, **change})
+    assert warm_pool.can_take_over_pool(REQUEST, dict(REQUEST))
+    assert not warm_pool.can_take_over_pool(REQUEST, {**REQUEST, **change})
 
 
 def test_what_may_differ() -> None:
     other = {"ResourceConfig": {**RESOURCES, "KeepAlivePeriodInSeconds": 5}, "EnableNetworkIsolation": False}
-    assert warm_pool.matches(REQUEST, {**REQUEST, **other, "HyperParameters": {"a": "b"}})
+    assert warm_pool.can_take_over_pool(REQUEST, {**REQUEST, **other, "HyperParameters": {"a": "b"}})
 
 
 @given(st.floats(0, 200))
@@ -57,8 +57,8 @@ def test_a_pool_ends_after_its_time(age: float) -> None:
 
 def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
-    store.create(finished_job("first", 100.0))
-    store.create(finished_job("other", 100.0, {**REQUEST, "RoleArn": "x"}))
+    store.insert_job(finished_job("first", 100.0))
+    store.insert_job(finished_job("other", 100.0, {**REQUEST, "RoleArn": "x"}))
     newcomer = finished_job("next", 120.0, pool=False)
     reused_job = warm_pool.take_matching_pool(store, newcomer, 110.0)
     assert reused_job is not None
@@ -73,14 +73,14 @@ def test_one_job_takes_a_pool_and_only_one(tmp_path: Path) -> None:
 
 def test_what_leaves_no_pool(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.sqlite")
-    running = replace(finished_job("job", 100.0, pool=False), state=states.initial_state(1.0))
-    store.create(running)
-    store.create(finished_job("kept", 100.0))
+    running = replace(finished_job("job", 100.0, pool=False), state=job_state.initial_state(1.0))
+    store.insert_job(running)
+    store.insert_job(finished_job("kept", 100.0))
     at_end = {"Status": "Available"}, {"Status": "Terminated"}
     available, terminated = ({"WarmPoolStatus": status} for status in at_end)
 
     def end(reason: str | None, limit: int | None) -> dict[str, Any]:
-        return warm_pool.status_at_job_end(store, "arn:job", reason, limit, 110.0)
+        return warm_pool.pool_status_at_job_end(store, "arn:job", reason, limit, 110.0)
 
     assert end(None, None) == end("AlgorithmError: x", None) == end("ClientError: y", 4) == available
     assert end("InternalServerError: z", None) == end(None, 3) == end(None, 0) == terminated

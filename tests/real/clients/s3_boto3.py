@@ -98,9 +98,9 @@ def odd_keys() -> None:
 
 
 def pages() -> None:
-    pages_found = [page["Contents"] for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)]
-    assert [len(page) for page in pages_found] == [1000, 1000, 100]
-    keys = [entry["Key"] for page in pages_found for entry in page]
+    pages = [page["Contents"] for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)]
+    assert [len(page) for page in pages] == [1000, 1000, 100]
+    keys = [entry["Key"] for page in pages for entry in page]
     assert keys == [f"p/{number:04d}" for number in range(2100)]
     older = s3.get_paginator("list_objects").paginate(Bucket=bucket)
     assert [len(page["Contents"]) for page in older] == [1000, 1000, 100]

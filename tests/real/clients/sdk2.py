@@ -44,5 +44,5 @@ try:
     estimator.fit(wait=True, logs="All" if job.get("logs") else "None")
 except Exception as error:
     raised = f"{type(error).__name__}: {error}"
-job_found = estimator.latest_training_job
-print("result", json.dumps({"job": job_found.name if job_found else None, "raised": raised}))
+training_job = estimator.latest_training_job
+print("result", json.dumps({"job": training_job.name if training_job else None, "raised": raised}))

@@ -43,5 +43,7 @@ try:
     trainer.train(wait=True, logs=job.get("logs", False))
 except Exception as error:
     raised = f"{type(error).__name__}: {error}"
-job_found = trainer._latest_training_job
-print("result", json.dumps({"job": job_found.training_job_name if job_found else None, "raised": raised}))
+training_job = trainer._latest_training_job
+print(
+    "result", json.dumps({"job": training_job.training_job_name if training_job else None, "raised": raised})
+)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Protocol
 
-from smlaunch.local.api_errors import ApiError
+from smlaunch.local.front.api_errors import ApiError
 
 ALGORITHMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 _POLYNOMIAL_BY_ALGORITHM = {"CRC32": 0xEDB88320, "CRC32C": 0x82F63B78, "CRC64NVME": 0x9A6C9329AC4BC9B5}
@@ -51,21 +51,22 @@ def checksums_in_headers(fields: Mapping[str, str]) -> dict[str, str]:
     return {name: fields[header_name(name)] for name in ALGORITHMS if header_name(name) in fields}
 
 
-def new_digest(algorithm: str) -> ChecksumDigest | None:
-    """Return a new digest; None when the algorithm is not installed."""
+def new_checksum_digest(algorithm: str) -> ChecksumDigest | None:
+    """Return a new digest of one of S3's checksum algorithms, such as CRC32C; None for CRC32C and CRC64NVME
+    when the package awscrt, which computes them, is not installed."""
     if algorithm == "CRC32":
-        return _Crc(zlib.crc32, 32)
+        return _Crc(zlib.crc32, width=32)
     if algorithm in ("SHA1", "SHA256"):
         return hashlib.new(algorithm.lower(), usedforsecurity=False)
-    function = _awscrt_function(algorithm)
-    return None if function is None else _Crc(function, _BITS_BY_ALGORITHM[algorithm])
+    crc_function = _import_awscrt_crc(algorithm)
+    return None if crc_function is None else _Crc(crc_function, width=_BITS_BY_ALGORITHM[algorithm])
 
 
-def encode(digest: ChecksumDigest) -> str:
+def encode_digest(digest: ChecksumDigest) -> str:
     return base64.b64encode(digest.digest()).decode()
 
 
-def mismatch_error(algorithm: str) -> ApiError:
+def checksum_mismatch_error(algorithm: str) -> ApiError:
     message = f"The {algorithm} you specified did not match the calculated checksum."
     return ApiError("BadDigest", message)
 
@@ -73,12 +74,12 @@ def mismatch_error(algorithm: str) -> ApiError:
 def composite_checksum(algorithm: str, part_checksums: Sequence[str]) -> str | None:
     """Return the checksum of the parts' checksums, ``<base64>-<count>``; None when the algorithm is not
     installed."""
-    digest = new_digest(algorithm)
+    digest = new_checksum_digest(algorithm)
     if digest is None:
         return None
     for checksum in part_checksums:
         digest.update(base64.b64decode(checksum))
-    return f"{encode(digest)}-{len(part_checksums)}"
+    return f"{encode_digest(digest)}-{len(part_checksums)}"
 
 
 def combined_crc(algorithm: str, crcs_and_sizes: Sequence[tuple[str, int]]) -> str:
@@ -86,38 +87,40 @@ def combined_crc(algorithm: str, crcs_and_sizes: Sequence[tuple[str, int]]) -> s
     width, polynomial = _BITS_BY_ALGORITHM[algorithm], _POLYNOMIAL_BY_ALGORITHM[algorithm]
     crc = 0
     for part_crc, size in crcs_and_sizes:
-        crc = _append_zeros(crc, size, polynomial, width) ^ int.from_bytes(base64.b64decode(part_crc), "big")
+        crc = _crc_after_zero_bytes(crc, size, polynomial, width) ^ int.from_bytes(
+            base64.b64decode(part_crc), "big"
+        )
     return base64.b64encode(crc.to_bytes(width // 8, "big")).decode()
 
 
-def _append_zeros(crc: int, size: int, polynomial: int, width: int) -> int:
+def _crc_after_zero_bytes(crc: int, size: int, polynomial: int, width: int) -> int:
     """Return ``crc`` after ``size`` zero bytes: its product with x**(8*size), modulo the polynomial."""
-    power, square = 1 << (width - 1), _times_x(1 << (width - 1), 8, polynomial)
+    power, square = 1 << (width - 1), _multiply_by_power_of_x(1 << (width - 1), 8, polynomial)
     while size:
         if size & 1:
-            power = _multiply(power, square, polynomial, width)
-        square = _multiply(square, square, polynomial, width)
+            power = _multiply_polynomials(power, square, polynomial, width)
+        square = _multiply_polynomials(square, square, polynomial, width)
         size >>= 1
-    return _multiply(crc, power, polynomial, width)
+    return _multiply_polynomials(crc, power, polynomial, width)
 
 
-def _times_x(value: int, count: int, polynomial: int) -> int:
+def _multiply_by_power_of_x(value: int, count: int, polynomial: int) -> int:
     for _ in range(count):
         value = (value >> 1) ^ (polynomial if value & 1 else 0)
     return value
 
 
-def _multiply(multiplier: int, multiplicand: int, polynomial: int, width: int) -> int:
+def _multiply_polynomials(multiplier: int, multiplicand: int, polynomial: int, width: int) -> int:
     product = 0
     for bit in range(width - 1, -1, -1):
         if multiplier >> bit & 1:
             product ^= multiplicand
-        multiplicand = _times_x(multiplicand, 1, polynomial)
+        multiplicand = _multiply_by_power_of_x(multiplicand, 1, polynomial)
     return product
 
 
 @lru_cache(maxsize=2)
-def _awscrt_function(algorithm: str) -> Callable[[bytes | memoryview, int], int] | None:
+def _import_awscrt_crc(algorithm: str) -> Callable[[bytes | memoryview, int], int] | None:
     try:
         checksums = import_module("awscrt.checksums")
     except ImportError:

@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.http_messages import Payload, Response
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Payload, Response
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MAX_BODY_BYTES = 8 << 20
@@ -29,7 +29,9 @@ class S3Errors:
 def xml_document(name: str, value: Any, namespace: str = "") -> bytes:
     """Encode a document. Mappings become elements, a list repeats its element, None is omitted."""
     attribute = f' xmlns="{namespace}"' if namespace else ""
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_inner_xml(value)}</{name}>'.encode()
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_xml_content(value)}</{name}>'.encode()
+    )
 
 
 def xml_response(
@@ -39,22 +41,24 @@ def xml_response(
     return Response(status, all_headers, xml_document(name, value, NAMESPACE))
 
 
-def _inner_xml(value: Any) -> str:
-    """Return a value as XML without its own element; a list becomes one element for each item."""
+def _xml_content(value: Any) -> str:
+    """Return the content of an XML element: of a mapping, its members as elements (a member that is a list as
+    one element for each item); of any other value, its text. Members that are None are left out: ``{"A": [1,
+    2], "B": None}`` becomes ``<A>1</A><A>2</A>``."""
     if not isinstance(value, Mapping):
-        text = "true" if value is True else "false" if value is False else str(value)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
         # Characters that XML 1.0 excludes are replaced; clients that list such keys use encoding-type=url.
         return escape(_INVALID_XML_CHARACTERS.sub("\ufffd", text), {"\r": "&#13;", "\n": "&#10;"})
     elements = []
-    for name, child in value.items():
-        items = child if isinstance(child, (list, tuple)) else (child,)
-        elements += [f"<{name}>{_inner_xml(item)}</{name}>" for item in items if item is not None]
+    for name, member_value in value.items():
+        items = member_value if isinstance(member_value, (list, tuple)) else (member_value,)
+        elements += [f"<{name}>{_xml_content(item)}</{name}>" for item in items if item is not None]
     return "".join(elements)
 
 
-def read_xml(payload: Payload) -> ElementTree.Element:
+def parse_xml_body(payload: Payload) -> ElementTree.Element:
     """Parse a request's body and return its root element. Raises ApiError."""
-    text = payload.read(_MAX_BODY_BYTES)
+    text = payload.read_all(_MAX_BODY_BYTES)
     try:
         return ElementTree.fromstring(text)  # noqa: S314  signed by the endpoint's own user
     except ElementTree.ParseError:
@@ -62,27 +66,27 @@ def read_xml(payload: Payload) -> ElementTree.Element:
         raise ApiError("MalformedXML", message) from None
 
 
-def children(parent: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
+def child_elements(parent: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
     """Yield the child elements with a name, in any namespace."""
     return (child for child in parent if child.tag.rpartition("}")[2] == name)
 
 
-def text_of(parent: ElementTree.Element, name: str) -> str | None:
-    child = next(children(parent, name), None)
+def child_text(parent: ElementTree.Element, name: str) -> str | None:
+    child = next(child_elements(parent, name), None)
     return None if child is None else child.text or ""
 
 
-def iso_date(seconds: float) -> str:
+def format_iso_date(seconds: float) -> str:
     whole_seconds = int(seconds)
     timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole_seconds))
     return f"{timestamp}.{int((seconds - whole_seconds) * 1000):03d}Z"
 
 
-def http_date(seconds: float) -> str:
+def format_http_date(seconds: float) -> str:
     return formatdate(int(seconds), usegmt=True)
 
 
-def read_http_date(text: str) -> float | None:
+def parse_http_date(text: str) -> float | None:
     """Parse a date; None for an invalid one, which HTTP requires to ignore."""
     try:
         return parsedate_to_datetime(text).timestamp()
@@ -90,6 +94,6 @@ def read_http_date(text: str) -> float | None:
         return None
 
 
-def not_implemented(feature: str) -> ApiError:
+def not_implemented_error(feature: str) -> ApiError:
     message = f"smlaunch's local S3 does not provide {feature}"
     return ApiError("NotImplemented", message, 501)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
-from smlaunch.local.api_errors import ApiError
-from smlaunch.local.http_messages import Payload, Request, Response
-from smlaunch.local.object_store import MAX_KEY_BYTES, ObjectStore
-from smlaunch.local.request_context import ACCOUNT
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.request_context import ACCOUNT
 from smlaunch.local.services.s3.buckets import S3Buckets
 from smlaunch.local.services.s3.multipart import S3MultipartUploads
-from smlaunch.local.services.s3.objects import S3Objects, copy_source
-from smlaunch.local.services.s3.responses import S3Errors, not_implemented, xml_response
+from smlaunch.local.services.s3.objects import S3Objects, copy_source_bucket_and_key
+from smlaunch.local.services.s3.responses import S3Errors, not_implemented_error, xml_response
+from smlaunch.local.stores.object_store import MAX_KEY_BYTES, ObjectStore
 
 SUBRESOURCES = frozenset(
     """
@@ -53,24 +53,23 @@ class S3Service(S3Errors):
         self._multipart = S3MultipartUploads(store)
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        """Respond to a request: choose its operation by its method, its path and its subresource. Raises
-        ApiError."""
+        """Respond to an S3 request: choose its operation by its method, its path and its sub-resource, a name
+        in the query such as ``tagging``. Raises ApiError."""
         bucket, key = bucket_and_key(request)
-        self._check_owner(request, bucket)
-        subresources = sorted(SUBRESOURCES.intersection(request.query))
-        # uploadId is a sub-resource; partNumber beside it is not.
-        subresource = subresources[0] if subresources else ""
-        if request.query.get("versionId", "null") != "null":
+        self._check_expected_bucket_owner(request, bucket)
+        # Only one is expected: uploadId is a sub-resource, partNumber beside it is not.
+        subresource = min(SUBRESOURCES.intersection(request.query), default="")  # empty: none
+        if request.query.get("versionId", "null") != "null":  # without versioning, the only version's id
             raise ApiError("NoSuchVersion", "The specified version does not exist.", 404)
         if not bucket:
             if request.method != "GET":
-                raise _not_allowed(request)
+                raise _method_not_allowed_error(request)
             return self._buckets.list_buckets(request)
         if not key:
-            return self._bucket_operation(request, payload, bucket, subresource)
+            return self._serve_bucket_operation(request, payload, bucket, subresource)
         if len(key.encode()) > MAX_KEY_BYTES:
             raise ApiError("KeyTooLongError", "Your key is too long", Size=str(len(key.encode())))
-        return self._object_operation(request, payload, bucket, key, subresource)
+        return self._serve_object_operation(request, payload, bucket, key, subresource)
 
     def owner_of(self, bucket: str) -> str | None:
         """Return the bucket's owner, which is this account; None for a bucket that does not exist."""
@@ -80,45 +79,48 @@ class S3Service(S3Errors):
             return None
         return ACCOUNT
 
-    def _check_owner(self, request: Request, bucket: str) -> None:
-        """Raise ApiError when a header expects another owner of the bucket."""
-        for header in ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"):
-            expected = request.headers.get(header)
-            if expected is None:
-                continue
-            if not _ACCOUNT_ID.fullmatch(expected):
-                message = "The value of the expected bucket owner parameter must be an AWS account ID"
-                raise ApiError("InvalidBucketOwnerAWSAccountID", message)
-            checked_bucket = bucket
-            if "source" in header:
-                if "x-amz-copy-source" not in request.headers:
-                    continue
-                checked_bucket, _ = copy_source(request)
-            if self.owner_of(checked_bucket) not in (expected, None):
-                raise ApiError("AccessDenied", "Access Denied", 403)
+    def _check_expected_bucket_owner(self, request: Request, bucket: str) -> None:
+        """Raise ApiError when a header of an S3 request expects another account to own the bucket, or the
+        bucket that a copy reads."""
+        expected_owner = request.headers.get("x-amz-expected-bucket-owner")
+        if expected_owner is not None:
+            self._require_owner(expected_owner, bucket)  # raises for another owner, not for a missing bucket
+        expected_source_owner = request.headers.get("x-amz-source-expected-bucket-owner")
+        if expected_source_owner is not None:
+            _require_account_id(expected_source_owner)  # 12 digits
+            if "x-amz-copy-source" in request.headers:  # other requests have no source
+                source_bucket, _ = copy_source_bucket_and_key(request)
+                self._require_owner(expected_source_owner, source_bucket)
 
-    def _bucket_operation(
+    def _require_owner(self, expected_owner: str, bucket: str) -> None:
+        """Raise ApiError for a bucket of another owner. A missing bucket is the operation's own error."""
+        _require_account_id(expected_owner)
+        actual_owner = self.owner_of(bucket)
+        if actual_owner is not None and actual_owner != expected_owner:
+            raise ApiError("AccessDenied", "Access Denied", 403)
+
+    def _serve_bucket_operation(
         self, request: Request, payload: Payload, bucket: str, subresource: str
     ) -> Response:
         match request.method, subresource:
             case "PUT", "":
-                return self._buckets.create(payload, bucket)
+                return self._buckets.create_bucket(payload, bucket)
             case "HEAD", "":
-                return self._buckets.head(bucket)
+                return self._buckets.head_bucket(bucket)
             case "DELETE", "":
-                return self._buckets.delete(bucket)
+                return self._buckets.delete_bucket(bucket)
             case "GET", "":
                 if request.query.get("list-type") == "2":
-                    return self._buckets.list_v2(request, bucket)
-                return self._buckets.list_v1(request, bucket)
+                    return self._buckets.list_objects_v2(request, bucket)
+                return self._buckets.list_objects_v1(request, bucket)
             case "GET", "location":
-                return self._buckets.location(bucket)
+                return self._buckets.get_bucket_location(bucket)
             case "GET", "versions":
-                return self._buckets.list_versions(request, bucket)
+                return self._buckets.list_object_versions(request, bucket)
             case "GET", "uploads":
-                return self._multipart.list_uploads(request, bucket)
+                return self._multipart.list_multipart_uploads(request, bucket)
             case "POST", "delete":
-                return self._objects.delete_many(payload, bucket)
+                return self._objects.delete_objects(payload, bucket)
             case "GET", ("versioning" | "acl" | "requestPayment" | "logging" | "accelerate" | "notification"):
                 self._store.require_bucket(bucket)
                 return _default_configuration(subresource)
@@ -126,55 +128,52 @@ class S3Service(S3Errors):
                 self._store.require_bucket(bucket)
                 code, message = _ABSENT_CONFIGURATION_ERRORS[subresource]
                 raise ApiError(code, message, 404, BucketName=bucket)
-        raise (
-            _not_allowed(request)
-            if not subresource
-            else not_implemented(f"{request.method} of a bucket's {subresource}")
-        )
+        if not subresource:
+            raise _method_not_allowed_error(request)
+        raise not_implemented_error(f"{request.method} of a bucket's {subresource}")
 
-    def _object_operation(
+    def _serve_object_operation(
         self, request: Request, payload: Payload, bucket: str, key: str, subresource: str
     ) -> Response:
-        """Respond to an operation on an object. ``subresource``: the query parameter that selects one, such
-        as tagging; empty for the object itself."""
+        """Respond to an S3 request for an object. ``subresource``: the query parameter that selects the
+        operation, such as ``tagging``; empty for the object itself. Raises ApiError for an operation that the
+        endpoint lacks."""
         is_copy = "x-amz-copy-source" in request.headers
         match request.method, subresource:
             case "GET" | "HEAD", "":
-                return self._objects.get(request, bucket, key)
+                return self._objects.get_object(request, bucket, key)
             case "PUT", "":
                 if is_copy:
-                    return self._objects.copy(request, bucket, key)
-                return self._objects.put(request, payload, bucket, key)
+                    return self._objects.copy_object(request, bucket, key)
+                return self._objects.put_object(request, payload, bucket, key)
             case "DELETE", "":
-                return self._objects.delete(request, bucket, key)
+                return self._objects.delete_object(request, bucket, key)
             case "GET", "tagging":
-                return self._objects.get_tags(bucket, key)
+                return self._objects.get_object_tagging(bucket, key)
             case "PUT", "tagging":
-                return self._objects.put_tags(payload, bucket, key)
+                return self._objects.put_object_tagging(payload, bucket, key)
             case "DELETE", "tagging":
-                return self._objects.delete_tags(bucket, key)
+                return self._objects.delete_object_tagging(bucket, key)
             case "GET", "attributes":
-                return self._objects.attributes(request, bucket, key)
+                return self._objects.get_object_attributes(request, bucket, key)
             case "GET", "acl":
-                self._store.head(bucket, key)
-                return _default_configuration("acl")
+                self._store.head_object(bucket, key)  # raises for a missing object
+                return _default_configuration("acl")  # ACLs cannot be changed here
             case "POST", "uploads":
-                return self._multipart.create_upload(request, bucket, key)
+                return self._multipart.create_multipart_upload(request, bucket, key)
             case "PUT", "uploadId":
                 if is_copy:
-                    return self._multipart.copy_part(request, bucket, key)
-                return self._multipart.put_part(request, payload, bucket, key)
+                    return self._multipart.upload_part_copy(request, bucket, key)
+                return self._multipart.upload_part(request, payload, bucket, key)
             case "POST", "uploadId":
-                return self._multipart.complete(request, payload, bucket, key)
+                return self._multipart.complete_multipart_upload(request, payload, bucket, key)
             case "DELETE", "uploadId":
-                return self._multipart.abort(request, bucket, key)
+                return self._multipart.abort_multipart_upload(request, bucket, key)
             case "GET", "uploadId":
                 return self._multipart.list_parts(request, bucket, key)
-        raise (
-            _not_allowed(request)
-            if not subresource
-            else not_implemented(f"{request.method} of an object's {subresource}")
-        )
+        if not subresource:
+            raise _method_not_allowed_error(request)
+        raise not_implemented_error(f"{request.method} of an object's {subresource}")
 
 
 def bucket_and_key(request: Request) -> tuple[str, str]:
@@ -188,6 +187,12 @@ def bucket_and_key(request: Request) -> tuple[str, str]:
         return host.removesuffix(".localhost"), path
     bucket, _, key = path.partition("/")
     return bucket, key
+
+
+def _require_account_id(text: str) -> None:
+    if not _ACCOUNT_ID.fullmatch(text):
+        message = "The value of the expected bucket owner parameter must be an AWS account ID"
+        raise ApiError("InvalidBucketOwnerAWSAccountID", message)
 
 
 def _default_configuration(subresource: str) -> Response:
@@ -214,6 +219,6 @@ def _default_configuration(subresource: str) -> Response:
     return xml_response(roots[subresource], {})
 
 
-def _not_allowed(request: Request) -> ApiError:
+def _method_not_allowed_error(request: Request) -> ApiError:
     message = "The specified method is not allowed against this resource."
     return ApiError("MethodNotAllowed", message, 405, Method=request.method)

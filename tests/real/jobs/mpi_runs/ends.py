@@ -14,6 +14,6 @@ if os.environ["RANK"] == "3":
     if how == "leaves":
         sys.exit(3)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if b"smlaunch.runtime.mpi.host" in path.read_bytes():
+        if b"smlaunch.runtime.mpi.host_program" in path.read_bytes():
             os.kill(int(path.parent.name), signal.SIGKILL)
 signal.pause()

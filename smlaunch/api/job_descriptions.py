@@ -1,0 +1,76 @@
+"""Translates descriptions of jobs of other kinds to those of training jobs, which all other code expects.
+
+A kind without secondary status gets its status instead, except for a job that was stopped at its time limit.
+The exit message of a failed job has the runtime's report of the first failure, which says more than its
+FailureReason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smlaunch.api.job_kinds import TRAINING, JobKind, member_value
+
+_ALGORITHM_ERROR_PREFIX = "AlgorithmError: "
+
+_SHARED_MEMBERS = (
+    "CreationTime",
+    "LastModifiedTime",
+    "StoppingCondition",
+    "RoleArn",
+    "Environment",
+    "FailureReason",
+)
+
+
+def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response of Describe in the form of DescribeTrainingJob's, so that other code need not tell
+    kinds of jobs apart."""
+    if kind is TRAINING:
+        return {key: value for key, value in description.items() if key != "ResponseMetadata"}
+    status, end_time = description[kind.status_member], description.get(kind.end_time_member)
+    training_job: dict[str, Any] = {
+        TRAINING.name_member: description[kind.name_member],
+        TRAINING.arn_member: description[kind.arn_member],
+        TRAINING.status_member: status,
+        "SecondaryStatus": _derive_secondary_status(kind, description),
+        # Its members have the same names in all kinds; 1 is the default.
+        "ResourceConfig": {"InstanceCount": 1, **(member_value(description, kind.resources) or {})},
+        "LogGroup": kind.log_group,
+        # Only creation and end are known.
+        "SecondaryStatusTransitions": [
+            {"Status": name, "StartTime": time, "StatusMessage": ""}
+            for name, time in (("InProgress", description.get("CreationTime")), (status, end_time))
+            if time is not None
+        ],
+        TRAINING.start_time_member: description.get(kind.start_time_member),
+        TRAINING.end_time_member: end_time,
+        **{name: description.get(name) for name in _SHARED_MEMBERS},
+    }
+    failure_reason = str(description.get("FailureReason", ""))
+    exit_message = description.get("ExitMessage")
+    if exit_message and failure_reason.startswith(_ALGORITHM_ERROR_PREFIX):
+        # The script's own exit message says more, so it comes before the service's reason.
+        service_reason = failure_reason.removeprefix(_ALGORITHM_ERROR_PREFIX)
+        training_job["FailureReason"] = f"{_ALGORITHM_ERROR_PREFIX}{exit_message}{service_reason}"
+    output_uri = member_value(description, kind.members["output"])
+    if output_uri is not None:
+        training_job["OutputDataConfig"] = {"S3OutputPath": output_uri}
+    return {name: value for name, value in training_job.items() if value is not None}
+
+
+def _derive_secondary_status(kind: JobKind, description: Mapping[str, Any]) -> str:
+    """Return MaxRuntimeExceeded for a job that was stopped at its time limit, else the status."""
+    status: str = description[kind.status_member]
+    limit = member_value(description, ("StoppingCondition", "MaxRuntimeInSeconds"))
+    started_at, ended_at = description.get(kind.start_time_member), description.get(kind.end_time_member)
+    if (
+        status == "Stopped"
+        and limit
+        and started_at
+        and ended_at
+        and (ended_at - started_at).total_seconds() >= limit
+    ):
+        return "MaxRuntimeExceeded"
+    return status

@@ -1,0 +1,288 @@
+"""The kinds of jobs: one table of what the API calls the same thing in each kind.
+
+Requests, their validation, runs, exports and the local endpoint read it. A new kind is one more ``JobKind``,
+added by ``register_job_kind``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from smlaunch.api.validation.processing_rules import check_processing_job
+from smlaunch.api.validation.training_rules import check_training_job
+from smlaunch.api.validation.violation import Violation
+from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths, ProcessingPaths
+
+MemberPath = tuple[str | int, ...]
+"""Names of members and list indices, from the top of a request or of a description."""
+
+TERMINAL_STATUSES = ("Completed", "Failed", "Stopped")
+"""Statuses of a job of any kind that has ended."""
+
+
+def _paths(text_by_key: Mapping[str, str]) -> dict[str, MemberPath]:
+    """Return the paths that are written with dots, such as ``Outputs.0.S3Output``."""
+    return {
+        key: tuple(int(step) if step.isdigit() else step for step in text.split("."))
+        for key, text in text_by_key.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class JobKind:
+    """A kind of job: its operations and members in the API."""
+
+    name: str
+    """As in the names of the API: ``Create<name>Job``, ``<name>JobStatus``."""
+
+    members: Mapping[str, MemberPath]
+    """Members of the Create request, in its order, by the field of the job that they come from, or by a key
+    of ``constants``. Fields that the kind lacks are not among them."""
+
+    input_members: Mapping[str, MemberPath]
+    """Members of an entry of ``members["inputs"]``, by the fields of an input."""
+
+    input_modes: tuple[str, ...]
+    """The first one stands in a request for modes that the kind lacks, which the plan rejects."""
+
+    resources: MemberPath
+    """The object with instance type, instance count and volume. Describe has it too."""
+
+    constants: Mapping[str, Any]
+    """Values that are the same in all requests, by their keys in ``members``. ``entrypoint`` is the command
+    that replaces the image's own where smlaunch's runtime runs."""
+
+    output_suffix: str = ""
+    """What a request's output address has after the run's, with ``{job}``; empty where the service adds the
+    job's name itself."""
+
+    empty_members: frozenset[str] = frozenset()
+    """Keys of ``members`` that are sent even if they are empty."""
+
+    paths: Paths = field(default_factory=Paths)
+    """Of a host's directories and files."""
+
+    has_secondary_status: bool = False
+    """Whether Describe tells more than the status: by whom the job was stopped."""
+
+    check_rules: Callable[[Mapping[str, Any]], Iterator[Violation]] = lambda request: iter(())
+    """Yields violations of the service's rules beyond its model, by a request of the right types."""
+
+    @property
+    def noun(self) -> str:
+        """Such as ``training job``."""
+        return self.arn_resource.replace("-", " ")
+
+    @property
+    def arn_resource(self) -> str:
+        """Such as ``training-job``: an ARN ends in it, a slash, and the job's name in lower case."""
+        return method_name(f"{self.name}Job").replace("_", "-")
+
+    @property
+    def log_group(self) -> str:
+        return f"/aws/sagemaker/{self.name}Jobs"
+
+    @property
+    def create_operation(self) -> str:
+        return f"Create{self.name}Job"
+
+    @property
+    def describe_operation(self) -> str:
+        return f"Describe{self.name}Job"
+
+    @property
+    def stop_operation(self) -> str:
+        return f"Stop{self.name}Job"
+
+    @property
+    def list_operation(self) -> str:
+        return f"List{self.name}Jobs"
+
+    @property
+    def summaries_member(self) -> str:
+        """The list in the response of List."""
+        return f"{self.name}JobSummaries"
+
+    @property
+    def name_member(self) -> str:
+        return f"{self.name}JobName"
+
+    @property
+    def arn_member(self) -> str:
+        return f"{self.name}JobArn"
+
+    @property
+    def status_member(self) -> str:
+        return f"{self.name}JobStatus"
+
+    @property
+    def start_time_member(self) -> str:
+        return f"{self.name}StartTime"
+
+    @property
+    def end_time_member(self) -> str:
+        return f"{self.name}EndTime"
+
+
+def method_name(operation: str) -> str:
+    """Return boto3's name of an operation: ``CreateTrainingJob`` → ``create_training_job``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
+
+
+def member_value(document: Mapping[str, Any], path: MemberPath) -> Any:
+    """Return the value at a path of a request or description; None if it or a part of the path is missing."""
+    value: Any = document
+    for step in path:
+        if isinstance(step, int):
+            value = dict(enumerate(value))
+        value = value.get(step)
+        if value is None:
+            return None
+    return value
+
+
+def put_member(document: dict[str, Any], path: MemberPath, value: Any) -> None:
+    """Set the value at a path of a request. Missing objects on the way are made, and lists of one object."""
+    node: Any = document
+    for step, next_step in pairwise(path):
+        if isinstance(step, str):
+            node = node.setdefault(step, [{}] if isinstance(next_step, int) else {})
+        else:
+            node = node[step]
+    node[path[-1]] = value
+
+
+def runtime_entrypoint(paths: Paths) -> list[str]:
+    """Return the command that starts smlaunch's runtime, which must be process 1 to receive SIGTERM."""
+    return ["python3", f"{paths.channel_dir(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"]
+
+
+TRAINING = JobKind(
+    "Training",
+    members=_paths(
+        {
+            "name": "TrainingJobName",
+            "hyperparameters": "HyperParameters",
+            "image": "AlgorithmSpecification.TrainingImage",
+            "input_mode": "AlgorithmSpecification.TrainingInputMode",
+            "entrypoint": "AlgorithmSpecification.ContainerEntrypoint",
+            "args": "AlgorithmSpecification.ContainerArguments",
+            "role": "RoleArn",
+            "inputs": "InputDataConfig",
+            "output": "OutputDataConfig.S3OutputPath",
+            "compute.instance_type": "ResourceConfig.InstanceType",
+            "compute.instance_preferences": "ResourceConfig.InstancePreferences",
+            "compute.hosts": "ResourceConfig.InstanceCount",
+            "compute.volume_gb": "ResourceConfig.VolumeSizeInGB",
+            "compute.keep_alive": "ResourceConfig.KeepAlivePeriodInSeconds",
+            "limits.max_runtime": "StoppingCondition.MaxRuntimeInSeconds",
+            "limits.max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
+            "limits.max_pending": "StoppingCondition.MaxPendingTimeInSeconds",
+            "environment": "Environment",
+            "tags": "Tags",
+            "checkpoints.uri": "CheckpointConfig.S3Uri",
+            "checkpoints.local_path": "CheckpointConfig.LocalPath",
+            "security_groups": "VpcConfig.SecurityGroupIds",
+            "subnets": "VpcConfig.Subnets",
+            "network_isolation": "EnableNetworkIsolation",
+            "encrypt_traffic": "EnableInterContainerTrafficEncryption",
+            "compute.spot": "EnableManagedSpotTraining",
+        }
+    ),
+    input_members=_paths(
+        {
+            "name": "ChannelName",
+            "data_type": "DataSource.S3DataSource.S3DataType",
+            "uri": "DataSource.S3DataSource.S3Uri",
+            "split": "DataSource.S3DataSource.S3DataDistributionType",
+            "mode": "InputMode",
+            "content_type": "ContentType",
+        }
+    ),
+    input_modes=("File", "FastFile", "Pipe"),
+    constants={"input_mode": "File", "entrypoint": runtime_entrypoint(Paths())},
+    resources=("ResourceConfig",),
+    has_secondary_status=True,
+    check_rules=check_training_job,
+)
+
+_PROCESSING_PATHS = ProcessingPaths()
+
+PROCESSING = JobKind(
+    "Processing",
+    members=_paths(
+        {
+            "name": "ProcessingJobName",
+            "inputs": "ProcessingInputs",
+            "output_name": "ProcessingOutputConfig.Outputs.0.OutputName",
+            "output": "ProcessingOutputConfig.Outputs.0.S3Output.S3Uri",
+            "output_path": "ProcessingOutputConfig.Outputs.0.S3Output.LocalPath",
+            "upload_mode": "ProcessingOutputConfig.Outputs.0.S3Output.S3UploadMode",
+            "compute.instance_type": "ProcessingResources.ClusterConfig.InstanceType",
+            "compute.instance_preferences": "ProcessingResources.ClusterConfig.InstancePreferences",
+            "compute.hosts": "ProcessingResources.ClusterConfig.InstanceCount",
+            "compute.volume_gb": "ProcessingResources.ClusterConfig.VolumeSizeInGB",
+            "limits.max_runtime": "StoppingCondition.MaxRuntimeInSeconds",
+            "image": "AppSpecification.ImageUri",
+            "entrypoint": "AppSpecification.ContainerEntrypoint",
+            "args": "AppSpecification.ContainerArguments",
+            "environment": "Environment",
+            "role": "RoleArn",
+            "tags": "Tags",
+            "security_groups": "NetworkConfig.VpcConfig.SecurityGroupIds",
+            "subnets": "NetworkConfig.VpcConfig.Subnets",
+            "network_isolation": "NetworkConfig.EnableNetworkIsolation",
+            "encrypt_traffic": "NetworkConfig.EnableInterContainerTrafficEncryption",
+        }
+    ),
+    input_members=_paths(
+        {
+            "name": "InputName",
+            "uri": "S3Input.S3Uri",
+            "local_path": "S3Input.LocalPath",
+            "data_type": "S3Input.S3DataType",
+            "mode": "S3Input.S3InputMode",
+            "split": "S3Input.S3DataDistributionType",
+        }
+    ),
+    input_modes=("File",),
+    resources=("ProcessingResources", "ClusterConfig"),
+    output_suffix="/{job}/output/",
+    empty_members=frozenset({"inputs"}),
+    paths=_PROCESSING_PATHS,
+    constants={
+        "output_name": "output",
+        "output_path": _PROCESSING_PATHS.output_data,
+        "upload_mode": "EndOfJob",
+        "entrypoint": runtime_entrypoint(_PROCESSING_PATHS),
+    },
+    check_rules=check_processing_job,
+)
+
+JOB_KINDS: dict[str, JobKind] = {}
+"""By the operation that creates a job."""
+
+
+def register_job_kind(kind: JobKind) -> None:
+    """Add a kind to the table. Raises ValueError if its name is taken."""
+    if kind.create_operation in JOB_KINDS:
+        raise ValueError(f"there is a kind {kind.name} already")
+    JOB_KINDS[kind.create_operation] = kind
+
+
+register_job_kind(TRAINING)
+register_job_kind(PROCESSING)
+
+
+def job_kind_of(request: Mapping[str, Any]) -> JobKind:
+    """Return the kind of job that a request creates, by the member with the job's name."""
+    return next((kind for kind in JOB_KINDS.values() if kind.name_member in request), TRAINING)
+
+
+def job_name_of(request: Mapping[str, Any]) -> str:
+    """Return the name of the job that a request creates."""
+    return str(request[job_kind_of(request).name_member])

@@ -1,0 +1,451 @@
+"""Implements ``aws.interfaces`` on botocore. Translates only: ``retry`` decides what to do about errors."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionClosedError,
+    IncompleteReadError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+from botocore.parsers import ResponseParserError
+
+from smlaunch.api.job_descriptions import describe_as_training_job
+from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, method_name
+from smlaunch.aws.interfaces import UNREACHABLE, UNREADABLE, CallError, JobSummary, LogEvent, StoredObject
+from smlaunch.aws.response_validation import validate_responses
+
+_MULTIPART_FROM_BYTES = 8 << 20
+"""Larger files are uploaded in parallel parts by s3transfer (whose import costs 30 ms)."""
+
+_MAX_KEYS_PER_DELETE = 1000
+"""DeleteObjects takes at most 1,000 keys (S3 API reference)."""
+
+_CHUNK_BYTES = 1 << 20
+"""Bytes of a large object that are read before they are passed on."""
+
+_HTTP_PRECONDITION_FAILED, _HTTP_CONFLICT = 412, 409
+"""PreconditionFailed and ConditionalRequestConflict of conditional writes (S3 user guide)."""
+_MAX_CONDITIONAL_PUT_TRIES = 5
+
+_LOG_PAGE_EVENTS = 10_000
+"""GetLogEvents returns at most 10,000 events or 1 MB a call (CloudWatch Logs API reference)."""
+
+_MAX_QUOTA_PAGES = 50
+"""Of 100 quotas each: SageMaker has several for each instance type. A quota on none of them counts as not
+listed."""
+
+_NO_SUCH_JOB_CODES = ("ValidationException", "ResourceNotFound")
+_ACCESS_DENIED_CODES = ("AccessDenied", "AccessDeniedException", "UnknownOperationException")
+
+_RESPONSE_LOST_ERRORS = (ConnectionClosedError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+"""The request was sent and may have been carried out; botocore's other errors come before that."""
+
+NO_CREDENTIALS = "NoCredentials"
+"""Code of a CallError for a caller without usable credentials."""
+
+
+class _Response(dict[str, Any]):
+    """A response in which a missing member raises a CallError: a proxy or an endpoint may leave one out."""
+
+    def __init__(self, operation: str, members: Mapping[str, Any]) -> None:
+        super().__init__(members)
+        self._operation = operation
+
+    def __missing__(self, member: str) -> Any:
+        raise CallError(self._operation, UNREADABLE, f"the answer has no {member}")
+
+
+def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -> Any:
+    """Call a method of a botocore client with these parameters, and return its response, in which a missing
+    member raises a CallError too. Every way in which the call can fail becomes a CallError. Its code is the
+    service's, or ours: NO_CREDENTIALS; UNREADABLE if the response was lost or is not the service's;
+    UNREACHABLE without a connection. ``operation`` is the API's name of the method, for the error."""
+    try:
+        response = client_method(**params)
+    except ClientError as error:
+        service_error = error.response.get("Error", {})
+        http_status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code = str(service_error.get("Code", "Unknown"))
+        message = str(service_error.get("Message", "")) or code
+        raise CallError(operation, code, message, http_status) from error
+    except (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError) as error:
+        raise CallError(operation, NO_CREDENTIALS, str(error)) from error
+    except ParamValidationError as error:
+        raise CallError(operation, "ValidationException", str(error)) from error
+    except (ResponseParserError, *_RESPONSE_LOST_ERRORS) as error:
+        raise CallError(operation, UNREADABLE, str(error).splitlines()[0]) from error
+    except BotoCoreError as error:  # the base class of all but ClientError, so it comes last
+        raise CallError(operation, UNREACHABLE, str(error)) from error
+    # A dict whose missing members raise CallError.
+    return _Response(operation, response) if isinstance(response, dict) else response
+
+
+class SageMakerControlPlane:
+    """Implements ControlPlane. A name that no job of one kind has may be one of the next kind."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._kind_by_job_name: dict[str, JobKind] = {}
+        """Of the names that are known from an earlier call."""
+
+    def _call(self, operation: str, **params: Any) -> Any:
+        return call_api(operation, getattr(self._client, method_name(operation)), **params)
+
+    def create_job(self, request: Mapping[str, Any]) -> str:
+        kind = job_kind_of(request)
+        response = self._call(kind.create_operation, **request)
+        self._kind_by_job_name[request[kind.name_member]] = kind
+        return str(response[kind.arn_member])
+
+    def describe_job(self, job_name: str) -> dict[str, Any]:
+        """Return the description of a job in the form of a training job's. Raises CallError for a name that
+        no job has."""
+        known_kind = self._kind_by_job_name.get(job_name)
+        if known_kind is not None:
+            return self._describe_job_of_kind(known_kind, job_name)
+        first_error = None
+        for kind in JOB_KINDS.values():
+            try:
+                return self._describe_job_of_kind(kind, job_name)
+            except CallError as error:
+                # Without permission to describe other kinds, only the missing training job is known.
+                ignored_codes = () if first_error is None else _ACCESS_DENIED_CODES
+                if error.code not in (*_NO_SUCH_JOB_CODES, *ignored_codes):
+                    raise
+                first_error = first_error or error
+        assert first_error is not None, "there are kinds"
+        raise first_error
+
+    def _describe_job_of_kind(self, kind: JobKind, name: str) -> dict[str, Any]:
+        response = self._call(kind.describe_operation, **{kind.name_member: name})
+        # Raises CallError if the response is incomplete: then it did not come from the service.
+        _ = response[kind.arn_member], response[kind.status_member]
+        self._kind_by_job_name[name] = kind
+        return describe_as_training_job(kind, response)
+
+    def stop_job(self, name: str) -> None:
+        self.describe_job(name)  # finds out of which kind it is
+        kind = self._kind_by_job_name[name]
+        self._call(kind.stop_operation, **{kind.name_member: name})
+
+    def list_jobs(self, name_contains: str | None = None) -> Iterator[JobSummary]:
+        summaries = [self._list_jobs_of_kind(kind, name_contains) for kind in JOB_KINDS.values()]
+        return heapq.merge(*summaries, key=lambda row: row.created, reverse=True)
+
+    def _list_jobs_of_kind(self, kind: JobKind, name_contains: str | None) -> Iterator[JobSummary]:
+        """Yield the jobs with ``name_contains`` in their names (None: all), newest first; none of a kind
+        other than training without permission to list them."""
+        params: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+        if name_contains:
+            params["NameContains"] = name_contains
+        while True:
+            try:
+                page = self._call(kind.list_operation, **params)
+            except CallError as error:
+                # A caller who may not list such jobs has made none.
+                if kind is not TRAINING and error.code in _ACCESS_DENIED_CODES:
+                    return
+                raise
+            yield from (_job_summary(kind, row) for row in page[kind.summaries_member])
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+
+    def list_jobs_with_tag(self, tag_key: str, tag_value: str) -> Iterator[JobSummary]:
+        """Yield the training jobs of this account and region that have a tag, newest first; none without
+        permission to search."""
+        has_tag = {"Name": f"Tags.{tag_key}", "Operator": "Equals", "Value": tag_value}
+        params: dict[str, Any] = {
+            "Resource": "TrainingJob",
+            "SearchExpression": {"Filters": [has_tag]},
+            "SortBy": "CreationTime",
+            "SortOrder": "Descending",
+            "MaxResults": 100,
+        }
+        while True:
+            try:
+                page = call_api("Search", self._client.search, **params)
+            except CallError as error:
+                if error.code in _ACCESS_DENIED_CODES:
+                    return
+                raise
+            yield from (
+                _job_summary(TRAINING, search_result["TrainingJob"]) for search_result in page["Results"]
+            )
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+
+    def list_tags(self, arn: str) -> dict[str, str]:
+        tags: dict[str, str] = {}
+        params = {"ResourceArn": arn}
+        while True:
+            page = call_api("ListTags", self._client.list_tags, **params)
+            tags.update({tag["Key"]: tag["Value"] for tag in page.get("Tags", [])})
+            if not page.get("NextToken"):
+                return tags
+            params["NextToken"] = page["NextToken"]
+
+
+def _job_summary(kind: JobKind, row: Mapping[str, Any]) -> JobSummary:
+    """Return the summary of a job in a list or a search result."""
+    ended = row.get(kind.end_time_member)
+    return JobSummary(
+        row[kind.name_member],
+        row[kind.arn_member],
+        row[kind.status_member],
+        row["CreationTime"].timestamp(),
+        ended.timestamp() if ended else None,
+    )
+
+
+class S3Storage:
+    """Implements ObjectStorage.
+
+    ``must_exist`` applies to buckets whose owner is checked; the local endpoint creates a job's buckets when
+    they are needed.
+    """
+
+    def __init__(self, client: Any, *, must_exist: bool = True) -> None:
+        self._client = client
+        self._buckets_must_exist = must_exist
+
+    def object_size(self, bucket: str, key: str) -> int | None:
+        try:
+            return int(
+                call_api("HeadObject", self._client.head_object, Bucket=bucket, Key=key)["ContentLength"]
+            )
+        except CallError as error:
+            if error.code in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+                return None
+            raise
+
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects below a prefix, in key order."""
+        params: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+        while True:
+            page = call_api("ListObjectsV2", self._client.list_objects_v2, **params)
+            for listed_object in page.get("Contents", []):
+                etag = listed_object.get("ETag", "").strip('"') or None
+                yield StoredObject(listed_object["Key"], int(listed_object["Size"]), etag)
+            if not page.get("IsTruncated"):
+                return
+            params["ContinuationToken"] = page["NextContinuationToken"]
+
+    def get_bytes(self, bucket: str, key: str) -> bytes | None:
+        try:
+            response = call_api("GetObject", self._client.get_object, Bucket=bucket, Key=key)
+        except CallError as error:
+            if error.code in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+                return None
+            raise
+        content: bytes = call_api("GetObject", response["Body"].read)
+        return content
+
+    def read_chunks(self, bucket: str, key: str) -> Iterator[bytes]:
+        body = call_api("GetObject", self._client.get_object, Bucket=bucket, Key=key)["Body"]
+        with closing(body):
+            while chunk := call_api("GetObject", body.read, amt=_CHUNK_BYTES):
+                yield chunk
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        call_api("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
+
+    def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
+        """Create an object of S3, and return True; return False if one with this key exists already. S3
+        decides: of two callers at the same time, one gets True."""
+        put_object = partial(
+            call_api, "PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content
+        )
+        for remaining_tries in reversed(range(_MAX_CONDITIONAL_PUT_TRIES)):
+            try:
+                put_object(IfNoneMatch="*")
+                return True
+            except CallError as error:
+                if error.http_status == _HTTP_PRECONDITION_FAILED:  # 412: the object exists
+                    return False
+                # 409: while another request for the key is in progress, S3 may not decide and expects a
+                # retry.
+                may_retry = error.http_status == _HTTP_CONFLICT and remaining_tries > 0
+                if not may_retry:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def put_file(self, bucket: str, key: str, source: Path) -> None:
+        if source.stat().st_size < _MULTIPART_FROM_BYTES:
+            with source.open("rb") as body:
+                call_api("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=body)
+            return
+        from s3transfer.manager import TransferManager
+
+        with TransferManager(self._client) as manager:
+            upload = manager.upload(str(source), bucket, key)
+            call_api("PutObject", upload.result)
+
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), _MAX_KEYS_PER_DELETE):
+            rows = [{"Key": key} for key in keys[start : start + _MAX_KEYS_PER_DELETE]]
+            request = {"Objects": rows, "Quiet": True}
+            response = call_api("DeleteObjects", self._client.delete_objects, Bucket=bucket, Delete=request)
+            for failed_key in response.get("Errors", []):
+                raise CallError(
+                    "DeleteObjects",
+                    failed_key["Code"],
+                    f"{failed_key['Key']}: {failed_key.get('Message', '')}",
+                )
+
+    def create_bucket(self, bucket: str, region: str) -> bool:
+        """Create a bucket in the region of the client, ``region``, and return True; return False if the
+        caller owns it already."""
+        params: dict[str, Any] = {"Bucket": bucket}
+        if region != "us-east-1":  # the one region that may not be named in CreateBucket
+            params["CreateBucketConfiguration"] = {"LocationConstraint": region}
+        try:
+            call_api("CreateBucket", self._client.create_bucket, **params)
+        except CallError as error:
+            if error.code == "BucketAlreadyOwnedByYou":
+                return False
+            raise
+        return True
+
+    def check_bucket_owner(self, bucket: str) -> None:
+        """Raise CallError if the bucket belongs to another account (this client's requests all state the
+        expected owner), or does not exist although it must. The local endpoint creates buckets when they are
+        needed; there ``_buckets_must_exist`` is false."""
+        try:
+            call_api("HeadBucket", self._client.head_bucket, Bucket=bucket)
+        except CallError as error:
+            if error.http_status != 404:
+                raise
+            if not self._buckets_must_exist:
+                return
+            message = f"there is no bucket {bucket}"
+            raise CallError("HeadBucket", "NoSuchBucket", message, 404) from error
+
+
+class CloudWatchLogs:
+    """Implements LogReader."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def list_streams(self, group_name: str, name_prefix: str) -> Sequence[str]:
+        """Return the names of a log group's streams that begin with ``name_prefix``; none if the group does
+        not exist yet, as before an account's first job."""
+        stream_names: list[str] = []
+        params: dict[str, Any] = {"logGroupName": group_name, "logStreamNamePrefix": name_prefix}
+        while True:
+            try:
+                page = call_api("DescribeLogStreams", self._client.describe_log_streams, **params)
+            except CallError as error:
+                if error.code == "ResourceNotFoundException":
+                    return stream_names
+                raise
+            stream_names.extend(stream["logStreamName"] for stream in page.get("logStreams", []))
+            if not page.get("nextToken"):
+                return stream_names
+            params["nextToken"] = page["nextToken"]
+
+    def read_page(self, group: str, stream: str, token: str | None) -> tuple[Sequence[LogEvent], str | None]:
+        return self._get_log_events_page(group, stream, {"startFromHead": True}, token)
+
+    def read_last_page(self, group: str, stream: str) -> Sequence[LogEvent]:
+        return self._get_log_events_page(group, stream, {"startFromHead": False}, None)[0]
+
+    def _get_log_events_page(
+        self, group_name: str, stream_name: str, params: dict[str, Any], token: str | None
+    ) -> tuple[Sequence[LogEvent], str | None]:
+        """Return the events of one page of a log stream, and the token of the next page, which is the same
+        one at the end of the stream. Without the stream: no events, and the token for the next try.
+        ``params``: further parameters of GetLogEvents. ``token``: of this page; None for the first."""
+        params = {
+            "logGroupName": group_name,
+            "logStreamName": stream_name,
+            "limit": _LOG_PAGE_EVENTS,
+            **params,
+        }
+        if token is not None:
+            params["nextToken"] = token
+        try:
+            page = call_api("GetLogEvents", self._client.get_log_events, **params)
+        except CallError as error:
+            if error.code == "ResourceNotFoundException":
+                return (), token
+            raise
+        events = [
+            LogEvent(int(event["timestamp"]), str(event["message"])) for event in page.get("events", [])
+        ]
+        return events, page.get("nextForwardToken", token)
+
+
+class ServiceQuotas:
+    """Implements Quotas. Quotas are found by name, page by page, because their codes are not documented."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def quota_values(self, quota_names: Collection[str]) -> dict[str, float]:
+        """Return the values of the account's SageMaker quotas by name; quotas that the service does not list
+        are missing."""
+        wanted_count = len(set(quota_names))
+        value_by_quota_name: dict[str, float] = {}
+        params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
+        for _ in range(_MAX_QUOTA_PAGES):  # 50; a quota on none of them counts as not listed
+            page = call_api("ListServiceQuotas", self._client.list_service_quotas, **params)
+            for quota in page.get("Quotas", []):
+                if quota.get("QuotaName") in quota_names:
+                    value_by_quota_name[quota["QuotaName"]] = float(quota["Value"])
+            has_all = len(value_by_quota_name) == wanted_count
+            if has_all or not page.get("NextToken"):
+                break
+            params["NextToken"] = page["NextToken"]
+        return value_by_quota_name
+
+
+class StsIdentity:
+    """Implements Identity."""
+
+    def __init__(self, sts: Callable[[], Any], iam: Callable[[], Any]) -> None:
+        self._sts = sts
+        self._iam = iam
+
+    def get_caller_identity(self) -> tuple[str, str]:
+        response = call_api("GetCallerIdentity", self._sts().get_caller_identity)
+        return str(response["Account"]), str(response["Arn"])
+
+    def find_role_arn(self, name: str) -> str | None:
+        try:
+            response = call_api("GetRole", self._iam().get_role, RoleName=name)
+        except CallError as error:
+            if error.code in ("NoSuchEntity", "AccessDenied", "AccessDeniedException", "ValidationError"):
+                return None
+            raise
+        return str(response["Role"]["Arn"])
+
+
+def create_client(session: Any, service: str, region: str, url: str | None, config: Any) -> Any:
+    """Return a client of the session. A wrong AWS configuration of the user becomes a CallError."""
+    client = call_api(
+        f"client {service}",
+        session.create_client,
+        service_name=service,
+        region_name=region,
+        endpoint_url=url,
+        config=config,
+    )
+    return validate_responses(client)

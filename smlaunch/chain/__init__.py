@@ -1,0 +1,1 @@
+"""What comes after each job of a run: the stored workflow and the next action. Pure."""

@@ -1,0 +1,97 @@
+"""The progress line: one line of text that any script can print, without importing anything.
+
+    smlaunch: progress step=120 steps=1000 loss=0.41
+
+``smlaunch:``, a kind, then ``key=value`` pairs with spaces between them. Numbers are parsed as numbers; other
+values are percent-encoded where they contain spaces. ``step`` and ``steps`` (done so far, and in total) give
+the progress bar and the remaining time; every other number is a current metric. ``metric`` instead of
+``progress`` reports a result without moving the bar. Unknown kinds are returned unchanged, so that a newer
+script works with an older client.
+
+A chain uses ``step`` of ``progress`` lines: it counts from the start of the training, not of a segment.
+"""
+
+import re
+from typing import Dict, Iterator, NamedTuple, Optional, Tuple, Union
+from urllib.parse import quote, unquote
+
+LINE_PREFIX = "smlaunch: "
+PROGRESS_KIND = "progress"
+METRIC_KIND = "metric"
+
+DATA_WAIT_METRIC = "data_wait_share"
+"""A metric that any script may print: the share of a step spent waiting for data, 0 to 1."""
+
+PROGRESS_UNKNOWN = "progress not known: the script reports no step"
+"""After MARK, once at the end of a segment."""
+
+_PROGRESS_PREFIX = (LINE_PREFIX + PROGRESS_KIND + " ").encode()
+_MAX_LINE_BYTES = 4096
+_MAX_STEP = 1 << 53
+"""JSON readers represent integers up to this exactly."""
+
+_PROGRESS_LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
+
+MetricValue = Union[int, float, str]
+
+
+class ProgressLine(NamedTuple):
+    """A parsed line."""
+
+    kind: str
+    values: Dict[str, MetricValue]
+
+
+def format_line(kind: str, **values: MetricValue) -> str:
+    """A progress line."""
+    pairs = [
+        "{}={}".format(key, quote(str(value), safe="/:+,;@!*()[]{}'\"")) for key, value in values.items()
+    ]
+    return LINE_PREFIX + " ".join([kind, *pairs])
+
+
+def parse_line(line: str) -> Optional[ProgressLine]:
+    """Parse a progress line of a rank, ``smlaunch: KIND KEY=VALUE ...`` such as ``smlaunch: progress step=3
+    loss=0.5``; None for any other line. A prefix such as ``[3] `` is allowed."""
+    prefix_index = line.find(LINE_PREFIX)
+    if prefix_index < 0:
+        return None
+    match = _PROGRESS_LINE.match(line[prefix_index:].rstrip("\r\n"))
+    if match is None:
+        return None
+    kind, key_value_texts = match.groups()
+    values: Dict[str, MetricValue] = {}
+    for key_value_text in key_value_texts.split():
+        key, _, value_text = key_value_text.partition("=")
+        values[key] = _parse_value(value_text)
+    return ProgressLine(kind=kind, values=values)
+
+
+def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:
+    """Yield ``step`` and ``steps`` (the total, None where a line has none) of each progress line, in order.
+    ``lines``: whole lines of a rank's output. Only lines with the prefix ``smlaunch: progress`` are decoded,
+    since a script may print much else; steps too large to be counted exactly are left out."""
+    prefix_index = lines.find(_PROGRESS_PREFIX)
+    while prefix_index >= 0:
+        line_end = lines.find(b"\n", prefix_index)
+        if line_end < 0:
+            line_end = len(lines)
+        line = lines[prefix_index : min(line_end, prefix_index + _MAX_LINE_BYTES)].decode("utf-8", "replace")
+        progress_line = parse_line(line)
+        if progress_line is not None and progress_line.kind == PROGRESS_KIND:
+            step, total_steps = progress_line.values.get("step"), progress_line.values.get("steps")
+            if isinstance(step, int) and 0 <= step < _MAX_STEP:
+                yield step, total_steps if isinstance(total_steps, int) else None
+        prefix_index = lines.find(_PROGRESS_PREFIX, line_end)
+
+
+def _parse_value(text: str) -> MetricValue:
+    """An integer, a number, or decoded text."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return unquote(text)

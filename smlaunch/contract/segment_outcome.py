@@ -1,0 +1,274 @@
+"""How an attempt of a segment ended: the outcome files beside the checkpoints.
+
+    smlaunch/outcome-<run>-s3-a1.json          the attempt's: written by ranks, completed by the leader's host
+    smlaunch/outcome-<run>-s3-a1.algo-2.json   one host's, where hosts train apart from each other
+
+Only the attempt in the name writes a file, and replaces it as a whole.
+
+Where ranks are independent (share-nothing), each may come to its end in another segment. A run has finished
+when every rank has, in this attempt or in an earlier segment. An earlier attempt of the same segment does not
+count: its job failed, and a failed job keeps no model.
+"""
+
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+from smlaunch.contract import formats
+from smlaunch.contract.checkpoint_layout import ReadFile
+from smlaunch.contract.formats import unknown_members
+from smlaunch.contract.json_document import integer_or_none, parse_document, text_or_none, to_json_bytes
+from smlaunch.contract.run_names import (
+    RESERVED_FOLDER,
+    WRITER_REGEX,
+    CheckpointWriter,
+    host_outcome_path,
+    outcome_path,
+)
+
+OUTCOME_PATH_PREFIX = RESERVED_FOLDER + "/outcome-"
+"""Prefix of the paths of outcome files."""
+
+FINISHED = "finished"
+CONTINUE = "continue"
+
+_OUTCOME_PATH = re.compile(RESERVED_FOLDER + r"/outcome-" + WRITER_REGEX + r"(?:\.(?P<host>[^/]+))?\.json")
+
+
+class SegmentOutcome(NamedTuple):
+    """How one attempt of a segment ended."""
+
+    result: str
+    """FINISHED or CONTINUE."""
+
+    step: Optional[int] = None
+    """The newest committed step at the end; None where the script writes checkpoints of its own."""
+
+    run: Optional[str] = None
+    job: Optional[str] = None
+    """Name of the training job."""
+
+    segment: int = 1
+    attempt: int = 1
+    ranks_succeeded: bool = False
+    """The leader's ranks all exited with 0 after writing it, so their last work, such as saving the model, is
+    done too.
+    """
+
+    reported_step: Optional[int] = None
+    """The highest step in the job's progress lines; None without any."""
+
+    repeats_steps: bool = False
+    """The job came to its planned end, and most of its progress lines were about steps that earlier jobs had
+    reported.
+    """
+
+    independent_ranks: int = 0
+    """Number of ranks of the job, over all hosts, that train apart from each other; 0 where they train
+    together, or there is one. ``result`` is then FINISHED only if the leader knew of the end of all.
+    """
+
+    extra: Tuple[Tuple[str, Any], ...] = ()
+    """Members that a later minor version added; they are written again unchanged."""
+
+    finished_in: Tuple[str, ...] = ()
+    """Of a finished run of independent ranks: the jobs in which they came to their ends. Not stored."""
+
+    @property
+    def writer(self) -> CheckpointWriter:
+        return CheckpointWriter(self.run, self.segment, self.attempt)
+
+    @property
+    def path(self) -> str:
+        """Below the checkpoint directory."""
+        return outcome_path(self.writer)
+
+    def to_dict(self) -> Dict[str, Any]:
+        members = self._asdict()
+        del members["extra"], members["finished_in"]
+        return {**dict(self.extra), **formats.OUTCOME.stamp(members)}
+
+    def to_bytes(self) -> bytes:
+        return to_json_bytes(self.to_dict())
+
+
+class HostSegmentOutcome(NamedTuple):
+    """How the ranks of one host ended in an attempt, where hosts train apart from each other."""
+
+    host: str
+    result: str
+    """FINISHED or CONTINUE."""
+
+    run: Optional[str] = None
+    job: Optional[str] = None
+    segment: int = 1
+    attempt: int = 1
+    reported_step: Optional[int] = None
+    """The highest step in the host's progress lines; None without any."""
+
+    independent_ranks: int = 0
+    """As in SegmentOutcome."""
+
+    finished_ranks: Tuple[Tuple[int, str], ...] = ()
+    """Of independent ranks: those that have trained to their end, by their number on the host from 0, and the
+    job in which they did.
+    """
+
+    @property
+    def path(self) -> str:
+        """Below the checkpoint directory."""
+        return host_outcome_path(CheckpointWriter(self.run, self.segment, self.attempt), self.host)
+
+    def to_bytes(self) -> bytes:
+        members = {
+            **self._asdict(),
+            "finished_ranks": {str(rank): job for rank, job in self.finished_ranks},
+        }
+        return to_json_bytes(formats.HOST_OUTCOME.stamp(members))
+
+
+def find_newest_outcome(
+    file_paths: Iterable[str], read_file: ReadFile, run_id: Optional[str]
+) -> Optional[SegmentOutcome]:
+    """Return how the newest job of a run ended: the outcome file of the highest segment (part of the run) and
+    attempt (one job of it) that can be read, completed by those of its hosts; None without one.
+
+    ``file_paths``: files below the checkpoint directory; ``read_file`` returns the content of one.
+    ``run_id``: None for any run. Raises FormatError for a version that this release does not read.
+    """
+    file_paths = list(file_paths)
+    outcome_paths = sorted(
+        (int(match.group("segment")), int(match.group("attempt")), match.string)
+        for match in map(_OUTCOME_PATH.fullmatch, file_paths)
+        # A name with a host is the outcome of that host alone.
+        if match is not None and match.group("host") is None and run_id in (None, match.group("run"))
+    )
+    for _segment, _attempt, path in reversed(outcome_paths):
+        content = _read_if_exists(path, read_file)
+        outcome = None if content is None else parse_outcome(content, path)
+        if outcome is not None:
+            return _merge_host_outcomes(outcome, file_paths, read_file)
+    return None
+
+
+def find_newest_host_outcomes(
+    file_paths: Iterable[str],
+    read_file: ReadFile,
+    writer: CheckpointWriter,
+    *,
+    includes_own_attempt: bool = False,
+) -> List[HostSegmentOutcome]:
+    """Return the newest outcome of each host (a file in which it says whether its training has finished),
+    where hosts train independently, as the job ``writer`` (run, segment, attempt) may count them: from
+    earlier segments only, since other attempts of its own segment have failed. ``includes_own_attempt``: also
+    from ``writer`` itself. ``file_paths``: files below the checkpoint directory. Raises FormatError."""
+    newest_by_host: Dict[str, Tuple[int, int, str]] = {}
+    for match in map(_OUTCOME_PATH.fullmatch, file_paths):
+        if match is None or match.group("host") is None or match.group("run") != writer.run:
+            continue
+        host, segment, attempt = match.group("host"), int(match.group("segment")), int(match.group("attempt"))
+        is_own_attempt = (segment, attempt) == (writer.segment, writer.attempt)
+        if segment < writer.segment or (includes_own_attempt and is_own_attempt):
+            newest_so_far = newest_by_host.get(host, (0, 0, ""))
+            newest_by_host[host] = max((segment, attempt, match.string), newest_so_far)
+    host_outcomes: List[HostSegmentOutcome] = []
+    for _segment, _attempt, path in newest_by_host.values():
+        content = _read_if_exists(path, read_file)
+        host_outcome = None if content is None else parse_host_outcome(content, path)
+        # A file that was renamed or copied says nothing about the host in its name.
+        if host_outcome is not None and host_outcome.path == path:
+            host_outcomes.append(host_outcome)
+    return sorted(host_outcomes)
+
+
+def _merge_host_outcomes(
+    outcome: SegmentOutcome, file_paths: List[str], read_file: ReadFile
+) -> SegmentOutcome:
+    """Return the outcome that the leader (first host) wrote for an attempt, merged with those of its hosts:
+    the highest reported step; FINISHED only if every host, or every independent rank, has finished; otherwise
+    CONTINUE, as training goes on in another job. ``independent_ranks``: how many ranks train on their own; 0
+    where they train together."""
+    host_outcomes = find_newest_host_outcomes(
+        file_paths, read_file, outcome.writer, includes_own_attempt=True
+    )
+    outcomes_of_attempt = [
+        host_outcome
+        for host_outcome in host_outcomes
+        if (host_outcome.segment, host_outcome.attempt) == (outcome.segment, outcome.attempt)
+    ]
+    reported_steps = [
+        step
+        for step in (outcome.reported_step, *(host.reported_step for host in outcomes_of_attempt))
+        if step is not None
+    ]
+    outcome = outcome._replace(reported_step=max(reported_steps, default=None))
+    if not outcome.independent_ranks:
+        has_unfinished_host = any(host.result == CONTINUE for host in outcomes_of_attempt)
+        return outcome._replace(result=CONTINUE) if has_unfinished_host else outcome
+    # They may have finished in earlier segments, unless there was another number of ranks then.
+    finished_jobs = [
+        job
+        for host_outcome in host_outcomes
+        if host_outcome.independent_ranks == outcome.independent_ranks
+        for _rank, job in host_outcome.finished_ranks
+    ]
+    if len(finished_jobs) < outcome.independent_ranks:
+        return outcome._replace(result=CONTINUE)
+    return outcome._replace(result=FINISHED, finished_in=tuple(sorted(set(finished_jobs))))
+
+
+def _read_if_exists(path: str, read_file: ReadFile) -> Optional[bytes]:
+    try:
+        return read_file(path)
+    except (FileNotFoundError, KeyError):
+        return None
+
+
+def parse_outcome(content: bytes, document_name: str = "outcome") -> Optional[SegmentOutcome]:
+    """None for a text that is no outcome. Raises FormatError for a version that this release
+    does not read.
+    """
+    document = parse_document(formats.OUTCOME, content, document_name)
+    if document is None or document.get("result") not in (FINISHED, CONTINUE):
+        return None
+    outcome = SegmentOutcome(
+        str(document["result"]),
+        integer_or_none(document.get("step")),
+        text_or_none(document.get("run")),
+        text_or_none(document.get("job")),
+        integer_or_none(document.get("segment")) or 1,
+        integer_or_none(document.get("attempt")) or 1,
+        document.get("ranks_succeeded") is True,
+        integer_or_none(document.get("reported_step")),
+        document.get("repeats_steps") is True,
+        max(0, integer_or_none(document.get("independent_ranks")) or 0),
+    )
+    return outcome._replace(extra=tuple(sorted(unknown_members(document, outcome.to_dict()).items())))
+
+
+def parse_host_outcome(content: bytes, document_name: str = "outcome") -> Optional[HostSegmentOutcome]:
+    """None for a text that is none. Raises FormatError."""
+    document = parse_document(formats.HOST_OUTCOME, content, document_name)
+    if document is None or document.get("result") not in (FINISHED, CONTINUE):
+        return None
+    return HostSegmentOutcome(
+        str(document.get("host")),
+        str(document["result"]),
+        text_or_none(document.get("run")),
+        text_or_none(document.get("job")),
+        integer_or_none(document.get("segment")) or 1,
+        integer_or_none(document.get("attempt")) or 1,
+        integer_or_none(document.get("reported_step")),
+        max(0, integer_or_none(document.get("independent_ranks")) or 0),
+        _parse_finished_ranks(document.get("finished_ranks")),
+    )
+
+
+def _parse_finished_ranks(value: Any) -> Tuple[Tuple[int, str], ...]:
+    if not isinstance(value, Mapping):
+        return ()
+    ranks = {
+        int(rank): job
+        for rank, job in value.items()
+        if rank.isascii() and rank.isdigit() and isinstance(job, str)
+    }
+    return tuple(sorted(ranks.items()))

@@ -1,0 +1,36 @@
+"""What discovery reads of a target: a region of AWS, or a local endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from smlaunch.aws.interfaces import Identity, ObjectStorage, Quotas
+from smlaunch.facts.discovered_facts import EndpointFacts
+
+
+class DiscoveryTarget(Protocol):
+    """The members of a target that discovery reads. ``account``, ``role`` and ``bucket`` may be None."""
+
+    @property
+    def kind(self) -> Literal["aws", "local"]: ...
+    @property
+    def region_name(self) -> str: ...
+    @property
+    def account(self) -> str | None: ...
+    @property
+    def role(self) -> str | None: ...
+    @property
+    def bucket(self) -> str | None: ...
+    @property
+    def facts(self) -> EndpointFacts | None: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def storage(self) -> ObjectStorage: ...
+    @property
+    def input_storage(self) -> ObjectStorage: ...
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def quotas(self) -> Quotas: ...

@@ -1,0 +1,206 @@
+"""Gathers the facts for a plan, once: the caller and its role, the inputs' data, the script's needs.
+
+Only reads. Nothing here writes, creates or decides. A missing item is recorded with the reason and the next
+step, so that the plan can report all problems at once. Raises ``CallError`` only where the caller cannot be
+identified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from smlaunch.aws.interfaces import CallError, ObjectStorage
+from smlaunch.contract.checkpoint_layout import parse_step_path
+from smlaunch.discovery.caller_identity import Caller, find_execution_role_of_caller
+from smlaunch.discovery.discovery_target import DiscoveryTarget
+from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
+from smlaunch.discovery.script_analysis import (
+    find_missing_packages,
+    modules_mention_checkpoints,
+    read_script_facts,
+    transitive_features,
+    transitive_imports,
+)
+from smlaunch.discovery.sdk_images import resolve_image
+from smlaunch.facts.discovered_facts import (
+    CheckpointFacts,
+    DiscoveredFacts,
+    EndpointFacts,
+    InputFacts,
+    ScriptFacts,
+    SourceFacts,
+)
+from smlaunch.facts.fact_needs import FactNeeds
+from smlaunch.facts.script_capability import needs_module_scan
+from smlaunch.job.model import Job
+
+
+def gather_facts(
+    job: Job,
+    target: DiscoveryTarget,
+    source: SourceFacts,
+    needs: FactNeeds,
+    pending_channels: Collection[str] = (),
+) -> DiscoveredFacts:
+    """Gather everything that the planner has to know about a job and its surroundings, once and without a
+    change: the caller and its role, the source, the script's needs, the inputs' data, quotas and checkpoints.
+
+    ``source`` are the facts of the packed source folder. ``needs``: what the planner needs beside what every
+    plan does. ``pending_channels`` names input channels whose data
+    does not exist yet, such as a pipeline's earlier step. Raises CallError only where the caller cannot be
+    identified; any other missing item is recorded with the reason.
+    """
+    caller = Caller(target)
+    # Either the role's ARN, or the problem: why there is none.
+    role, role_problem = find_execution_role_of_caller(job.role, target, caller)
+    source_root = Path(source.root)
+    script = ScriptFacts()  # what the entry script shows without running it
+    if job.entry is not None:
+        script = _gather_script_facts(job, Path(job.entry), source_root, target.facts, needs)
+        # Configuration files that the job's arguments name: checks need their content.
+        source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
+    checkpoints = _gather_checkpoint_facts(job, target.storage) if needs.checkpoints else None
+    account = caller.account  # before the inputs, as an unknown caller is to be reported at once
+    inputs = {
+        name: InputFacts(channel.uri, kind="s3", is_pending=True)
+        if name in pending_channels
+        else gather_input_facts(channel, target, job.include_secrets)
+        for name, channel in job.inputs.items()
+    }
+    return DiscoveredFacts(
+        region=target.region_name,
+        account=account,
+        partition=caller.partition,
+        bucket=target.bucket or f"sagemaker-{target.region_name}-{account}",
+        role=role,
+        role_problem=role_problem,
+        source=source,
+        script=script,
+        target=target.kind,
+        inputs=inputs,
+        endpoint=target.facts or EndpointFacts(),  # of the local endpoint; empty in a region
+        **_gather_quota_fields(needs, target),  # the account's quotas, or why they are not known
+        today=datetime.now(timezone.utc).date(),
+        checkpoints=checkpoints,
+        # By the official sagemaker package, where smlaunch's own catalog of images is not sufficient.
+        resolved_image=resolve_image(job, target.region_name, target.kind == "aws", script.imports),
+    )
+
+
+def _gather_script_facts(
+    job: Job,
+    entry: Path,
+    source_root: Path,
+    endpoint_facts: EndpointFacts | None,
+    needs: FactNeeds,
+) -> ScriptFacts:
+    """Return what the job's entry script shows without running it. Its features are signs, such as
+    ``process-group``, of how it distributes its work.
+
+    The modules of the source that the script imports are read only where the planner needs that, because it
+    takes time. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region.
+    """
+    script = read_script_facts(entry)
+    # The script itself may not show how it distributes its work: then its modules may.
+    if script.features is not None and needs_module_scan(script):
+        script = dataclasses.replace(script, features=transitive_features(entry, source_root))
+    # An endpoint may run jobs by this Python, which then needs the script's packages.
+    if _will_run_in_this_python(job, endpoint_facts):
+        script = dataclasses.replace(script, missing_packages=find_missing_packages(entry, source_root))
+    if needs.module_sources:
+        script = dataclasses.replace(
+            script,
+            module_imports=transitive_imports(entry, source_root),
+            names_checkpoint_dir=script.names_checkpoint_dir
+            or modules_mention_checkpoints(entry, source_root),
+        )
+    return script
+
+
+def _will_run_in_this_python(job: Job, facts: EndpointFacts | None) -> bool:
+    """Return whether the script runs in this Python, without packages that the job adds."""
+    here = facts is not None and facts.same_python
+    return here and job.requirements is None and "PYTHONPATH" not in job.environment
+
+
+_MAX_JSON_FILE_BYTES = 1 << 20
+
+
+def _read_named_json_files(job: Job, root: Path) -> dict[str, str]:
+    """Return the text of each small JSON file of the source folder (``root``) that the job's options,
+    arguments or hyperparameters name, by its path relative to it. A check of the job may need the content,
+    such as that of DeepSpeed's configuration."""
+    arguments = (*job.options.values(), *job.args, *job.hyperparameters.values())
+    text_by_path: dict[str, str] = {}
+    for argument in arguments:
+        # The path itself, or the last part of --config=path.
+        relative_path = argument.rpartition("=")[2] if isinstance(argument, str) else ""
+        if not relative_path.endswith(".json") or relative_path in text_by_path:
+            continue
+        path = root / relative_path
+        with contextlib.suppress(OSError, ValueError):  # missing, unreadable, or not text
+            is_inside_root = path.resolve().is_relative_to(root.resolve())
+            if is_inside_root and path.is_file() and path.stat().st_size <= _MAX_JSON_FILE_BYTES:
+                text_by_path[relative_path] = path.read_text("utf-8")
+    return text_by_path
+
+
+# ---- what a run of several jobs needs --------------------------------------------------------------------
+
+
+def _gather_quota_fields(needs: FactNeeds, target: DiscoveryTarget) -> dict[str, Any]:
+    """Return the fields of ``DiscoveredFacts`` about the account's quotas that the plan needs, read from
+    Service Quotas in one pass: the quotas, or why they cannot be read. Empty on a local endpoint and for a
+    job without any.
+
+    There are two kinds: how many instances may run at once, and, for a long job, how long a job may run.
+    """
+    instance_quotas, runtime_quota = needs.instance_quotas, needs.runtime_quota  # names, in Service Quotas
+    if target.kind != "aws" or not (runtime_quota or instance_quotas):
+        return {}
+    requested_quotas = (*instance_quotas, runtime_quota) if runtime_quota else instance_quotas
+    try:
+        value_by_quota = target.quotas.quota_values(requested_quotas)
+    except CallError as error:
+        problem = f"{error.operation}: {error.code}"
+        return {
+            "quotas_problem": problem if instance_quotas else None,
+            "max_runtime_quota_problem": problem if runtime_quota else None,
+        }
+    quota_fields: dict[str, Any] = {"quotas": {name: value_by_quota.get(name) for name in instance_quotas}}
+    if runtime_quota in value_by_quota:
+        quota_fields["max_runtime_quota"] = int(value_by_quota[runtime_quota])
+    elif runtime_quota:
+        quota_fields["max_runtime_quota_problem"] = "Service Quotas does not list it"
+    return quota_fields
+
+
+def _gather_checkpoint_facts(job: Job, storage: ObjectStorage) -> CheckpointFacts | None:
+    """Return the sizes of the checkpoints under the S3 prefix that the job names: of all together, and of the
+    newest training step (None without one). Returns None where the job names no prefix or it cannot be
+    listed. At most MAX_LISTED_OBJECTS files are counted."""
+    if job.checkpoints is None or job.checkpoints.uri is None:
+        return None
+    bucket = urlsplit(job.checkpoints.uri, allow_fragments=False).netloc
+    prefix = job.checkpoints.uri[len(f"s3://{bucket}/") :]
+    bytes_by_step: dict[int, int] = {}
+    total_bytes = 0
+    try:
+        for stored_object in islice(storage.list_objects(bucket, prefix), MAX_LISTED_OBJECTS):
+            total_bytes += stored_object.size
+            relative_path = stored_object.key[len(prefix) :].lstrip("/")
+            step = parse_step_path(relative_path)  # None for a file that belongs to no step
+            if step is not None:
+                bytes_by_step[step] = bytes_by_step.get(step, 0) + stored_object.size
+    except CallError:
+        return None
+    newest_step = max(bytes_by_step, default=None)
+    newest_step_bytes = None if newest_step is None else bytes_by_step[newest_step]
+    return CheckpointFacts(total_bytes=total_bytes, step_bytes=newest_step_bytes)

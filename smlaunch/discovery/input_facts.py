@@ -1,0 +1,162 @@
+"""Facts of a job's inputs: number, size and names of the files, in S3 or on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from smlaunch.aws.interfaces import CallError, ObjectStorage
+from smlaunch.discovery.discovery_target import DiscoveryTarget
+from smlaunch.discovery.gitignore import SMLAUNCHIGNORE
+from smlaunch.discovery.local_files import INCLUDE_HINT, excluded_secrets_warning, list_local_files
+from smlaunch.discovery.protected_folders import protected_folder_reason
+from smlaunch.discovery.script_analysis import nearest_path_hint, unreadable_path_reason
+from smlaunch.facts.discovered_facts import InputFacts, StoredFile
+from smlaunch.facts.shard_index import SHARD_FOLDER, SHARD_INDEX_NAME, shard_names
+from smlaunch.job.model import Channel
+
+MAX_LISTED_OBJECTS = 10_000
+"""Objects counted for each input: ten pages, about a second in a region. Larger inputs have "at least" so
+many."""
+
+MAX_SPLIT_OBJECTS = 1_000_000
+"""Objects of a channel that is split by bytes. All their names and sizes are needed, a thousand for each
+request. Larger inputs need packing first."""
+
+
+def gather_input_facts(channel: Channel, target: DiscoveryTarget, include_secrets: bool) -> InputFacts:
+    needs_file_names = channel.split == "bytes"
+    if channel.is_local:
+        return _gather_local_input_facts(channel.uri, needs_file_names, include_secrets)
+    return _gather_s3_input_facts(channel.uri, target.input_storage, needs_file_names)
+
+
+def _gather_s3_input_facts(uri: str, storage: ObjectStorage, needs_file_names: bool) -> InputFacts:
+    """List the objects under an input channel's S3 prefix, up to a limit, and return their number and size,
+    or the problem. ``needs_file_names`` adds name and size of each object, and a higher limit.
+
+    A shard is one of the large files into which `smlaunch data pack` puts many small ones.
+    """
+    bucket = urlsplit(uri, allow_fragments=False).netloc
+    prefix = uri[len(f"s3://{bucket}/") :]
+    # Names are needed to split the files among hosts or runs, for which all of them have to be known.
+    max_objects = MAX_SPLIT_OBJECTS if needs_file_names else MAX_LISTED_OBJECTS
+    try:
+        stored_objects = list(islice(storage.list_objects(bucket, prefix), max_objects))
+    except CallError as error:
+        if error.code == "NoSuchBucket":
+            problem = f"{uri}: there is no bucket {bucket!r}"
+            return InputFacts(uri, kind="s3", exists=False, problem=problem)
+        # The role of the job may be able to read what the caller cannot list.
+        return InputFacts(uri, kind="s3", exists=True, problem=f"{uri}: it cannot be listed: {error.message}")
+    if not stored_objects:
+        hint = "" if prefix.endswith("/") or not prefix else "; a folder's prefix ends with a slash"
+        return InputFacts(
+            uri, kind="s3", exists=False, objects=0, bytes=0, problem=f"there is no object under {uri}{hint}"
+        )
+    input_facts = InputFacts(
+        uri,
+        kind="s3",
+        objects=len(stored_objects),
+        bytes=sum(stored.size for stored in stored_objects),
+        is_truncated=len(stored_objects) == max_objects,
+    )
+    if not needs_file_names or input_facts.is_truncated:  # without all names, none is of use
+        return input_facts
+    files = tuple(StoredFile(stored.key[len(prefix) :], stored.size) for stored in stored_objects)
+    names_of_shards = _read_shard_names_in_s3(bucket, prefix, files, storage)
+    return dataclasses.replace(input_facts, files=files, shard_names=names_of_shards)
+
+
+def _read_shard_names_in_s3(
+    bucket: str, prefix: str, files: tuple[StoredFile, ...], storage: ObjectStorage
+) -> tuple[str, ...] | None:
+    """Return the names of the shards, relative to ``prefix``, if an input is data that `smlaunch data pack`
+    has packed into large files, the shards; None for other data, and where their index cannot be read.
+
+    The index is a file in the packed folder, and names the shards in a folder below it. ``prefix`` may be
+    either folder. ``files`` are the objects under it.
+    """
+    packed_prefix = prefix.removesuffix(SHARD_FOLDER)
+    is_shard_folder = packed_prefix != prefix
+    if not is_shard_folder and not any(file.name == SHARD_INDEX_NAME for file in files):
+        return None
+    try:
+        index_bytes = storage.get_bytes(bucket, packed_prefix + SHARD_INDEX_NAME)
+    except CallError:
+        return None  # the index may not be readable: the files are split as they are
+    if index_bytes is None:
+        return None
+    names_in_packed_folder = shard_names(index_bytes)  # parses the index
+    if names_in_packed_folder is None:  # some other file of that name
+        return None
+    folder_length = len(SHARD_FOLDER) if is_shard_folder else 0
+    return tuple(name[folder_length:] for name in names_in_packed_folder)
+
+
+def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets: bool) -> InputFacts:
+    """Read an input channel's local file or folder, and return its number of files, its bytes and a digest of
+    all contents, or the problem.
+
+    ``needs_file_names``: add name and size of each file. ``include_secrets``: do not exclude files that look
+    like secrets.
+    """
+    path = Path(uri).expanduser()
+    if (unreadable_reason := unreadable_path_reason(path)) is not None:
+        return InputFacts(uri, kind="local", problem=unreadable_reason)
+    if not path.exists():
+        hint = nearest_path_hint(path)
+        return InputFacts(uri, kind="local", exists=False, problem=f"{uri} does not exist{hint}")
+    digest, total_bytes = hashlib.sha256(), 0
+    files: list[StoredFile] = []
+    excluded_secrets: list[str] = []  # names, which list_local_files adds; with None it excludes nothing
+    try:
+        if protected_reason := protected_folder_reason(path):  # a home folder, for example
+            return InputFacts(
+                uri, kind="local", problem=f"{uri} {protected_reason}; name the folder of the data itself"
+            )
+        for file in list_local_files(path, None if include_secrets else excluded_secrets):
+            # The digest becomes a part of the data's S3 address: equal data is uploaded once.
+            digest.update(os.fsencode(file.relative_path) + b"\0" + _sha256_of_file(file.path))
+            total_bytes += file.size
+            files.append(StoredFile(file.relative_path, file.size))
+    except OSError as error:
+        return InputFacts(
+            uri, kind="local", is_directory=path.is_dir(), problem=f"it cannot be read: {error}"
+        )
+    hint = f", or {SMLAUNCHIGNORE} excludes all of it" if (path / SMLAUNCHIGNORE).is_file() else ""
+    return InputFacts(
+        uri,
+        kind="local",
+        objects=len(files),
+        bytes=total_bytes,
+        sha256=digest.hexdigest(),
+        is_directory=path.is_dir(),
+        problem=None if files else f"{uri} is empty{hint}",
+        files=tuple(files) if needs_file_names else None,
+        shard_names=_read_local_shard_names(path) if needs_file_names else None,
+        warnings=(excluded_secrets_warning(excluded_secrets),) if excluded_secrets else (),
+        excluded_files={
+            name.rstrip("/"): f"may hold secrets; {INCLUDE_HINT.format(name=name)}"
+            for name in excluded_secrets
+        },
+    )
+
+
+def _read_local_shard_names(path: Path) -> tuple[str, ...] | None:
+    """Return the names of the shards if the folder is data that `smlaunch data pack` has packed into large
+    files, the shards; None for other data."""
+    index_path = path / SHARD_INDEX_NAME
+    return shard_names(index_path.read_bytes()) if index_path.is_file() else None
+
+
+def _sha256_of_file(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.digest()

@@ -1,0 +1,264 @@
+"""Gates of a pipeline: which steps are behind which conditions; and checks of its jobs.
+
+A pipeline has no loops, no nested conditions, and no step that waits for a condition (developer guide,
+condition step). So the steps after a chain are written once for every segment in which it may finish, and the
+steps after a requirement are in the branch in which it holds. Chains and requirements are gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from graphlib import CycleError
+from itertools import product
+from math import prod
+
+from smlaunch.errors import Problem
+from smlaunch.export.pipeline_file import StepLinks, sort_steps
+from smlaunch.export.pipeline_steps import MAX_SEGMENTS, PlannedStep
+from smlaunch.planner.plan import RunPlan
+
+MAX_STEPS = 1000
+"""A limit of smlaunch, so that a pipeline stays readable. The limit of the service is not documented;
+MAX_DEFINITION_CHARACTERS is."""
+
+MAX_DEFINITION_CHARACTERS = 1_048_576
+"""Length of PipelineDefinition. Source: CreatePipeline, API reference."""
+
+MAX_NAME_LENGTH = 64
+"""Length of a step name. Source: PipelineExecutionStep, API reference."""
+
+
+FinishedSegments = Mapping[str, int]
+"""Segment in which each chain before a step has finished, by chain."""
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """Gates by step name: ``gates_by_step`` before a step; ``nearest_gates_by_step``: those without another
+    gate in between; ``segment_counts_by_step``: the chains among them, with their number of segments."""
+
+    gates_by_step: Mapping[str, frozenset[str]]
+    nearest_gates_by_step: Mapping[str, tuple[str, ...]]
+    segment_counts_by_step: Mapping[str, Mapping[str, int]]
+
+    def finished_segments_before(self, name: str) -> Iterator[FinishedSegments]:
+        """All combinations of finished segments that lead to a step."""
+        segment_count_by_chain = self.segment_counts_by_step[name]
+        for segments in product(*(range(1, count + 1) for count in segment_count_by_chain.values())):
+            yield dict(zip(segment_count_by_chain, segments, strict=True))
+
+    def suffix(self, name: str, finished_segments: FinishedSegments) -> str:
+        """Suffix of a step's name on one path. ``finished_segments`` may have more chains."""
+        segments = [str(finished_segments[chain]) for chain in self.segment_counts_by_step[name]]
+        return "-".join(["", "At", *segments]) if segments else ""
+
+
+def build_step_order(jobs: Sequence[PlannedStep]) -> StepOrder:
+    """Compute the gates of all steps. Raises CycleError."""
+    step_by_name = {job.name: job for job in jobs}
+    gates_by_step: dict[str, frozenset[str]] = {}
+    for step in sort_steps([job.step for job in jobs]):
+        needed_jobs = [step_by_name[name] for name in sorted(step.required_steps & gates_by_step.keys())]
+        own_gates = {job.name for job in needed_jobs if is_gate_step(job)}
+        gates_by_step[step.name] = frozenset(
+            own_gates.union(*(gates_by_step[job.name] for job in needed_jobs))
+        )
+    nearest_gates_by_step = {
+        name: tuple(
+            sorted(
+                gate
+                for gate in gate_names
+                if not any(gate in gates_by_step[other_gate] for other_gate in gate_names)
+            )
+        )
+        for name, gate_names in gates_by_step.items()
+    }
+    segment_counts_by_step = {
+        name: {
+            gate: len(step_by_name[gate].segments)
+            for gate in gates_by_step
+            if gate in gate_names and step_by_name[gate].is_chain
+        }
+        for name, gate_names in gates_by_step.items()
+    }
+    return StepOrder(gates_by_step, nearest_gates_by_step, segment_counts_by_step)
+
+
+def is_gate_step(job: PlannedStep) -> bool:
+    return job.is_chain or bool(job.step.requirements)
+
+
+def find_pipeline_problems(planned_steps: Sequence[PlannedStep]) -> Iterator[Problem]:
+    """Yield the problems of planned pipeline steps: limits of a pipeline that their jobs exceed, inputs,
+    requirements (conditions on a result), caching, and the number of steps of the whole definition. A chain
+    is a job that goes on in several segments; each of them becomes a step."""
+    planned_step_by_name = {planned_step.name: planned_step for planned_step in planned_steps}
+    for planned_step in planned_steps:
+        yield from find_job_problems(planned_step.step, planned_step.plan)
+        if len(planned_step.segments) > MAX_SEGMENTS:
+            problem_text = (
+                f"the chain would be unrolled into more than {MAX_SEGMENTS} segments; make them longer"
+            )
+            yield planned_step.step.job_problem(Problem("limits.segment", problem_text))
+        yield from _input_problems(planned_step, planned_step_by_name)
+        yield from _requirement_problems(planned_step)
+        yield from _cache_problems(planned_step, planned_step_by_name)
+    # ``segments`` stops after the limit, so that steps can be counted only below it.
+    if all(len(planned_step.segments) <= MAX_SEGMENTS for planned_step in planned_steps):
+        with suppress(CycleError):  # reported by the parser of the file
+            yield from _size_problems(planned_steps, build_step_order(planned_steps))
+
+
+def find_job_problems(step: StepLinks, plan: RunPlan) -> Iterator[Problem]:
+    """Problems of a single job, also where no template of it can be built."""
+    for problem in _unsupported_limit_problems(plan):
+        yield step.job_problem(problem)
+
+
+def _unsupported_limit_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Yield a problem for each limit of the job that a SageMaker pipeline cannot enforce. A variant is the
+    request of consecutive segments of a chain (jobs in a row); shard plans are those of a run with one job
+    per shard of the data; the policy has the limits of the run as a whole (``total_seconds``: of its training
+    time)."""
+    policy = plan.workflow.policy
+    if policy.max_cost is not None:
+        yield Problem(
+            "limits.max_cost",
+            "a pipeline does not count the cost of its jobs; leave it out and set limits.max_runtime, or use "
+            "`smlaunch run` or `smlaunch export step-functions`",
+        )
+    if policy.on_demand_fallback:
+        yield Problem(
+            "compute.on_demand_fallback",
+            "a pipeline retries a step with the same request, never on other capacity; leave it out, or use "
+            "`smlaunch export step-functions`",
+        )
+    if (plan.job.limits.attempts or 1) > 1:
+        yield Problem(
+            "limits.attempts",
+            "a pipeline retries a step after a service fault or for want of capacity, never after a script's "
+            "own failure; leave it out (a chain's jobs are then tried again after those), or use "
+            "`smlaunch export step-functions`",
+        )
+    if any(variant.until_step is not None for variant in plan.workflow.variants):
+        yield Problem(
+            "segments",
+            "until_step: a pipeline does not know which step a segment has reached; give the segments a "
+            "length instead",
+        )
+    if plan.workflow.is_multi_segment and policy.total_seconds is None:
+        yield Problem(
+            "limits.max_runtime",
+            "a pipeline has no loops, so that a chain is unrolled, and one without an end cannot be; give it",
+        )
+    if plan.shard_plans:
+        yield Problem(
+            "inputs", "a sharded run (split_via: jobs) is not exported to a pipeline; export one shard"
+        )
+
+
+def _input_problems(
+    planned_step: PlannedStep, planned_step_by_name: Mapping[str, PlannedStep]
+) -> Iterator[Problem]:
+    """Yield a problem for each input of a step that asks a training step for what it does not have: folders,
+    or single objects to read one by one (mode FastFile). The output of a training job is one model archive. A
+    channel is an input of a job, by its name; a template is a job's request with variables."""
+    for channel, step_output in planned_step.step.inputs.items():
+        producing_step = planned_step_by_name.get(step_output.step)
+        # An unknown step is reported by the parser of the file; a processing job writes folders and objects.
+        if producing_step is None or producing_step.template.is_processing:
+            continue
+        path = f"inputs.{channel}"
+        if step_output.folder:
+            yield planned_step.step.step_problem(
+                path, f"what {producing_step.name!r} trained is one archive, without folders"
+            )
+        if planned_step.plan.job.inputs[channel].mode == "FastFile":
+            yield planned_step.step.step_problem(
+                path, f"what {producing_step.name!r} trained is one archive; take mode File"
+            )
+
+
+def _requirement_problems(planned_step: PlannedStep) -> Iterator[Problem]:
+    """Yield a problem for each requirement (condition such as ``accuracy >= 0.9``) on a value that the step's
+    job does not produce: of a training job a metric, of a processing job ``<JSON file>:<path in it>``.
+    ``index``: of the requirement in the step's list."""
+    for requirement in planned_step.step.requirements:
+        path_in_step = f"require[{requirement.index}]"
+        if planned_step.template.is_processing:
+            if not _is_value_of_file(requirement.value_name):
+                yield planned_step.step.step_problem(
+                    path_in_step,
+                    "a processing job has no metrics; ask for one of its files: "
+                    "evaluation.json:accuracy >= 0.9",
+                )
+            continue
+        # The metrics of a built-in algorithm have names of their own.
+        is_script = planned_step.plan.job.algorithm is None
+        if is_script and not _is_metric(requirement.value_name):
+            problem_text = "is no metric that a script can print (smlaunch: metric NAME=VALUE)"
+            yield planned_step.step.step_problem(path_in_step, f"{requirement.value_name!r} {problem_text}")
+
+
+def _is_value_of_file(value_name: str) -> bool:
+    """Return whether a name has the form ``<file>:<path in its JSON>``."""
+    file_name, separator, json_path = value_name.partition(":")
+    return bool(separator and file_name and json_path) and file_name.strip("/") == file_name
+
+
+def _is_metric(name: str) -> bool:
+    from smlaunch.contract.progress_line import parse_line
+
+    return parse_line(f"smlaunch: metric {name}=1") is not None and "=" not in name and " " not in name
+
+
+def _cache_problems(
+    planned_step: PlannedStep, planned_step_by_name: Mapping[str, PlannedStep]
+) -> Iterator[Problem]:
+    """Yield a problem for each reason why a step's results cannot be cached and reused by another execution
+    (with the same request): checkpoints, or an input that differs. A chain is a job that goes on in several
+    segments, from checkpoint to checkpoint."""
+    if planned_step.step.cache_seconds is None:  # no caching is asked for
+        return
+    if planned_step.is_chain:
+        yield planned_step.step.step_problem(
+            "cache", f"a chain's checkpoints {_CHECKPOINTS_NOT_CACHED}; only a job without any can be cached"
+        )
+    elif planned_step.template.checkpoints_prefix is not None:
+        yield planned_step.step.step_problem(
+            "cache", f"its checkpoints {_CHECKPOINTS_NOT_CACHED}; leave the job's checkpoints out, or this"
+        )
+    for channel, step_output in planned_step.step.inputs.items():
+        producing_step = planned_step_by_name.get(step_output.step)
+        if producing_step is not None and producing_step.step.cache_seconds is None:
+            problem_text = (
+                f"its input {channel!r} differs in every execution, as step {producing_step.name!r} is not "
+                "cached; cache both steps or neither"
+            )
+            yield planned_step.step.step_problem("cache", problem_text)
+
+
+_CHECKPOINTS_NOT_CACHED = "are the execution's own, and the next execution would take them for its own"
+
+
+def _size_problems(jobs: Sequence[PlannedStep], order: StepOrder) -> Iterator[Problem]:
+    step_count_by_job = {
+        job.name: _steps_per_path(job) * prod(order.segment_counts_by_step[job.name].values()) for job in jobs
+    }
+    total_step_count = sum(step_count_by_job.values())
+    if total_step_count > MAX_STEPS:
+        largest_job = max(step_count_by_job, key=lambda name: step_count_by_job[name])
+        problem_text = (
+            f"there would be {total_step_count:,} steps, and {MAX_STEPS:,} is the most; "
+            f"{step_count_by_job[largest_job]:,} of them for {largest_job!r}: what follows on a chain stands "
+            "behind each of its segments; make them longer"
+        )
+        yield Problem("steps", problem_text)
+
+
+def _steps_per_path(job: PlannedStep) -> int:
+    """Steps of a job on one path, with its conditions."""
+    checks = 2 * len(job.step.requirements) + 1
+    return 1 + (len(job.segments) * (2 + checks) + 1 if job.is_chain else 1 + checks)

@@ -1,0 +1,641 @@
+"""States that decide what follows the end of a job: ``planner.next_action`` as Choice states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smlaunch.api.job_kinds import TRAINING, JobKind, member_value
+from smlaunch.api.retry_policy import CREATE_BACKOFF
+from smlaunch.chain.next_action import (
+    ENDING_MESSAGES,
+    NO_CAPACITY_ENDINGS,
+    OUTCOME_GRACE_SECONDS,
+    TIME_USED_ENDINGS,
+)
+from smlaunch.chain.workflow import (
+    ENDING_BY_FAILURE_REASON,
+    ENDING_BY_SECONDARY_STATUS,
+    RULE_BY_ENDING,
+    JobEnding,
+    Remedy,
+    classify_ending,
+)
+from smlaunch.chain.workflow import (
+    EndingRule as EndingRule,
+)
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, OUTCOME_PATH_PREFIX
+from smlaunch.errors import EXIT_LIMIT, EXIT_SERVICE, EXIT_TRAINING_FAILED
+from smlaunch.export.asl import (
+    JOB_NAME_PATH,
+    ChoiceRule,
+    and_rule,
+    catcher,
+    choice_state,
+    comparison_rule,
+    or_rule,
+    pass_state,
+    retrier,
+    rule_to_state,
+    states_format,
+    states_math_add,
+    task_state,
+    to_asl_parameters,
+    wait_state,
+)
+from smlaunch.export.run_template import TextTemplate
+from smlaunch.export.sfn_common import (
+    AFTER_JOB_END,
+    CHECK_HISTORY,
+    CHECK_STALE_OUTCOME,
+    CLEAR_OUTCOME,
+    EVENTS_PER_JOB,
+    OUTCOME_JSON_PATH,
+    PROGRESS_TEXT_PIECES,
+    RESULT,
+    RETRY_THIS_SEGMENT,
+    RUN_DONE,
+    START_NEXT_SEGMENT,
+    StateMachineBuilder,
+    append_progress,
+    next_job_context,
+    reads_outcome_file,
+    rule_has_higher_reported_step,
+    rule_has_newer_step,
+    rule_outcome_is_of_this_job,
+    rule_training_is_finished,
+)
+
+READ_OUTCOME, NO_OUTCOME, CHECK_NEWER_STEP = "Read the outcome", "No outcome yet", "A newer step?"
+FOUND_NEWER_STEP, FOUND_NO_PROGRESS, CLASSIFY_ENDING = "A newer step", "Nothing newer", "How did it end?"
+CHECK_REPORTED_STEP, FOUND_HIGHER_REPORTED_STEP = "Was a higher step reported?", "A higher step was reported"
+CHECK_REPORTED_STEP_TOO = "Was it reported too?"
+FOUND_BOTH_STEPS_HIGHER = "A newer step, and reported"
+CHECK_MORE_TO_TRAIN, WAIT_FOR_OUTCOME, COUNT_OUTCOME_READ = (
+    "More to train?",
+    "Wait for the outcome",
+    "Look for it again",
+)
+CHOOSE_BACKOFF, ATTEMPT_BACKOFF, LONGEST_BACKOFF, WAIT_BEFORE_RETRY = (
+    "How long to wait?",
+    "So long",
+    "As long as it may be",
+    "Wait to try again",
+)
+UNREADABLE_OUTCOME = "Outcome cannot be read"
+SWITCH_TO_ON_DEMAND = "On demand now"
+
+_STATUS_PATH, _SECONDARY_STATUS_PATH, _FAILURE_REASON_PATH, _EXIT_MESSAGE_PATH = (
+    f"$.description.job.{member}"
+    for member in ("TrainingJobStatus", "SecondaryStatus", "FailureReason", "ExitMessage")
+)
+_MAX_OUTCOME_READS = 6
+
+
+def choice_rules_by_ending(kind: JobKind = TRAINING) -> list[tuple[JobEnding, ChoiceRule]]:
+    """Return each ending of a job (completed, stopped at its time limit, no capacity, ...) with the Choice
+    rule of Step Functions that recognizes it, in the order in which the rules are tried: ``classify_ending``
+    (the same in Python) as rules. A job that no rule recognizes has ended as ``other_failure`` says.
+    """
+    status_path = f"$.description.job.{kind.status_member}"
+    is_completed = comparison_rule(status_path, "StringEquals", "Completed")
+    is_stopped = comparison_rule(status_path, "StringEquals", "Stopped")
+    is_failed = comparison_rule(status_path, "StringEquals", "Failed")
+    rules: list[tuple[JobEnding, ChoiceRule]] = [(JobEnding.COMPLETED, is_completed)]
+    # Without a secondary status, a job does not say who stopped it.
+    if kind.has_secondary_status:
+        for secondary_status, ending in ENDING_BY_SECONDARY_STATUS.items():
+            has_secondary_status = comparison_rule(_SECONDARY_STATUS_PATH, "StringEquals", secondary_status)
+            rules.append((ending, and_rule(is_stopped, has_secondary_status)))
+    rules.append((JobEnding.STOPPED, is_stopped))  # after the rules above, which are narrower
+    for failure_class, ending in ENDING_BY_FAILURE_REASON.items():
+        # The reason is the class alone, such as "ClientError", or begins with it and a colon.
+        has_failure_class = or_rule(
+            comparison_rule(_FAILURE_REASON_PATH, "StringEquals", failure_class),
+            comparison_rule(_FAILURE_REASON_PATH, "StringMatches", f"{failure_class}:*"),
+        )
+        rules.append((ending, and_rule(is_failed, has_failure_class)))
+    return rules
+
+
+def other_failure() -> JobEnding:
+    """Return the ending of a failed job whose failure reason has no known class: the script's own failure."""
+    return classify_ending("Failed", "", "") or JobEnding.ALGORITHM
+
+
+class EndingStates:
+    """Adds the states after the end of a job. They begin at ``AFTER_JOB_END``."""
+
+    def __init__(self, builder: StateMachineBuilder) -> None:
+        self.builder = builder
+        self.template = builder.template
+
+    def add_states(self) -> None:
+        has_outcome_file = reads_outcome_file(self.template)
+        if has_outcome_file:
+            self._add_outcome()
+        self._add_progress_counts(has_outcome_file)
+        rules = choice_rules_by_ending(self.template.kind)
+        possible_endings = {other_failure(), *(ending for ending, _ in rules)}
+        # Keeps its place before the states that it leads to, whose names are known when they are added.
+        self.builder.add_state(CLASSIFY_ENDING, {})
+        first_state_by_ending = {
+            ending: self._add_states_after_ending(ending)
+            for ending in JobEnding
+            if ending in possible_endings
+        }
+        comment = "By its status, its secondary status and the first word of its failure's reason."
+        self.builder.states[CLASSIFY_ENDING] = choice_state(
+            comment,
+            [rule_to_state(first_state_by_ending[ending], rule) for ending, rule in rules],
+            first_state_by_ending[other_failure()],
+        )
+        self._add_next_job_states()
+        self._add_success()
+
+    @property
+    def _state_before_next_job(self) -> str:
+        """The state that comes before the next job."""
+        return CHECK_STALE_OUTCOME if reads_outcome_file(self.template) else CHECK_HISTORY
+
+    # ---- the outcome file ----------------------------------------------------------------------------------
+
+    def _outcome_object(self, job: str) -> dict[str, Any]:
+        """Arguments of S3 calls for the outcome file of a job. ``job``: path of the job name."""
+        first, *rest = (self.template.checkpoints_prefix or TextTemplate(())).pieces
+        bucket, _, key = str(first).removeprefix("s3://").partition("/")
+        path = states_format([key, *rest, OUTCOME_PATH_PREFIX, job, ".json"])
+        return {"Bucket": bucket, "ExpectedBucketOwner": self.template.bucket_owner(bucket), "Key.$": path}
+
+    def _add_outcome(self) -> None:
+        template, add = self.template, self.builder.add_state
+        job_member = {"job.$": JOB_NAME_PATH}
+        missing_errors = ["S3.NoSuchKeyException", "S3.NoSuchKey", "States.IntrinsicFailure"]
+        add(
+            AFTER_JOB_END,
+            task_state(
+                "How far the run is stands in S3, where the job's own sync has put it. One that is cut off "
+                "counts as missing.",
+                "aws-sdk:s3:getObject",
+                self._outcome_object(JOB_NAME_PATH),
+                "$.outcome",
+                READ_OUTCOME,
+                result_selector={"file.$": "States.StringToJson($.Body)"},
+                retriers=[
+                    retrier(
+                        ["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5
+                    )
+                ],
+                catchers=[
+                    catcher(missing_errors, None, NO_OUTCOME),
+                    catcher(["States.ALL"], "$.outcome", UNREADABLE_OUTCOME),
+                ],
+            ),
+        )
+        add(
+            READ_OUTCOME,
+            pass_state(
+                "With a default for each member that it may lack.",
+                {"file.$": "States.JsonMerge($.defaults.outcome, $.outcome.file, false)", **job_member},
+                "$.outcome",
+                CHECK_NEWER_STEP,
+            ),
+        )
+        add(
+            NO_OUTCOME,
+            pass_state(
+                "Missing means continue.",
+                {"file.$": "$.defaults.outcome", **job_member},
+                "$.outcome",
+                CHECK_NEWER_STEP,
+            ),
+        )
+        add(
+            CHECK_NEWER_STEP,
+            choice_state(
+                "What another job of the run has said is not this one's word.",
+                [rule_to_state(CHECK_REPORTED_STEP_TOO, rule_has_newer_step())],
+                CHECK_REPORTED_STEP,
+            ),
+        )
+        add(
+            CHECK_REPORTED_STEP_TOO,
+            choice_state(
+                "What was reported counts too.",
+                [rule_to_state(FOUND_BOTH_STEPS_HIGHER, rule_has_higher_reported_step())],
+                FOUND_NEWER_STEP,
+            ),
+        )
+        add(
+            CHECK_REPORTED_STEP,
+            choice_state(
+                "A script that keeps checkpoints of its own may report steps, and commits none.",
+                [rule_to_state(FOUND_HIGHER_REPORTED_STEP, rule_has_higher_reported_step())],
+                FOUND_NO_PROGRESS,
+            ),
+        )
+        self.builder.add_fail_state(
+            UNREADABLE_OUTCOME,
+            EXIT_SERVICE,
+            "Whether the run has finished stands in it: to guess would train again.",
+            "$.outcome.Cause",
+        )
+
+    def _add_progress_counts(self, has_outcome_file: bool) -> None:
+        """Add the Pass states that set ``$.progress`` after a job: ``step``, the newest step with a committed
+        checkpoint; ``reported``, the highest step in the script's progress lines; ``tried``, how many jobs in
+        a row increased neither. ``$.position`` has the values before the job. Only an outcome file (written
+        by the job to S3: how far it came) can show progress."""
+        unchanged_steps = {"step.$": "$.position.step", "reported.$": "$.position.reported"}
+        no_progress = {**unchanged_steps, "tried.$": states_math_add("$.position.tried", 1), "newer": False}
+        if not has_outcome_file:
+            # Nothing is read after the job, so that counting is the first state after its end.
+            self.builder.add_state(
+                AFTER_JOB_END, pass_state("One more try.", no_progress, "$.progress", CLASSIFY_ENDING)
+            )
+            return
+        changed_step = {"step.$": f"{OUTCOME_JSON_PATH}.step"}
+        changed_reported_step = {"reported.$": f"{OUTCOME_JSON_PATH}.reported_step"}
+        changes_by_state = {
+            FOUND_NEWER_STEP: changed_step,
+            FOUND_HIGHER_REPORTED_STEP: changed_reported_step,
+            FOUND_BOTH_STEPS_HIGHER: {**changed_step, **changed_reported_step},
+        }
+        for state_name, changes in changes_by_state.items():
+            progress = {**unchanged_steps, **changes, "tried": 0, "newer": True}
+            comment = "What was tried before it counts no more."
+            self.builder.add_state(state_name, pass_state(comment, progress, "$.progress", CLASSIFY_ENDING))
+        self.builder.add_state(
+            FOUND_NO_PROGRESS, pass_state("One more try.", no_progress, "$.progress", CLASSIFY_ENDING)
+        )
+
+    # ---- what follows on each ending ----------------------------------------------------------------------
+
+    def _add_states_after_ending(self, ending: JobEnding) -> str:
+        """Add the states that follow a job that ended so, and return the name of the first one. A job that
+        used its time goes on with the next segment or ends the run; any other ending has a remedy: fail or
+        retry, on demand where spot capacity did not come. The outcome file, which the job wrote to S3, says
+        whether training has finished; a job that was stopped may have."""
+        if ending in TIME_USED_ENDINGS:
+            return self._add_states_after_used_time(ending)
+        first_state = remedy_state = _remedy_state_name(ending)
+        if ending is JobEnding.STOPPED and reads_outcome_file(self.template):
+            first_state = self._add_finished_check(remedy_state)
+        elif ending in NO_CAPACITY_ENDINGS and self._has_spot_fallback():
+            first_state = self._add_spot_check(ending, remedy_state)
+        self._add_remedy_states(ending)
+        return first_state
+
+    def _has_spot_fallback(self) -> bool:
+        """Return whether a segment on spot may be retried on demand."""
+        return any(variant.on_demand_request is not None for variant in self.template.variants)
+
+    def _add_spot_check(self, ending: JobEnding, remedy_state: str) -> str:
+        """Add the Choice state that retries a job on demand if it was on spot, and return its name.
+        ``remedy_state``: next state of a job that was on demand already."""
+        spot_check_state = f"{_STATE_TITLE_BY_ENDING[ending]}: was it on spot?"
+        was_on_spot = comparison_rule("$.description.job.EnableManagedSpotTraining", "BooleanEquals", True)
+        comment = "On demand, where spot capacity did not come."
+        rules = [rule_to_state(SWITCH_TO_ON_DEMAND, was_on_spot)]
+        self.builder.add_state(spot_check_state, choice_state(comment, rules, remedy_state))
+        return spot_check_state
+
+    def _add_finished_check(self, stopped_state: str) -> str:
+        """Add a Choice state that tells a finished training from one that was interrupted, and return its
+        name. ``stopped_state``: next state of an interrupted training."""
+        name = f"{_STATE_TITLE_BY_ENDING[JobEnding.STOPPED]}: had it finished?"
+        had_finished = and_rule(
+            rule_outcome_is_of_this_job(),
+            comparison_rule(f"{OUTCOME_JSON_PATH}.result", "StringEquals", FINISHED),
+            comparison_rule(f"{OUTCOME_JSON_PATH}.ranks_succeeded", "BooleanEquals", True),
+        )
+        question = choice_state("In its last minute.", [rule_to_state(RUN_DONE, had_finished)], stopped_state)
+        self.builder.add_state(name, question)
+        return name
+
+    def _add_remedy_states(self, ending: JobEnding) -> None:
+        """Add the states that apply the remedy of a job's ending (``RULE_BY_ENDING``): a Fail state, or a
+        check whether attempts are left, which fails or leads to the next attempt (state
+        ``RETRY_THIS_SEGMENT``), where needed after a wait that grows with each attempt. ``$.progress.tried``
+        counts the jobs in a row without progress."""
+        ending_rule, ending_title = RULE_BY_ENDING[ending], _STATE_TITLE_BY_ENDING[ending]
+        # The text of an ending is our own, or else the FailureReason in the description of the job.
+        failure_text = ENDING_MESSAGES.get(ending, _FAILURE_REASON_PATH)
+        remedy_state = _remedy_state_name(ending)
+        if ending_rule.remedy in _COMMENT_BY_FINAL_REMEDY:  # a remedy that retries nothing
+            self._add_failure_state(
+                remedy_state, ending_rule, _COMMENT_BY_FINAL_REMEDY[ending_rule.remedy], failure_text
+            )
+            return
+        given_up_state = f"{ending_title}: given up"
+        next_try_state = f"{ending_title}: waits" if ending_rule.max_wait_seconds else RETRY_THIS_SEGMENT
+        max_attempts = self.template.policy.attempts
+        has_no_attempts_left = comparison_rule("$.progress.tried", "NumericGreaterThanEquals", max_attempts)
+        comment = f"{max_attempts} in all may end without progress ({ending_rule.remedy.value})."
+        self.builder.add_state(
+            remedy_state,
+            choice_state(comment, [rule_to_state(given_up_state, has_no_attempts_left)], next_try_state),
+        )
+        self._add_failure_state(
+            given_up_state, ending_rule, "Tried as often as the job allows.", failure_text
+        )
+        if ending_rule.max_wait_seconds:
+            self._add_backoff_schedule_state(next_try_state, ending_rule)
+
+    def _add_failure_state(
+        self, state_name: str, ending_rule: EndingRule, comment: str, failure_text: str
+    ) -> None:
+        """Add a Fail state, which ends the execution with the error of the ending's exit code.
+        ``failure_text``: what the user reads as its Cause, or the JSON path of that text in the execution.
+        With an outcome file (what a job wrote to S3 at its end) the newest step is added to it."""
+        if self.template.is_processing:
+            # Only the exit message of a processing job says which host failed, and why.
+            cause = (
+                states_format([_FAILURE_REASON_PATH, "; exit message: ", _EXIT_MESSAGE_PATH])
+                if failure_text == _FAILURE_REASON_PATH
+                else _PROCESSING_STOPPED_TEXT
+            )
+        elif reads_outcome_file(self.template):
+            cause = append_progress(failure_text)
+        else:
+            cause = failure_text
+        self.builder.add_fail_state(state_name, ending_rule.exit_code, comment, cause)
+
+    def _add_backoff_schedule_state(self, name: str, rule: EndingRule) -> None:
+        """Add the waits before a retry: one for each attempt, up to the maximum."""
+        wait_seconds: list[int] = []
+        while not wait_seconds or rule.wait_seconds(len(wait_seconds)) < rule.max_wait_seconds:
+            wait_seconds.append(self.template.scale_seconds(rule.wait_seconds(len(wait_seconds) + 1)))
+        values = {"seconds": wait_seconds, "longest": wait_seconds[-1], "longest_from": len(wait_seconds)}
+        comment = "Seconds after each attempt."
+        self.builder.add_state(name, pass_state(comment, values, "$.wait", CHOOSE_BACKOFF))
+
+    def _add_states_after_used_time(self, ending: JobEnding) -> str:
+        """Add the states that follow a job that completed or was stopped at its time limit, and return the
+        name of the first one (names in capitals are those of states). A chain is a run of several jobs in a
+        row, one per segment. The outcome file, which a job writes to S3, may say that it completed before
+        training had finished."""
+        if self.template.workflow.is_multi_segment:
+            if CHECK_MORE_TO_TRAIN not in self.builder.states:  # both endings lead to it
+                self._add_chain_continuation_states()
+            return CHECK_MORE_TO_TRAIN
+        if ending is JobEnding.TIME_LIMIT:
+            return self._add_time_limit_reached_state()
+        if reads_outcome_file(self.template):
+            return self._add_early_end_states()
+        return RUN_DONE
+
+    def _add_time_limit_reached_state(self) -> str:
+        """Add the Fail state of a run of one job that was stopped at its time limit, and return its name."""
+        state_name, ending_rule = "Its time was over", RULE_BY_ENDING[JobEnding.TIME_LIMIT]
+        self._add_failure_state(
+            state_name, ending_rule, "One job, and its limit.", "stopped at its max_runtime"
+        )
+        return state_name
+
+    def _add_early_end_states(self) -> str:
+        """Add the states that fail a run of one job which completed, but whose outcome file says that
+        training should continue in another job: it ended itself before its time limit. Return the name of the
+        first."""
+        outcome_check_state, early_state = "Was it to go on?", "It ended itself early"
+        wants_to_continue = and_rule(
+            rule_outcome_is_of_this_job(),
+            comparison_rule(f"{OUTCOME_JSON_PATH}.result", "StringEquals", CONTINUE),
+        )
+        comment = "A job that exited early on request completes too."
+        self.builder.add_state(
+            outcome_check_state,
+            choice_state(comment, [rule_to_state(early_state, wants_to_continue)], RUN_DONE),
+        )
+        early_end_text = states_format(
+            ["ended itself before its max_runtime; the newest checkpoint is step ", "$.progress.step"]
+        )
+        self.builder.add_fail_state(
+            early_state, EXIT_LIMIT, "There is no chain that would go on.", early_end_text
+        )
+        return outcome_check_state
+
+    def _add_chain_continuation_states(self) -> None:
+        """Add the choice after a job of a chain that completed or reached its time limit."""
+        template, add = self.template, self.builder.add_state
+        is_completed = comparison_rule(_STATUS_PATH, "StringEquals", "Completed")
+        steps_unknown = [
+            comparison_rule(f"{OUTCOME_JSON_PATH}.{member}", "IsNull", True)
+            for member in ("step", "reported_step")
+        ]
+        has_own_files = and_rule(rule_outcome_is_of_this_job(), *steps_unknown)
+        outcome_missing = [
+            {"Not": rule_outcome_is_of_this_job()},
+            comparison_rule("$.job.looks", "NumericLessThan", _MAX_OUTCOME_READS),
+        ]
+        attempts = template.policy.attempts
+        attempts_used, no_progress_state = (
+            comparison_rule("$.progress.tried", "NumericGreaterThanEquals", attempts),
+            "No progress",
+        )
+        rules = [
+            rule_to_state(RUN_DONE, and_rule(is_completed, rule_training_is_finished())),
+            rule_to_state(START_NEXT_SEGMENT, comparison_rule("$.progress.newer", "BooleanEquals", True)),
+            rule_to_state(START_NEXT_SEGMENT, has_own_files),
+            rule_to_state(WAIT_FOR_OUTCOME, and_rule(*outcome_missing)),
+            rule_to_state(no_progress_state, attempts_used),
+        ]
+        comment = (
+            "Finished; or further than before; or a script that reports no step, whose files nobody compares "
+            f"here. Of {attempts} jobs that came no further, the next one will not either."
+        )
+        add(CHECK_MORE_TO_TRAIN, choice_state(comment, rules, RETRY_THIS_SEGMENT))
+        seconds = template.scale_seconds(OUTCOME_GRACE_SECONDS / _MAX_OUTCOME_READS)
+        add(
+            WAIT_FOR_OUTCOME,
+            wait_state("It may still be on its way to S3.", COUNT_OUTCOME_READ, seconds=seconds),
+        )
+        next_outcome_read = {
+            "name.$": "$.job.name",
+            "fault.$": "$.job.fault",
+            "looks.$": states_math_add("$.job.looks", 1),
+        }
+        add(
+            COUNT_OUTCOME_READ,
+            pass_state(f"{OUTCOME_GRACE_SECONDS:.0f} s in all.", next_outcome_read, "$.job", AFTER_JOB_END),
+        )
+        cause = states_format(
+            [
+                f"no progress: {attempts} jobs until ",
+                "$.job.name",
+                " came no further than jobs before them",
+                *PROGRESS_TEXT_PIECES,
+                "; the script begins anew in every job, or saves no checkpoint before a segment's end",
+            ]
+        )
+        self.builder.add_fail_state(
+            no_progress_state, EXIT_TRAINING_FAILED, "Going on would only cost.", cause
+        )
+
+    # ---- going on -----------------------------------------------------------------------------------------
+
+    def _next_job_state(self, comment: str, values: dict[str, Any]) -> dict[str, Any]:
+        # The outcome stays in the context until it has been checked and cleared.
+        return pass_state(comment, {**values, **self._outcome_context()}, None, self._state_before_next_job)
+
+    def _outcome_context(self) -> dict[str, Any]:
+        return {"outcome.$": "$.outcome"} if reads_outcome_file(self.template) else {}
+
+    def _add_next_job_states(self) -> None:
+        """Add the states between the end of a job and the next one, each (its name in capitals) only if a
+        state added before leads to it: the wait before another attempt of the segment, Pass states that count
+        segments and attempts in ``$.position``, and the check for an outdated outcome file (what a job wrote
+        to S3 at its end)."""
+        next_attempt: dict[str, Any] = {
+            **_COUNTED_PROGRESS_PATHS,  # step, reported and tried, as counted after this job
+            "attempt": states_math_add("$.position.attempt", 1),
+            "waits": 0,  # failed calls that create the job
+        }
+        if self._is_reached(CHOOSE_BACKOFF):
+            self._add_backoff_states()
+        if self._is_reached(SWITCH_TO_ON_DEMAND):
+            comment = "Spot that did not come once is not waited for again in this segment."
+            self._add_position_state(SWITCH_TO_ON_DEMAND, comment, {**next_attempt, "on_demand": True})
+        if self._is_reached(RETRY_THIS_SEGMENT):
+            comment = "The same segment, from the newest checkpoint there is."
+            self._add_position_state(RETRY_THIS_SEGMENT, comment, next_attempt)
+        if self._is_reached(START_NEXT_SEGMENT):
+            next_segment: dict[str, Any] = {
+                **_COUNTED_PROGRESS_PATHS,
+                "tried": 0,  # attempts without progress
+                "segment": states_math_add("$.position.segment", 1),
+                "attempt": 1,
+                "on_demand": False,
+                "waits": 0,
+            }
+            comment = "From there; as planned again, on spot too."
+            self._add_position_state(START_NEXT_SEGMENT, comment, next_segment)
+        if self._is_reached(CHECK_STALE_OUTCOME):
+            self._add_stale_outcome_states()
+
+    def _add_position_state(self, state_name: str, comment: str, position_changes: dict[str, Any]) -> None:
+        """Add the Pass state that changes ``$.position`` (segment, attempt, step, ...) for the next job."""
+        next_context = next_job_context(self.template, EVENTS_PER_JOB, position_changes)
+        self.builder.add_state(state_name, self._next_job_state(comment, next_context))
+
+    def _is_reached(self, state_name: str) -> bool:
+        """Return whether a state that was added so far leads to this one."""
+        return any(state_name in next_states(state) for state in self.builder.states.values())
+
+    def _add_backoff_states(self) -> None:
+        """Add the states that choose the wait before the next attempt of a segment, and wait: longer with
+        each attempt, up to the longest wait."""
+        add_state = self.builder.add_state
+        is_longest = comparison_rule(
+            "$.position.attempt", "NumericGreaterThanEqualsPath", "$.wait.longest_from"
+        )
+        add_state(
+            CHOOSE_BACKOFF,
+            choice_state(
+                "Longer with every attempt.",
+                [rule_to_state(LONGEST_BACKOFF, is_longest)],
+                ATTEMPT_BACKOFF,
+            ),
+        )
+        wait_of_attempt = f"States.ArrayGetItem($.wait.seconds, {states_math_add('$.position.attempt', -1)})"
+        add_state(
+            ATTEMPT_BACKOFF,
+            pass_state(
+                "The first attempt's is the first.",
+                {"now.$": wait_of_attempt},
+                "$.wait",
+                WAIT_BEFORE_RETRY,
+            ),
+        )
+        add_state(
+            LONGEST_BACKOFF,
+            pass_state("And no longer.", {"now.$": "$.wait.longest"}, "$.wait", WAIT_BEFORE_RETRY),
+        )
+        add_state(
+            WAIT_BEFORE_RETRY,
+            wait_state("Before the next attempt.", RETRY_THIS_SEGMENT, seconds_path="$.wait.now"),
+        )
+
+    def _add_stale_outcome_states(self) -> None:
+        add = self.builder.add_state
+        is_stale = and_rule(
+            rule_training_is_finished(),
+            comparison_rule(f"{OUTCOME_JSON_PATH}.ranks_succeeded", "BooleanEquals", True),
+        )
+        comment = "The training went to its end, and its job failed after it: the next one would do nothing."
+        add(
+            CHECK_STALE_OUTCOME,
+            choice_state(comment, [rule_to_state(CLEAR_OUTCOME, is_stale)], CHECK_HISTORY),
+        )
+        retry = [
+            retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, self.template.time_scale, 5)
+        ]
+        comment = "So that it trains the rest, and writes its model, again."
+        add(
+            CLEAR_OUTCOME,
+            task_state(
+                comment,
+                "aws-sdk:s3:deleteObject",
+                self._outcome_object("$.outcome.job"),
+                None,
+                CHECK_HISTORY,
+                retriers=retry,
+            ),
+        )
+
+    def _add_success(self) -> None:
+        values = {
+            "run.$": "$.run",
+            "status": "Completed",
+            "job.$": "$.job.name",
+            "segment.$": "$.position.segment",
+            "attempt.$": "$.position.attempt",
+        }
+        if self.template.is_processing:
+            request = self.template.variants[0].request
+            values |= to_asl_parameters(
+                {"output": member_value(request, self.template.kind.members["output"])}
+            )
+        else:
+            artifacts = "$.description.job.ModelArtifacts.S3ModelArtifacts"
+            values |= {"step.$": "$.progress.step", "model_artifacts.$": artifacts}
+        self.builder.add_state(RUN_DONE, pass_state("What whoever started it gets.", values, None, RESULT))
+        self.builder.add_state(RESULT, {"Type": "Succeed"})
+
+
+_PROCESSING_STOPPED_TEXT = (
+    "its job was stopped, by somebody or at its limits.max_runtime: of a processing job the service does not "
+    "say which"
+)
+
+_COUNTED_PROGRESS_PATHS = {
+    "step": "$.progress.step",
+    "reported": "$.progress.reported",
+    "tried": "$.progress.tried",
+}
+
+_STATE_TITLE_BY_ENDING = {
+    JobEnding.WAIT_EXCEEDED: "Spot did not come",
+    JobEnding.STOPPED: "Stopped",
+    JobEnding.CAPACITY: "No capacity",
+    JobEnding.SERVICE: "The service failed",
+    JobEnding.CLIENT: "It cannot work",
+    JobEnding.ALGORITHM: "The script failed",
+}
+
+_COMMENT_BY_FINAL_REMEDY = {
+    Remedy.GIVE_UP: "Another try would end the same.",
+    Remedy.ON_DEMAND: "On demand only with on_demand_fallback.",
+}
+"""Comments of the Fail states of remedies that retry nothing; ``_add_spot_check`` comes before the second."""
+
+
+def _remedy_state_name(ending: JobEnding) -> str:
+    """Return the name of the first state of an ending's remedy: a question if it may retry the job."""
+    title = _STATE_TITLE_BY_ENDING[ending]
+    return title if RULE_BY_ENDING[ending].remedy in _COMMENT_BY_FINAL_REMEDY else f"{title}: try again?"
+
+
+def next_states(state: dict[str, Any]) -> list[str]:
+    """Return the states that may follow a state."""
+    states = [state[key] for key in ("Next", "Default") if key in state]
+    return states + [rule["Next"] for key in ("Choices", "Catch") for rule in state.get(key, [])]

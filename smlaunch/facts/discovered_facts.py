@@ -1,0 +1,236 @@
+"""Facts that a plan is made from: gathered by discovery, which changes nothing, and read by pure code.
+
+A fact that could not be read has the reason in ``problem``, a sentence with the next step; the plan
+reports all problems together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Literal, NamedTuple
+
+
+class StoredFile(NamedTuple):
+    """A file of an input channel."""
+
+    name: str
+    """Relative to the channel's prefix or folder."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """Data of one input channel."""
+
+    uri: str
+    """The address as the job states it."""
+
+    kind: Literal["s3", "local"]
+    exists: bool = True
+    objects: int | None = None
+    """Number of files or S3 objects; None if not counted."""
+
+    bytes: int | None = None
+    """Their total size; None if not counted."""
+
+    is_truncated: bool = False
+    """Counting stopped early: there are at least this many."""
+
+    sha256: str | None = None
+    """Local data only: hash over the sorted relative paths and contents."""
+
+    is_directory: bool = True
+    """A local directory, not a single file."""
+
+    problem: str | None = None
+    """Why the data cannot be used."""
+
+    files: tuple[StoredFile, ...] | None = None
+    """All files sorted by name; only listed for ``split: bytes``, and None if there are too many."""
+
+    shard_names: tuple[str, ...] | None = None
+    """Shards made by ``smlaunch data pack``, if any."""
+
+    is_pending: bool = False
+    """An earlier step of a pipeline will write the data before the job begins."""
+
+    warnings: tuple[str, ...] = ()
+    """Sentences for the user, such as about files that are not uploaded."""
+
+    excluded_files: Mapping[str, str] = field(default_factory=dict)
+    """Reason, by file name, why a file is not uploaded."""
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """The source directory, which is uploaded as a content-addressed archive."""
+
+    root: str
+    """The directory."""
+
+    entry: str
+    """The script's path inside it, with forward slashes."""
+
+    archive_sha256: str
+    file_count: int
+    bytes: int
+    """Total size, uncompressed."""
+
+    has_requirements: bool = False
+    """Whether the job's ``requirements`` file is in the source."""
+
+    problem: str | None = None
+    json_files: Mapping[str, str] = field(default_factory=dict)
+    """Content, by name, of the JSON files that the job's options, args or hyperparameters name."""
+
+    warnings: tuple[str, ...] = ()
+    """Sentences for the user, such as about files that are not uploaded."""
+
+    excluded_files: Mapping[str, str] = field(default_factory=dict)
+    """Reason, by file name, why a file is not uploaded."""
+
+
+NO_SOURCE = SourceFacts("", "", "", 0, 0)
+"""For a job whose image contains the program."""
+
+
+class FeatureLocation(NamedTuple):
+    """Where a feature of the script occurs first."""
+
+    line: int
+    file: str = ""
+    """File of the source; empty for the script itself."""
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """What static analysis of the script shows."""
+
+    exists: bool = True
+    imports: frozenset[str] = frozenset()
+    """Dotted names that the script imports or reaches through an import: ``from torch import
+    distributed``, and a use of ``torch.distributed.init_process_group`` after ``import torch``, both give
+    ``torch.distributed``."""
+
+    module_imports: frozenset[str] = frozenset()
+    """The same for the source's modules that the script imports, directly or indirectly; only read for a
+    run of several segments."""
+
+    reads_resource_config: bool = False
+    """A string of the script contains ``resourceconfig.json``."""
+
+    names_checkpoint_dir: bool = False
+    """A string of the script contains the checkpoint directory, or the variable with its path."""
+
+    features: Mapping[str, FeatureLocation] | None = None
+    """Features that show how many accelerators the script can use (``script_signs.CALLS``), by name; None
+    if not analyzed."""
+
+    missing_packages: tuple[str, ...] = ()
+    """Packages that the script requires and the hosts' Python lacks, if that is this Python."""
+
+    problem: str | None = None
+    """The script is missing or cannot be parsed."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What the checkpoint prefix contains before the run."""
+
+    total_bytes: int = 0
+    """Size of all objects."""
+
+    step_bytes: int | None = None
+    """Size of the newest step; None without one in smlaunch's format."""
+
+
+@dataclass(frozen=True)
+class EndpointFacts:
+    """Capabilities of the endpoint; the defaults describe a region."""
+
+    accelerators_per_host: int | None = None
+    """Accelerators that a host really has; None if not counted."""
+
+    isolation: str | None = None
+    runs_images: bool = False
+    """Hosts are containers of the job's image; otherwise processes of this machine."""
+
+    same_python: bool = False
+    """Hosts run on the Python that makes the plan."""
+
+    warnings: tuple[str, ...] = ()
+    """Sentences for the plan's warnings."""
+
+    recorded_members: Mapping[str, str] = field(default_factory=dict)
+    """Members of the request without effect at this endpoint: a sentence by the member's dotted path
+    without list indices (``ResourceConfig.VolumeSizeInGB``), or by path and value
+    (``InputDataConfig.InputMode=Pipe``)."""
+
+    rejected_members: Mapping[str, str] = field(default_factory=dict)
+    """The same for members that the endpoint rejects."""
+
+
+@dataclass(frozen=True)
+class ResolvedImage:
+    """What the official ``sagemaker`` package says about an image that the catalog does not know."""
+
+    uri: str | None = None
+    problem: str | None = None
+    """A clause, if there is no ``uri``."""
+
+    source: str = "the sagemaker package"
+    """The package with its version."""
+
+    script: str | None = None
+    """S3 address of the training script, for a JumpStart image."""
+
+    model: str | None = None
+    """S3 address of the pretrained model, for a JumpStart image."""
+
+
+@dataclass(frozen=True)
+class DiscoveredFacts:
+    """Everything that a plan may know about the world."""
+
+    region: str
+    account: str
+    bucket: str
+    """Name of the bucket for staged files and, by default, for output."""
+
+    role: str | None
+    """ARN of the execution role."""
+
+    source: SourceFacts
+    script: ScriptFacts
+    target: Literal["aws", "local"] = "aws"
+    partition: str = "aws"
+    inputs: Mapping[str, InputFacts] = field(default_factory=dict)
+    """By channel name, one entry per channel of the job."""
+
+    endpoint: EndpointFacts = EndpointFacts()
+    role_problem: str | None = None
+    """Why there is no role."""
+
+    max_runtime_quota: int | None = None
+    """Seconds that the account lets one job run; None if not requested or not readable."""
+
+    max_runtime_quota_problem: str | None = None
+    """Why the quota could not be read."""
+
+    quotas: Mapping[str, float | None] = field(default_factory=dict)
+    """Value by name of the quotas that were requested; None for one that the service does not list."""
+
+    quotas_problem: str | None = None
+    """Why no quota could be read."""
+
+    today: date | None = None
+    """Date of the plan."""
+
+    checkpoints: CheckpointFacts | None = None
+    """None if not requested."""
+
+    resolved_image: ResolvedImage | None = None
+    """None if the catalog knows the image."""

@@ -1,0 +1,21 @@
+"""Which facts a plan needs. The planner says so; discovery reads no others, because each takes time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class FactNeeds(NamedTuple):
+    """What discovery has to read for one job."""
+
+    instance_quotas: tuple[str, ...]
+    """Names, in Service Quotas, of the quotas that may limit the job's hosts."""
+
+    runtime_quota: str | None
+    """Name of the quota of a job's duration, for a job that may be longer than every account allows."""
+
+    checkpoints: bool
+    """The sizes of earlier checkpoints, which a chain of jobs continues from."""
+
+    module_sources: bool
+    """What the modules of the source import, and whether they name the checkpoint directory."""

@@ -1,0 +1,354 @@
+"""Types of a job's fields: durations, addresses, names, values, and messages for wrong ones.
+
+Every message is the rest of a line that begins with the field's path.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import count
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+from smlaunch.catalog.strategies import find_strategy, known_strategies
+from smlaunch.contract.launch_spec import AUTO
+from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
+from smlaunch.text.did_you_mean import did_you_mean
+
+_SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)")
+_S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NON_PROGRAM_SUFFIXES = (
+    ".yaml",
+    ".yml",
+    ".ipynb",
+    ".json",
+    ".toml",
+    ".txt",
+    ".md",
+    ".csv",
+    ".zip",
+    ".gz",
+    "/",
+)
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+"""Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
+
+_MAX_DEPTH = 32
+_MAX_VALUES = 100_000
+"""How deep a hyperparameter may be nested, and how many values it may have: aliases of YAML multiply them."""
+
+_MAX_INTEGER = 2**31 - 1
+"""The largest value of an Integer in the service's API."""
+
+
+# ---- durations -----------------------------------------------------------------------------------
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds of ``90m``, ``24h``, ``60d`` or ``1h30m``. Raises ValueError with a message for the
+    user."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as 90m, 24h or 60d")
+    seconds = sum(
+        int(count or 0) * unit_seconds
+        for count, unit_seconds in zip(match.groups(), _SECONDS_BY_UNIT.values(), strict=True)
+    )
+    if seconds < 1:
+        raise ValueError(f"{text!r} is zero; the shortest duration is one second")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """Return a duration in its shortest exact form: 5400 is ``90m``, 86400 is ``24h``, 172800 is ``2d``. The
+    largest unit that divides it is taken; days only from two on."""
+    if seconds % 86400 == 0 and seconds > 86400:  # one day, 86400 seconds, is 24h
+        return f"{seconds // 86400}d"
+    for unit in "hms":
+        if seconds % _SECONDS_BY_UNIT[unit] == 0:
+            return f"{seconds // _SECONDS_BY_UNIT[unit]}{unit}"
+    raise AssertionError("every whole number of seconds ends in s")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``60GB``, ``1.5 TB`` (powers of ten) or ``512MiB`` (powers of two). Raises
+    ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write a number with its unit, such as 60GB or 1.5TB")
+    power = "BKMGTP".index(match[2][0])
+    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** power)
+
+
+# ---- field types ---------------------------------------------------------------------------------
+
+
+def _read_text(value: Any) -> str:
+    """Texts become process arguments and UTF-8 JSON, which not every Python string can."""
+    if isinstance(value, (bool, int, float)):
+        raise FieldError(
+            "text is needed, not {}; write it in quotes: '{}'", shorten_value(value), text_of_scalar(value)
+        )
+    if not isinstance(value, str):
+        raise FieldError("text is needed, not {}", shorten_value(value))
+    if "\0" in value:
+        raise FieldError("a NUL character cannot be passed to a process; take it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise FieldError(f"character {error.start} is half of a surrogate pair, which is not text") from None
+    return str.__str__(value)  # of a subclass, such as a member of an Enum: its text
+
+
+def _read_integer(minimum: int, value: Any) -> int:
+    if type(value) is not int:  # true and false are integers for isinstance, and so are members of an Enum
+        raise FieldError("a whole number is needed, not {}", shorten_value(value))
+    if value < minimum:
+        raise FieldError(f"{{}} is too small: at least {minimum}", shorten_value(value))
+    if value > _MAX_INTEGER:
+        raise FieldError(f"{{}} is too large: at most {_MAX_INTEGER}", shorten_value(value))
+    return int(value)
+
+
+def _read_positive_number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise FieldError("a number is needed, not {}", shorten_value(value))
+    if value > sys.float_info.max or not math.isfinite(value):
+        raise FieldError("a finite number is needed, not {}", shorten_value(value))
+    if value <= 0:
+        raise FieldError("{} is too small: more than 0", repr(value))
+    return float(value)
+
+
+def _read_truth_value(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FieldError("true or false is needed, not {}", shorten_value(value))
+    return value
+
+
+def _integer_as_text(value: Any) -> Any:
+    """Accept ``3`` for ``"3"``. ``0.10`` and ``true`` have more than one spelling and must be quoted."""
+    return str(value) if type(value) is int else value
+
+
+def _path_as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_not_empty(text: str) -> str:
+    if not text.strip():
+        raise FieldError("it is empty")
+    return text
+
+
+def _parse_duration_field(duration: Any) -> str | None:
+    """Return a duration field of a job in its shortest form, such as ``90m``; None for None. Raises
+    FieldError."""
+    if duration is None:
+        return None
+    if not isinstance(duration, str):
+        # ``type``: true and false are integers for isinstance.
+        example = f"{duration}s" if type(duration) is int else "90m"
+        raise FieldError(f"a duration with its unit is needed, such as {example} or 24h, not {duration!r}")
+    try:
+        return format_duration(parse_duration(duration))
+    except ValueError as error:
+        raise FieldError(str(error)) from None
+
+
+def _check_processes(value: Any) -> Any:
+    if value is None or value == AUTO or (type(value) is int and 1 <= value <= _MAX_INTEGER):
+        return value
+    raise FieldError(
+        f"a number from 1 or {AUTO!r} (one per accelerator) is needed, not {shorten_value(value)}"
+    )
+
+
+def _check_s3_uri(text: str) -> str:
+    if not _S3.fullmatch(text):
+        raise FieldError(f"{text!r} is not an S3 address; write s3://bucket/prefix/")
+    return text
+
+
+def _parse_data_uri(text: str) -> str:
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return text
+    if scheme.group().lower() == "file://":
+        return _path_of_file_uri(text)
+    return _check_s3_uri(text)
+
+
+def _path_of_file_uri(uri: str) -> str:
+    """Return the local path of a ``file://`` address (RFC 8089): no host but localhost, %XX for odd bytes."""
+    host, slash, path = uri[len("file://") :].partition("/")
+    if host.lower() not in ("", "localhost") or not slash:
+        raise FieldError(
+            f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself"
+        )
+    local = unquote(slash + path)
+    if "\0" in local:
+        raise FieldError(f"{uri!r} holds a zero byte, which no path can")
+    return local
+
+
+def _check_entry(text: str) -> str:
+    if text.endswith(_NON_PROGRAM_SUFFIXES):
+        raise FieldError(
+            f"{text!r} is no program; name a .py or .sh script, or a program that can be executed"
+        )
+    return text
+
+
+def _check_strategy(text: str) -> str:
+    if text.lower() == "mxnet":
+        raise FieldError("MXNet is retired: AWS patches none of its images; move the script to PyTorch")
+    if find_strategy(text) is None:
+        raise FieldError(f"{text!r} is unknown{did_you_mean(text, known_strategies())}")
+    return text
+
+
+def _parse_size_field(size: Any) -> str | None:
+    """Return a size field of a job, such as ``60GB``, unchanged if it is valid; None for None. Raises
+    FieldError."""
+    if size is None:
+        return None
+    if not isinstance(size, str):
+        raise FieldError(f"a size with its unit is needed, such as 60GB or 1.5TB, not {size!r}")
+    try:
+        parse_size(size)
+    except ValueError as error:
+        raise FieldError(str(error)) from None
+    return size
+
+
+def _check_channel_name(text: str) -> str:
+    if not _CHANNEL.fullmatch(text):
+        raise FieldError("a channel's name is 1 to 64 letters, digits, dots, dashes and underscores")
+    if text in (".", ".."):
+        raise FieldError(f"{text!r} cannot name a channel, whose folder is in /opt/ml/input/data")
+    return text
+
+
+def _check_variable_name(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise FieldError("a variable's name is letters, digits and underscores, and no digit first")
+    return text
+
+
+def _check_instance_type(text: str) -> str:
+    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
+        hint = f", did you mean 'ml.{text}'?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", text) else ""
+        raise FieldError(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
+    return text
+
+
+def _check_run_id(text: str) -> str:
+    if not is_run_id(text):
+        raise FieldError(
+            f"{text!r} cannot name a run: lower-case letters, digits and single dashes between them, "
+            f"{MAX_RUN_ID_LENGTH} characters at most"
+        )
+    return text
+
+
+def _check_account_id(text: str) -> str:
+    if not _ACCOUNT.fullmatch(text):
+        raise FieldError(f"{text!r} is not the id of an AWS account, which has twelve digits")
+    return text
+
+
+def _copy_as_json(value: Any) -> Any:
+    """Return a deep copy of a value in JSON's own types; tuples become lists. Raises FieldError for a value
+    that JSON does not have."""
+    return _copy_item_as_json(value, 0, count(1))
+
+
+def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> Any:
+    """``depth``: how many lists and mappings are around the value; the limit also ends a value that contains
+    itself. ``value_numbers``: numbers all values of the field: a list that occurs in a list many times, and
+    that one in another, may be billions."""
+    if depth > _MAX_DEPTH:
+        raise FieldError(f"nested more than {_MAX_DEPTH} levels deep, or within itself")
+    if next(value_numbers) > _MAX_VALUES:
+        raise FieldError(f"more than {_MAX_VALUES} values; put them into a file")
+    if isinstance(value, str):
+        return _read_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FieldError(f"{value} is not a JSON number; write it as text in quotes")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)  # of a subclass, such as an IntEnum
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (list, tuple)):
+        return [_copy_item_as_json(item, depth + 1, value_numbers) for item in value]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise FieldError(f"key {key!r} inside it is not text; write it in quotes")
+        return {
+            _read_text(key): _copy_item_as_json(item, depth + 1, value_numbers) for key, item in value.items()
+        }
+    raise FieldError(
+        f"a {type(value).__name__} cannot be written as JSON; use text, numbers, lists or mappings"
+    )
+
+
+def _check_length(most: int, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(items) > most:
+        raise FieldError(f"{len(items)} are too many: at most {most}")
+    return items
+
+
+def at_most(count: int) -> FieldRule:
+    """Return the rule of a list with a largest number of items."""
+    return FieldRule(partial(_check_length, count), {"maxItems": count})
+
+
+def integer_from(minimum: int) -> FieldRule:
+    """Return the rule of a whole number with a smallest value."""
+    return FieldRule(partial(_read_integer, minimum), {"minimum": minimum})
+
+
+_TEXT = FieldRule(_read_text)
+_PATH = FieldRule(_path_as_text)
+_NOT_EMPTY = FieldRule(_check_not_empty)
+_POSITIVE = FieldRule(_read_positive_number, {"exclusiveMinimum": 0})
+_DURATION_SCHEMA = {"pattern": r"^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
+
+Text = Annotated[str, _TEXT]
+ChannelName = Annotated[str, _TEXT, FieldRule(_check_channel_name)]
+VariableName = Annotated[str, _TEXT, FieldRule(_check_variable_name)]
+NonEmptyText = Annotated[str, _TEXT, _NOT_EMPTY]
+TextOrInteger = Annotated[str, FieldRule(_integer_as_text, {"type": ["string", "integer"]}), _TEXT]
+PathText = Annotated[str, _PATH, _TEXT, _NOT_EMPTY]
+S3Uri = Annotated[str, _TEXT, FieldRule(_check_s3_uri, {"pattern": "^s3://[^/]+(/.*)?$"})]
+Duration = Annotated[str | None, FieldRule(_parse_duration_field, _DURATION_SCHEMA)]
+Hyperparameter = Annotated[Any, FieldRule(_copy_as_json)]
+Entry = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_entry)]
+DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri)]
+InstanceTypeName = Annotated[
+    str, _TEXT, FieldRule(_check_instance_type, {"pattern": r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$"})
+]
+AccountId = Annotated[str, _TEXT, FieldRule(_check_account_id, {"pattern": "^[0-9]{12}$"})]
+RunId = Annotated[str, _TEXT, FieldRule(_check_run_id, {"pattern": "^[a-z0-9](-?[a-z0-9]){0,39}$"})]
+ProcessCount = Annotated[int | Literal["auto"] | None, FieldRule(_check_processes, {"minimum": 1})]
+StrategyName = Annotated[str, _TEXT, FieldRule(_check_strategy)]
+ByteSize = Annotated[str | None, FieldRule(_parse_size_field)]
+PositiveInt = Annotated[int, integer_from(1)]
+StrictBool = Annotated[bool, FieldRule(_read_truth_value)]
+Dollars = Annotated[float, _POSITIVE]
+PositiveNumber = Annotated[float, _POSITIVE]

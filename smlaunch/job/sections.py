@@ -1,0 +1,332 @@
+"""The base class of a job's sections: frozen dataclasses whose fields are read and checked by their types.
+
+A field's annotation says how it is read. ``Annotated[..., rule, rule]`` passes the value through its rules;
+``X | None``, ``Literal``, ``tuple[X, ...]``, ``dict[K, V]`` and other sections are read part by part.
+Whatever is wrong is collected with its path, so that one ``JobError`` lists all mistakes.
+
+attrs with cattrs takes as long to import as pydantic did, and msgspec stops at the first mistake; neither
+names a key of another section or quotes a number that should be text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from inspect import CO_VARKEYWORDS, Parameter, Signature
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+from smlaunch.errors import JobError, Problem
+from smlaunch.secrets.masking import MASK, is_secret_name, mask_document
+from smlaunch.text.did_you_mean import did_you_mean, nearest_match
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Of Python 3.11, for type checkers only."""
+        return lambda decorator: decorator
+
+
+Location = tuple[str | int, ...]
+"""Keys and list indexes that lead to a value from the top of the job."""
+
+_SectionClass = TypeVar("_SectionClass", bound="type[Section]")
+_Self = TypeVar("_Self", bound="Section")
+
+
+class FieldError(ValueError):
+    """A value that a field cannot have. The message is the rest of a line that begins with its path.
+
+    ``message`` has ``{}`` where ``values`` stand, which are not printed if the field holds a secret.
+    """
+
+    def __init__(self, message: str, *values: str) -> None:
+        super().__init__(message.format(*values) if values else message)
+        self.masked_message = message.format(*(repr(MASK) for _ in values)) if values else message
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity: part of an annotation, it must have a hash
+class FieldRule:
+    """Reads a value of one type."""
+
+    read: Callable[[Any], Any]
+    """Returns the value as the job has it. Raises FieldError."""
+
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a JSON Schema can say of it."""
+
+
+class _Reading:
+    """One reading of a section and all that is in it."""
+
+    def __init__(self, root: type[Section]) -> None:
+        self.root = root
+        self.problems: list[Problem] = []
+
+    def add_problem(self, location: Location, message: str) -> None:
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location).lstrip(".")
+        self.problems.append(Problem(path, message))
+
+
+_Reader = Callable[[Any, Location, _Reading], Any]
+"""Reads a value at a location. A value that cannot be read is returned unchanged, with a problem added."""
+
+_ANNOTATIONS: dict[type, Mapping[str, Any]] = {}
+_READERS: dict[type, Mapping[str, _Reader]] = {}
+"""Of the fields of each section, by their names."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
+def section(section_class: _SectionClass) -> _SectionClass:
+    """Make a class one of a job's sections. Editors and notebooks show its fields as its signature."""
+    created = dataclasses.dataclass(frozen=True, init=False, repr=False)(section_class)
+    hints = typing.get_type_hints(created, include_extras=True)
+    _ANNOTATIONS[created] = {name: hints[name] for name in field_names(created)}
+    _READERS[created] = {name: _reader_for(annotation) for name, annotation in _ANNOTATIONS[created].items()}
+    takes_any_fields = created.__init__.__code__.co_flags & CO_VARKEYWORDS
+    if takes_any_fields:  # ``**fields``
+        parameters = [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default_for_signature(field))
+            for field in dataclasses.fields(created)
+        ]
+        created.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return section_class
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Section:
+    """Base class of the sections. A call raises one JobError with every mistake, each by its path."""
+
+    SHORTHAND_FIELD: ClassVar[str | None] = None
+    """The field that a bare string or path stands for."""
+
+    def __init__(self, /, **fields: Any) -> None:
+        self._set_fields(fields, [])
+
+    def _set_fields(self, fields: Mapping[str, Any], problems: list[Problem]) -> None:
+        """Set the fields to the values that were read. Raises JobError with these problems and all others."""
+        reading = _Reading(type(self))
+        _fill(self, fields, (), reading)
+        if problems or reading.problems:
+            raise JobError([*problems, *reading.problems])
+
+    @property
+    def stated_fields(self) -> frozenset[str]:
+        """Names of the fields that were given, even if as their defaults."""
+        stated: frozenset[str] = vars(self)["_stated_fields"]
+        return stated
+
+    def with_changes(self: _Self, **changes: Any) -> _Self:
+        """Return a copy with other values of some fields. Raises JobError."""
+        stated = {name: getattr(self, name) for name in self.stated_fields}
+        return type(self)(**{**stated, **changes})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the fields that differ from the defaults, in JSON's own types."""
+        return {
+            field.name: _to_plain(value)
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != _default_of(field)
+        }
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults. Secrets are masked, because a log may show the object."""
+        fields = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != _default_of(field):
+                masked_value = mask_document(value) if isinstance(value, (dict, tuple, str)) else value
+                fields.append(f"{field.name}={masked_value!r}")
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def annotations_of(section_class: type[Section]) -> Mapping[str, Any]:
+    """Return the annotation of each field, by its name."""
+    return _ANNOTATIONS[section_class]
+
+
+def field_names(section_class: type[Section]) -> list[str]:
+    return [field.name for field in dataclasses.fields(section_class)]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default; ``dataclasses.MISSING`` for a field that must be given."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _default_for_signature(field: dataclasses.Field[Any]) -> Any:
+    default = _default_of(field)
+    return Parameter.empty if default is dataclasses.MISSING else default
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.to_mapping()
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return {key: _to_plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def _fill(target: Section, fields: Mapping[Any, Any], location: Location, reading: _Reading) -> None:
+    """Set the target's fields to what is read from ``fields``, and add the problems of fields that are wrong,
+    missing or unknown."""
+    section_class = type(target)
+    readers = _READERS[section_class]
+    for field in dataclasses.fields(section_class):
+        if field.name in fields:
+            value = readers[field.name](fields[field.name], (*location, field.name), reading)
+        else:
+            value = _default_of(field)
+            if value is dataclasses.MISSING:
+                reading.add_problem((*location, field.name), "it is missing")
+        object.__setattr__(target, field.name, value)
+    object.__setattr__(target, "_stated_fields", frozenset(fields))
+    for key in fields:
+        if not isinstance(key, str):
+            reading.add_problem(location, f"key {key!r} is not text; write it in quotes")
+        elif key not in readers:
+            hint = _unknown_key_hint(key, section_class, reading.root)
+            reading.add_problem((*location, key), "unknown key" + hint)
+
+
+def _reader_for(annotation: Any) -> _Reader:
+    """Return what reads values of an annotation, such as ``tuple[SegmentChange, ...]``."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        base, *rules = arguments
+        is_container = typing.get_origin(base) in (tuple, dict)
+        return _rules_reader(rules, _reader_for(base) if is_container else None)
+    if origin is Literal:
+        return _rules_reader([FieldRule(functools.partial(_read_choice, arguments))], None)
+    if origin in (types.UnionType, typing.Union):
+        (inner,) = [argument for argument in arguments if argument is not types.NoneType]
+        return functools.partial(_read_optional, _reader_for(inner))
+    if origin is tuple:
+        return functools.partial(_read_list, _reader_for(arguments[0]))
+    if origin is dict:
+        return functools.partial(_read_mapping, _reader_for(arguments[0]), _reader_for(arguments[1]))
+    return functools.partial(_read_section, annotation)
+
+
+def _rules_reader(rules: list[FieldRule], container_reader: _Reader | None) -> _Reader:
+    def read(value: Any, location: Location, reading: _Reading) -> Any:
+        problem_count = len(reading.problems)
+        if container_reader is not None:
+            value = container_reader(value, location, reading)
+            if len(reading.problems) > problem_count:
+                return value
+        is_secret = any(isinstance(key, str) and is_secret_name(key) for key in location)
+        try:
+            for rule in rules:
+                value = rule.read(value)
+        except FieldError as error:
+            reading.add_problem(location, error.masked_message if is_secret else str(error))
+        return value
+
+    return read
+
+
+def _read_optional(reader: _Reader, value: Any, location: Location, reading: _Reading) -> Any:
+    return None if value is None else reader(value, location, reading)
+
+
+def _read_choice(choices: tuple[str, ...], value: Any) -> Any:
+    if not isinstance(value, str) or value not in choices:
+        raise FieldError("{} is unknown" + did_you_mean(str(value), choices), repr(value))
+    return value
+
+
+def _read_list(item_reader: _Reader, value: Any, location: Location, reading: _Reading) -> Any:
+    if not isinstance(value, (list, tuple)):
+        reading.add_problem(location, f"a list is needed, not {shorten_value(value)}")
+        return value
+    return tuple(item_reader(item, (*location, index), reading) for index, item in enumerate(value))
+
+
+def _read_mapping(
+    key_reader: _Reader, item_reader: _Reader, value: Any, location: Location, reading: _Reading
+) -> Any:
+    if not isinstance(value, Mapping):
+        reading.add_problem(location, f"a mapping is needed, not {shorten_value(value)}")
+        return value
+    items = {}
+    for key, item in value.items():
+        if isinstance(key, str):
+            key_reading = _Reading(reading.root)
+            items[key_reader(key, (), key_reading)] = item_reader(item, (*location, key), reading)
+            for problem in key_reading.problems:
+                reading.add_problem(location, f"key {key!r} is invalid: {problem.message}")
+        else:
+            reading.add_problem(location, f"key {key!r} is not text; write it in quotes")
+    return items
+
+
+def _read_section(section_class: type[Section], value: Any, location: Location, reading: _Reading) -> Any:
+    if isinstance(value, section_class):
+        return value
+    if section_class.SHORTHAND_FIELD is not None:
+        value = expand_shorthand(section_class.SHORTHAND_FIELD, value)
+    if not isinstance(value, Mapping):
+        keys = ", ".join(field_names(section_class))
+        reading.add_problem(location, f"a mapping is needed (keys: {keys}), not {shorten_value(value)}")
+        return value
+    target = object.__new__(section_class)
+    _fill(target, value, location, reading)
+    return target
+
+
+def expand_shorthand(field_name: str, value: Any) -> Any:
+    """Let a bare string stand for the section whose field it is: ``train: s3://bucket/data/``."""
+    return {field_name: os.fspath(value)} if isinstance(value, (str, os.PathLike)) else value
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def _unknown_key_hint(key: str, section_class: type[Section], root: type[Section]) -> str:
+    """Return a suggestion for an unknown key of a section: a similar key beside it, or the same key elsewhere
+    in the job; empty without one. ``root``: the class that is read, Job or one of its sections."""
+    known_keys = field_names(section_class)
+    sections_of_root = _single_sections(root)
+    if nearest_match(key, known_keys) is not None or not sections_of_root:
+        return did_you_mean(key, known_keys)
+    for name, class_of_section in sections_of_root.items():
+        if key in field_names(class_of_section):
+            return f", did you mean '{name}.{key}'?"
+    if key in field_names(root):
+        return f", did you mean {key!r} at the top of the job?"
+    return did_you_mean(key, known_keys)
+
+
+def _single_sections(section_class: type[Section]) -> dict[str, type[Section]]:
+    """Return the class of each field that holds one section; not of those that hold several."""
+    sections = {}
+    for name, annotation in _ANNOTATIONS[section_class].items():
+        is_optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+        for candidate in typing.get_args(annotation) if is_optional else (annotation,):
+            if isinstance(candidate, type) and issubclass(candidate, Section):
+                sections[name] = candidate
+    return sections
+
+
+def text_of_scalar(value: Any) -> str:
+    """Return a number or a truth value as a job file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shorten_value(value: Any) -> str:
+    """Return the value as an error message shows it, in at most 60 characters."""
+    text = repr(value)
+    if isinstance(value, bool):
+        text = text_of_scalar(value)
+    elif value is None:
+        text = "nothing"
+    return text if len(text) <= 60 else text[:57] + "..."

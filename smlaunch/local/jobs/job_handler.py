@@ -1,0 +1,91 @@
+"""The differences between kinds of jobs, as an interface: the runner and its attempts are the same for all
+kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from smlaunch.api.job_kinds import JobKind, member_value, put_member
+from smlaunch.local import api_support
+from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs.job_spec import CapacityWaitByType, JobSpec
+from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
+from smlaunch.local.jobs.store_interfaces import S3ObjectStore
+from smlaunch.local.stores.job_store import JobRecord
+
+LogToHost = Callable[[str, str], None]
+"""Writes a line of the endpoint's own, given as (host name, text), to a host's log."""
+
+
+@dataclass(frozen=True)
+class AttemptOutcome:
+    """The result of an attempt."""
+
+    failure_reason: str | None = None
+    """FailureReason, if the attempt failed."""
+    is_spot_interrupted: bool = False
+    """Whether the hosts were taken away by a spot interruption."""
+    describe_members: Mapping[str, Any] = field(default_factory=dict)
+    """Members for the response of Describe."""
+
+
+@dataclass(frozen=True)
+class HandlerContext:
+    """What a handler needs of its endpoint."""
+
+    object_store: S3ObjectStore
+    settings: Settings
+    log_to_host: LogToHost
+
+
+class JobHandler(Protocol):
+    """One attempt at a job of a certain kind."""
+
+    job_kind: JobKind
+    request: Mapping[str, Any]
+    spec: JobSpec
+    working_directory: str
+    """Where the hosts' programs start, relative to /opt/ml."""
+    reads_failure_file: bool
+    """Whether a host's file /opt/ml/output/failure gives the reason of its failure."""
+
+    def describe_selected_instance(self, selection: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the members of Describe that change when a type was selected from InstancePreferences.
+        ``selection`` has SelectedInstanceType and SelectedInstanceCount."""
+        members: dict[str, Any] = {}
+        resources = self.job_kind.resources
+        put_member(members, resources, {**member_value(self.request, resources), **selection})
+        return members
+
+    def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
+        """Return the fields of the request that have no effect here, except the image, each with a note on
+        what happens instead. ``runs_images``: whether the executor runs images."""
+        notes = api_support.recorded_fields(
+            self.request, api_support.support_rows(self.job_kind, runs_images)
+        )
+        notes.pop(".".join(map(str, self.job_kind.members["image"])), None)
+        return notes
+
+    def write_host_files(self, hosts: Sequence[JobHost], current_host: JobHost) -> None:
+        """Create the directories and configuration files of ``current_host``."""
+
+    def create_syncs(
+        self, hosts: Sequence[JobHost], context: HandlerContext, raise_if_stopping: Callable[[], None]
+    ) -> list[S3FolderSync]:
+        """Return the syncs between directories of the hosts and S3, after the initial downloads.
+        ``raise_if_stopping`` is called between files. Raises InputDataError."""
+
+    def collect_results(
+        self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
+    ) -> AttemptOutcome:
+        """Upload the output after all hosts have ended. ``reason``: why the job failed, if it did; None for
+        a stopped job. Raises UploadError."""
+
+
+class JobHandlerFactory(Protocol):
+    """Creates the handler for one attempt. ``capacity_wait`` tells how long hosts are unavailable."""
+
+    def __call__(self, record: JobRecord, instance_wait: CapacityWaitByType) -> JobHandler: ...

@@ -1,0 +1,61 @@
+"""Training jobs: checkpoints are synced while hosts run, and the model is uploaded at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smlaunch.api.job_kinds import TRAINING
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import artifact_upload, contract_files
+from smlaunch.local.jobs.job_handler import AttemptOutcome, HandlerContext, JobHandler
+from smlaunch.local.jobs.job_spec import CapacityWaitByType, TrainingSpec, read_training_request
+from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
+from smlaunch.local.stores.job_store import JobRecord
+
+
+class TrainingJobHandler(JobHandler):
+    job_kind = TRAINING
+    working_directory = "code"
+    reads_failure_file = True
+
+    def __init__(self, record: JobRecord, instance_wait: CapacityWaitByType) -> None:
+        self.spec: TrainingSpec = read_training_request(
+            record.request, record.arn, record.region, instance_wait
+        )
+        self.request = record.request
+
+    def write_host_files(self, hosts: Sequence[JobHost], current_host: JobHost) -> None:
+        contract_files.write_host_files(self.spec, hosts, current_host)
+
+    def create_syncs(
+        self, hosts: Sequence[JobHost], context: HandlerContext, raise_if_stopping: Callable[[], None]
+    ) -> list[S3FolderSync]:
+        spec = self.spec
+        sync_arguments = (hosts, context.object_store, context.settings, context.log_to_host)
+        syncs = []
+        if spec.checkpoint_location is not None:
+            sync = S3FolderSync(spec.checkpoint_location, spec.checkpoint_path, *sync_arguments)
+            sync.download(raise_if_stopping)
+            syncs.append(sync)
+        if spec.tensorboard_location is not None:
+            # Never downloaded: what an earlier attempt wrote stays in S3.
+            sync = S3FolderSync(spec.tensorboard_location, spec.tensorboard_path, *sync_arguments)
+            sync.make_folders()
+            syncs.append(sync)
+        return syncs
+
+    def collect_results(
+        self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
+    ) -> AttemptOutcome:
+        if failure_reason is not None:
+            return AttemptOutcome(failure_reason)
+        # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
+        model_uri = artifact_upload.upload_training_output(
+            self.spec,
+            hosts,
+            context.object_store,
+            context.settings,
+            hosts[0].opt_ml_folder.parent,
+            context.log_to_host,
+        )
+        return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})

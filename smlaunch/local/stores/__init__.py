@@ -1,0 +1,1 @@
+"""What the local endpoint stores: objects, logs, metrics and jobs."""

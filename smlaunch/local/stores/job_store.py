@@ -1,0 +1,230 @@
+"""The store of jobs: one SQLite file, shared by all endpoints of a state directory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smlaunch.api.job_kinds import TERMINAL_STATUSES
+from smlaunch.contract import formats
+from smlaunch.local.jobs.job_state import JobState
+from smlaunch.local.stores.sqlite_database import DatabaseSpec, SingleConnection
+
+_CONTENTS = DatabaseSpec(
+    "every run and job of this state directory, and how it ended",
+    schema="""
+CREATE TABLE IF NOT EXISTS jobs (
+    kind TEXT NOT NULL, region TEXT NOT NULL, name TEXT NOT NULL,
+    arn TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    created REAL NOT NULL, modified REAL NOT NULL, status TEXT NOT NULL,
+    request TEXT NOT NULL, state TEXT NOT NULL, result TEXT NOT NULL, tags TEXT NOT NULL,
+    PRIMARY KEY (kind, region, name)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_time ON jobs (kind, region, created, name);
+CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner, status);
+""",
+    stored_format=formats.JOBS_DATABASE,
+)
+
+
+class JobNameTaken(Exception):
+    """A job of this kind, region and name exists already."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A stored job. ``request``: the create request without tags; ``result``: further members of the Describe
+    response, such as ModelArtifacts; ``owner``: id of the endpoint that runs it (JobOwner)."""
+
+    kind: str
+    region: str
+    name: str
+    arn: str
+    owner: str
+    request: Mapping[str, Any]
+    state: JobState
+    result: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobQuery:
+    """Filters and order of a list of jobs. Times are in seconds since the epoch.
+
+    ``result_contains``: text in the result's JSON. ``limit``: maximum number of jobs; -1 for all.
+    ``after_key``: ``job_sort_key`` of the last job of the previous page.
+    """
+
+    created_after: float | None = None
+    """Seconds since the epoch, as in the next three."""
+    created_before: float | None = None
+    modified_after: float | None = None
+    modified_before: float | None = None
+    name_contains: str | None = None
+    status: str | None = None
+    result_contains: str | None = None
+    sort_by: str = "CreationTime"
+    descending: bool = False
+    limit: int = 10
+    """Maximum number of jobs in the answer."""
+    after_key: tuple[str | float, str] | None = None
+
+
+_SORT_COLUMNS = {"CreationTime": "created", "Name": "name", "Status": "status"}
+
+
+class JobStore:
+    """Jobs, for many threads and processes. A completed write survives a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = SingleConnection(path, _CONTENTS)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert_job(self, record: JobRecord) -> None:
+        """Store a new job. Raises JobNameTaken."""
+        row = (
+            *(record.kind, record.region, record.name, record.arn, record.owner),
+            *(record.state.created, record.state.modified, record.state.status),
+            *map(json.dumps, (record.request, record.state.to_dict(), record.result, record.tags)),
+        )
+        try:
+            with self._db.write_transaction() as connection:
+                connection.execute(f"INSERT INTO jobs VALUES ({','.join('?' * len(row))})", row)  # noqa: S608
+        except sqlite3.IntegrityError:
+            raise JobNameTaken(record.name) from None
+
+    def get_job(self, kind: str, region: str, name: str) -> JobRecord | None:
+        rows = self._select("kind = ? AND region = ? AND name = ?", (kind, region, name))
+        return rows[0] if rows else None
+
+    def get_job_by_arn(self, arn: str) -> JobRecord | None:
+        rows = self._select("arn = ?", (arn,))
+        return rows[0] if rows else None
+
+    def save_job_state(self, arn: str, state: JobState, result: Mapping[str, Any] | None = None) -> None:
+        """Store a job's state, and add ``result`` to its result."""
+        if result:
+            self.update_job(
+                arn, lambda record: replace(record, state=state, result={**record.result, **result})
+            )
+            return
+        # Only terminal states have to be durable: after a power cut, all other jobs are Failed anyway.
+        with self._db.write_transaction(durable=state.status in TERMINAL_STATUSES) as connection:
+            connection.execute(
+                "UPDATE jobs SET modified = ?, status = ?, state = ? WHERE arn = ?",
+                (state.modified, state.status, json.dumps(state.to_dict()), arn),
+            )
+
+    def update_job(self, arn: str, modify: Callable[[JobRecord], JobRecord | None]) -> JobRecord | None:
+        """Read, modify and write a job in one transaction. ``modify`` returns None to leave the job
+        unchanged, and may raise. Returns the stored job; None when it was not changed or does not exist."""
+        with self._db.write_transaction() as connection:
+            record = self.get_job_by_arn(arn)
+            changed = None if record is None else modify(record)
+            if changed is not None:
+                connection.execute(
+                    "UPDATE jobs SET modified = ?, status = ?, request = ?, state = ?, result = ?,"
+                    " tags = ? WHERE arn = ?",
+                    (
+                        *(changed.state.modified, changed.state.status),
+                        *map(
+                            json.dumps,
+                            (changed.request, changed.state.to_dict(), changed.result, changed.tags),
+                        ),
+                        arn,
+                    ),
+                )
+        return changed
+
+    def tags_of(self, arn: str) -> Mapping[str, str] | None:
+        """Return a job's tags; None when it does not exist."""
+        record = self.get_job_by_arn(arn)
+        return None if record is None else record.tags
+
+    def change_tags(
+        self, arn: str, modify: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Mapping[str, str] | None:
+        changed = self.update_job(arn, lambda record: replace(record, tags=modify(record.tags)))
+        return None if changed is None else changed.tags
+
+    def add_to_result(self, arn: str, result: Mapping[str, Any]) -> JobRecord | None:
+        """Add members to the Describe response of a job."""
+        return self.update_job(arn, lambda record: replace(record, result={**record.result, **result}))
+
+    def delete_job(self, arn: str) -> None:
+        with self._db.write_transaction() as connection:
+            connection.execute("DELETE FROM jobs WHERE arn = ?", (arn,))
+
+    def unfinished_jobs(self, owner: str) -> list[JobRecord]:
+        """Return the jobs of one endpoint that are not in a terminal state."""
+        return self._select(
+            f"owner = ? AND status NOT IN ({','.join('?' * len(TERMINAL_STATUSES))})",
+            (owner, *TERMINAL_STATUSES),
+        )
+
+    def query_jobs(self, kind: str, region: str, query: JobQuery) -> list[JobRecord]:
+        """Return one page of jobs, sorted by the requested key and then by name, so that pages do not
+        overlap."""
+        column = _SORT_COLUMNS[query.sort_by]
+        direction, comparison = ("DESC", "<") if query.descending else ("ASC", ">")
+        conditions: list[tuple[str, Sequence[Any]]] = [("kind = ? AND region = ?", (kind, region))]
+        bounds = (
+            ("created > ?", query.created_after),
+            ("created < ?", query.created_before),
+            ("modified > ?", query.modified_after),
+            ("modified < ?", query.modified_before),
+            ("instr(name, ?) > 0", query.name_contains),
+            ("status = ?", query.status),
+            ("instr(result, ?) > 0", query.result_contains),
+        )
+        conditions += [(text, (value,)) for text, value in bounds if value is not None]
+        if query.after_key is not None:
+            conditions.append((f"({column}, name) {comparison} (?, ?)", query.after_key))
+        where = " AND ".join(text for text, _ in conditions)
+        values = [value for _, parameters in conditions for value in parameters]
+        return self._select(
+            f"{where} ORDER BY {column} {direction}, name {direction} LIMIT ?", (*values, query.limit)
+        )
+
+    def _select(self, where_clause: str, values: Iterable[Any]) -> list[JobRecord]:
+        """Run a query. ``where_clause`` must contain constants of this module only; all values are bound."""
+        columns = "kind, region, name, arn, owner, request, state, result, tags"
+        with self._db.read_access() as connection:
+            rows = connection.execute(
+                f"SELECT {columns} FROM jobs WHERE {where_clause}",  # noqa: S608
+                tuple(values),
+            ).fetchall()
+        try:
+            return [_record_from_row(row) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._db.state_damaged_error(f"has a row that cannot be read ({error!r})") from error
+
+
+def _record_from_row(row: Sequence[Any]) -> JobRecord:
+    return JobRecord(
+        kind=row[0],
+        region=row[1],
+        name=row[2],
+        arn=row[3],
+        owner=row[4],
+        request=json.loads(row[5]),
+        state=JobState.from_dict(json.loads(row[6])),
+        result=json.loads(row[7]),
+        tags=json.loads(row[8]),
+    )
+
+
+def job_sort_key(record: JobRecord, sort_by: str) -> tuple[str | float, str]:
+    """Return a job's position in a sorted list, from which the next page continues."""
+    values: dict[str, str | float] = {
+        "CreationTime": record.state.created,
+        "Name": record.name,
+        "Status": record.state.status,
+    }
+    return values[sort_by], record.name

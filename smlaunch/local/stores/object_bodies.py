@@ -1,0 +1,145 @@
+"""Bodies of objects as files: copies, syncs, MD5, and whether a file is still the body that was uploaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.state_errors import STATE_DAMAGED_CODE
+from smlaunch.local.stores.object_index import UNKNOWN_INODE, BodyIdentity, ObjectRow
+
+BLOCK_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 16
+
+
+class DamagedObject(ApiError):
+    """A body that differs from the uploaded one, and not because somebody replaced it on purpose."""
+
+    def __init__(self, root: Path, row: ObjectRow, problem: str) -> None:
+        file = root / row.body_path
+        key = row.key.decode()
+        quoted_file, quoted_copy = shlex.quote(str(file)), shlex.quote(f"{file}.new")
+        super().__init__(
+            STATE_DAMAGED_CODE,  # not InternalError: clients would wait for it to pass
+            f"{file} {problem}: it is not s3://{row.bucket}/{key} as it was uploaded. Upload or delete the "
+            f"object, or, to use the file as it is: `cp {quoted_file} {quoted_copy} && mv {quoted_copy} "
+            f"{quoted_file}`",
+            500,
+            Key=key,
+        )
+
+
+def compare_body_to_row(
+    object_row: ObjectRow, current_body: BodyIdentity
+) -> Literal["same", "truncated", "unmodified", "replaced"]:
+    """Compare the file that holds an object's bytes (its body) with the object's row in the index, which has
+    the size, inode and mtime of the uploaded file: its ``body_identity``.
+    ``replaced``: another file, or the same file written later and not shorter. ``truncated``: the uploaded
+    file with fewer bytes. ``unmodified``: the uploaded file, with another size or mtime but not written
+    since; only its bytes can show whether it is the same."""
+    if current_body == object_row.body_identity:
+        return "same"
+    is_shorter = current_body.size < object_row.size
+    # The whole store was copied, so inodes tell nothing; its rows then have 0.
+    if object_row.inode == UNKNOWN_INODE:
+        if (current_body.size, current_body.mtime_ns) == (object_row.size, object_row.mtime_ns):
+            return "same"
+        return "truncated" if is_shorter else "replaced"
+    if current_body.inode != object_row.inode:
+        return "replaced"
+    if is_shorter:
+        return "truncated"
+    is_written_later = current_body.mtime_ns > object_row.mtime_ns
+    return "replaced" if is_written_later else "unmodified"
+
+
+def sync_files(paths: Sequence[str | Path]) -> None:
+    """Flush many files to the disk (fsync). On Linux all writes are started before the first is waited
+    for."""
+    if hasattr(os, "posix_fadvise"):
+        for path in paths:
+            file_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # On Linux this starts writing dirty pages. Offset and length 0: the whole file.
+                os.posix_fadvise(file_fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file_fd)
+    for path in paths:  # waits until they are on the disk
+        sync_file(path)
+
+
+def sync_file(path: str | Path) -> None:
+    """Flush a file to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_with_md5(source: str | Path, target: str | Path) -> str:
+    """Copy a file and return its MD5 in hex, the ETag."""
+    digest = _new_md5()
+    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            block_bytes = _SMALL_FILE_BYTES
+            while block := os.read(reader, block_bytes):
+                digest.update(block)
+                write_all(writer, block)
+                if block_bytes == _SMALL_FILE_BYTES and len(block) < block_bytes:
+                    break  # a small file was read completely; most are
+                block_bytes = BLOCK_BYTES
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+    return str(digest.hexdigest())
+
+
+def write_all(descriptor: int, block: bytes | memoryview) -> None:
+    """Write a complete block: a disk that fills up may accept only a part of it without an error."""
+    remaining = memoryview(block)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
+
+
+def _new_md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def compute_etag(file: BinaryIO) -> str:
+    digest = _new_md5()
+    while block := file.read(BLOCK_BYTES):
+        digest.update(block)
+    return str(digest.hexdigest())
+
+
+def body_matches_etag(body_file: BinaryIO, object_row: ObjectRow) -> bool:
+    """Return whether the bytes of an object's body, an open file at its start, match the ETag in its row."""
+    is_multipart_upload = "-" in object_row.etag
+    if not is_multipart_upload:
+        return compute_etag(body_file) == object_row.etag
+    part_sizes = json.loads(object_row.attributes).get("parts") or ()
+    etag = _compute_multipart_etag(body_file, part_sizes)
+    has_more_bytes = bool(body_file.read(1))
+    return not has_more_bytes and etag == object_row.etag
+
+
+def _compute_multipart_etag(body_file: BinaryIO, part_sizes: Sequence[int]) -> str:
+    """Return the ETag of a multipart upload: the MD5 of its parts' MD5s, a hyphen and the number of parts."""
+    md5_of_part_md5s = _new_md5()
+    for part_size in part_sizes:
+        part_md5, remaining_bytes = _new_md5(), part_size
+        while remaining_bytes and (block := body_file.read(min(remaining_bytes, BLOCK_BYTES))):
+            part_md5.update(block)
+            remaining_bytes -= len(block)
+        md5_of_part_md5s.update(part_md5.digest())
+    return f"{md5_of_part_md5s.hexdigest()}-{len(part_sizes)}"

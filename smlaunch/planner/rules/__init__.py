@@ -1,0 +1,36 @@
+"""The registry of the planner's rules: every rule in a module of this package belongs to it. Pure.
+
+A module is loaded because it lies here, so that a rule is added by one file (docs/extending.md). Each rule is
+small, has an id and cites its source; docs/refusals.md lists them. A strategy checks its own requirements
+(``check``), ``Job`` checks single fields, and ``smlaunch.api.validation`` checks the finished request.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+
+from smlaunch.planner.plan_context import Diagnostics, PlanContext
+from smlaunch.planner.rules.rule import Phase, Rule
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Return all rules: by the names of their modules, and in a module from top to bottom."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Rule))
+
+
+def apply_rules(
+    phase: Phase, context: PlanContext, diagnostics: Diagnostics, unknown_fields: Iterable[str] = ()
+) -> None:
+    """Add what the rules of a phase find. ``unknown_fields``: could not be read; rules that read them are
+    skipped."""
+    unreadable_fields = tuple(unknown_fields)
+    for rule in all_rules():
+        if rule.phase == phase and not rule.reads_any(unreadable_fields):
+            for finding in rule.check(context):
+                diagnostics.add(finding)

@@ -1,0 +1,175 @@
+"""Rules about the account's quotas."""
+
+from __future__ import annotations
+
+from smlaunch.errors import Problem
+from smlaunch.planner.fact_needs import (
+    HOSTS_PER_JOB_QUOTA,
+    WARM_POOL_QUOTA,
+    instance_quota_pattern,
+    relevant_quotas,
+)
+from smlaunch.planner.plan import Reason
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, is_accelerated
+from smlaunch.planner.rules.rule import Findings, Problems, rule
+
+_RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMaker), or take another type"
+
+
+@rule(
+    "quotas.instances",
+    summary="more hosts than the account's quota for the type",
+    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
+    quote='Quota names: "ml.<type> for training job usage", "… for spot training job usage"',
+    fields=(
+        "compute.hosts",
+        "compute.instance_type",
+        "compute.instance_preferences",
+        "compute.spot",
+        "segments",
+    ),
+    facts=("quotas",),
+)
+def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
+    """Yield a problem if the job takes more hosts than the account's quotas for its instance types allow.
+    Quotas that could not be read are assumed to suffice; those of processing jobs are not read.
+    ``context.hosts``: of the largest segment."""
+    if context.is_processing:
+        return
+    # The types whose quota is too small, with the number of hosts that it allows.
+    max_count_by_type, compute = _insufficient_quotas(context), context.job.compute
+    if compute.instance_preferences:
+        # One sufficient quota is enough: the service skips the other types.
+        if len(max_count_by_type) == len(set(compute.instance_preferences)):
+            counts_text = "; ".join(f"{name}: {max_count}" for name, max_count in max_count_by_type.items())
+            message = (
+                f"the account's quotas are too small for {context.hosts} of any ({counts_text}); "
+                f"{_RAISE_QUOTA_HINT}"
+            )
+            yield Problem("compute.instance_preferences", message)
+        return
+    for instance_type, max_count in max_count_by_type.items():
+        # Such as "ml.m5.xlarge for training job usage".
+        quota_name = instance_quota_pattern(context.job).format(instance_type)
+        if max_count == 0:
+            field = "compute.spot" if compute.spot else "compute.instance_type"
+            on_demand_hint = ", or hosts on demand" if compute.spot else ""
+            yield Problem(
+                field, f"the account's quota {quota_name!r} is 0; {_RAISE_QUOTA_HINT}{on_demand_hint}"
+            )
+        else:
+            message = f"the account's quota {quota_name!r} is {max_count}, and the job takes {context.hosts}"
+            yield Problem("compute.hosts", f"{message}; take fewer hosts, or {_RAISE_QUOTA_HINT}")
+
+
+@rule(
+    "quotas.hosts",
+    summary="more hosts than the account's quota for one job",
+    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
+    quote='"Number of instances for a training job"',
+    fields=("compute.hosts", "segments"),
+    facts=("quotas",),
+)
+def reject_more_hosts_than_per_job_quota(context: PlanContext) -> Problems:
+    limit = context.facts.quotas.get(HOSTS_PER_JOB_QUOTA)
+    if limit is not None and context.hosts > limit and not context.is_processing:
+        message = (
+            f"the account's quota {HOSTS_PER_JOB_QUOTA!r} is {int(limit)}, and the job takes {context.hosts}"
+        )
+        yield Problem("compute.hosts", f"{message}; take fewer hosts of a larger type, or ask for more")
+
+
+@rule(
+    "quotas.read",
+    phase="advise",
+    summary="the account's quotas that the job needs: their values, or that they are assumed to suffice",
+    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
+    quote='Quota names: "ml.<type> for training job usage", "… for training warm pool usage"',
+    fields=("compute", "segments", "strategy"),
+    facts=("quotas",),
+)
+def report_quotas(context: PlanContext) -> Findings:
+    """Nothing for local jobs and processing jobs, whose quotas are not read. Too small a quota for a job with
+    one instance type is not reported here: a rule rejects the job."""
+    if context.facts.target != "aws" or context.is_processing:
+        return
+    # Why the quotas could not be read; None if they were.
+    if context.facts.quotas_problem is not None:
+        yield from _report_unreadable_quotas(context, context.facts.quotas_problem)
+        return
+    yield from _report_quota_values(context)
+    yield from _warn_of_empty_warm_pools(context)
+    if context.job.compute.instance_preferences:
+        yield from _warn_of_skipped_preferences(context)
+
+
+def _report_unreadable_quotas(context: PlanContext, problem: str) -> Findings:
+    """Yield that the quotas are assumed to suffice: as a warning for types with accelerators, as the default
+    quota of many is 0, otherwise as a reason. ``problem``: why the quotas could not be read."""
+    message = (
+        f"The account's quotas could not be read ({problem}): {_hosts_text(context)} is assumed to be within "
+        "them"
+    )
+    if any(map(is_accelerated, context.instance_types)):
+        yield PlanWarning(f"{message}; most accounts start with a quota of 0 for types with GPUs.")
+    else:
+        yield Reason("quotas.assumed", f"{message}.")
+
+
+def _report_quota_values(context: PlanContext) -> Findings:
+    """Yield a reason with the value of each quota that limits the job. A value of None: Service Quotas has no
+    quota of that name."""
+    relevant_names = relevant_quotas(context.job)
+    for quota_name, quota_value in context.facts.quotas.items():
+        # Discovery reads the quotas of all types that may be chosen; here the type is known.
+        if quota_name not in relevant_names:
+            continue
+        if quota_value is None:
+            yield Reason(
+                "quotas.assumed", f"Service Quotas lists no {quota_name!r}: it is assumed to suffice."
+            )
+        else:
+            yield Reason(
+                "quotas.read",
+                f"The account's quota {quota_name!r} is {quota_value:g}; the job takes "
+                f"{_hosts_text(context)}.",
+            )
+
+
+def _warn_of_empty_warm_pools(context: PlanContext) -> Findings:
+    """Yield a warning for each instance type whose hosts are not kept for a next job, as the account's quota
+    for that is 0."""
+    for instance_type in context.instance_types:
+        warm_pool_quota = WARM_POOL_QUOTA.format(instance_type)
+        if context.facts.quotas.get(warm_pool_quota) == 0:
+            yield PlanWarning(
+                f"compute.keep_alive: the account's quota {warm_pool_quota!r} is 0: no host stays in the "
+                "pool, and the service does not report that."
+            )
+
+
+def _warn_of_skipped_preferences(context: PlanContext) -> Findings:
+    """Yield a warning for each preferred instance type that the service skips, as its quota is too small."""
+    for instance_type, max_count in _insufficient_quotas(context).items():
+        yield PlanWarning(
+            f"{instance_type} is skipped: the account may have {max_count} of it; the job takes "
+            f"{context.hosts}."
+        )
+
+
+def _hosts_text(context: PlanContext) -> str:
+    """Return the hosts that the job takes: ``2 x ml.m5.xlarge or ml.m5.2xlarge``."""
+    return f"{context.hosts} x {' or '.join(context.instance_types)}"
+
+
+def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
+    """Quota by instance type, for the types whose quota is too small."""
+    quota_pattern = instance_quota_pattern(context.job)
+    limit_by_type = {
+        name: context.facts.quotas.get(quota_pattern.format(name)) for name in context.instance_types
+    }
+    return {
+        name: int(limit)
+        for name, limit in limit_by_type.items()
+        if limit is not None and limit < context.hosts
+    }

@@ -1,0 +1,269 @@
+"""Rules about capacity: spot, preferences, warm pools, maximum waits."""
+
+from __future__ import annotations
+
+from smlaunch.catalog import algorithms
+from smlaunch.errors import Problem
+from smlaunch.job.model import format_duration, parse_duration
+from smlaunch.planner.plan_context import PlanContext, is_accelerated, is_neuron
+from smlaunch.planner.rules.rule import Problems, rule
+
+MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
+"""Seconds that a spot job may run without checkpoints, and the service's limit for an algorithm without
+them: what an interruption loses."""
+
+MAX_KEEP_ALIVE_SECONDS = 21_600
+MIN_PENDING_SECONDS, MAX_PENDING_SECONDS = 1800, 28 * 86_400
+
+DEFAULT_MAX_RUNTIME = 86_400
+"""All in seconds, from the API model."""
+
+_SPOT_FIELD, _PREFERENCES_FIELD = "compute.spot", "compute.instance_preferences"
+_KEEP_ALIVE_FIELD, _MAX_PENDING_FIELD = "compute.keep_alive", "limits.max_pending"
+
+
+@rule(
+    "spot.checkpoints",
+    summary="spot for more than an hour without checkpoints",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html",
+    quote="Without CheckpointConfig an interruption restarts from zero.",
+    fields=(
+        "compute.spot",
+        "checkpoints",
+        "limits.max_runtime",
+        "limits.segment",
+        "segments",
+        "strategy",
+        "algorithm",
+    ),
+)
+def reject_long_spot_without_checkpoints(context: PlanContext) -> Problems:
+    """Yield a problem if a spot job of one segment is so long that it needs checkpoints, and has none. A
+    segment is one of the sequential jobs of a run."""
+    job, limits = context.job, context.job.limits
+    takes_several_jobs = limits.segment is not None or bool(job.segments)
+    if not job.compute.spot or job.checkpoints is not None or takes_several_jobs or context.is_processing:
+        return
+    max_seconds = DEFAULT_MAX_RUNTIME if limits.max_runtime is None else parse_duration(limits.max_runtime)
+    # An hour: what the service allows, waiting included, to algorithms without checkpoints.
+    if max_seconds <= MAX_SECONDS_WITHOUT_CHECKPOINTS:
+        return
+    algorithm = None if job.algorithm is None else algorithms.find_algorithm(job.algorithm)
+    # A built-in algorithm that saves none does not do so with a prefix either.
+    if algorithm is not None and not algorithm.checkpoints:
+        message = f"{job.algorithm} saves no checkpoints: on spot it may take an hour including its wait"
+        yield Problem("limits.max_runtime", f"{message}; shorten it, or take hosts on demand")
+    else:
+        yield Problem(
+            "checkpoints",
+            f"a spot job of {format_duration(max_seconds)} that is interrupted starts from zero without "
+            "them; give an S3 prefix (without one a spot job may take "
+            f"{format_duration(MAX_SECONDS_WITHOUT_CHECKPOINTS)})",
+        )
+
+
+@rule(
+    "spot.wait",
+    summary="`limits.max_wait` without spot",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="MaxWaitTimeInSeconds (spot only, ≥ MaxRuntime)",
+    fields=("compute.spot", "limits.max_wait"),
+)
+def reject_max_wait_without_spot(context: PlanContext) -> Problems:
+    if context.job.limits.max_wait is not None and not context.job.compute.spot:
+        message = "it bounds the wait for spot capacity; set compute.spot, or leave it out"
+        yield Problem("limits.max_wait", message)
+
+
+@rule(
+    "spot.fallback",
+    summary="a fallback from spot without spot",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html",
+    quote="Needs EnableManagedSpotTraining + MaxWaitTimeInSeconds ≥ MaxRuntimeInSeconds.",
+    fields=("compute.spot", "compute.on_demand_fallback"),
+)
+def reject_fallback_without_spot(context: PlanContext) -> Problems:
+    if context.job.compute.on_demand_fallback and not context.job.compute.spot:
+        message = "it replaces spot capacity that is not available; set compute.spot, or leave it out"
+        yield Problem("compute.on_demand_fallback", message)
+
+
+@rule(
+    "preferences.instance-type",
+    summary="preferences beside an instance type",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="not with InstanceType, InstanceGroups, InstancePlacementConfig, spot",
+    fields=(_PREFERENCES_FIELD, "compute.instance_type"),
+)
+def reject_preferences_beside_type(context: PlanContext) -> Problems:
+    compute = context.job.compute
+    if compute.instance_preferences and compute.instance_type is not None:
+        message = f"compute.instance_type names {compute.instance_type} already; keep one of them"
+        yield Problem(_PREFERENCES_FIELD, message)
+
+
+@rule(
+    "preferences.segment",
+    summary="preferences beside the type of a segment",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="not with InstanceType, InstanceGroups, InstancePlacementConfig, spot",
+    fields=(_PREFERENCES_FIELD, "segments"),
+)
+def reject_preferences_beside_segment_type(context: PlanContext) -> Problems:
+    for index, change in enumerate(context.job.segments):
+        if context.job.compute.instance_preferences and change.compute.instance_type is not None:
+            message = (
+                "it cannot go with compute.instance_preferences; leave it out, or name types per segment"
+            )
+            yield Problem(f"segments[{index}].compute.instance_type", message)
+
+
+@rule(
+    "preferences.spot",
+    summary="preferences on spot",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="Not with InstancePreferences (so no type fallback on spot).",
+    fields=(_PREFERENCES_FIELD, _SPOT_FIELD),
+)
+def reject_preferences_on_spot(context: PlanContext) -> Problems:
+    if context.job.compute.instance_preferences and context.job.compute.spot:
+        message = (
+            "it is for on-demand capacity, and compute.spot asks for spot; name one compute.instance_type"
+        )
+        yield Problem(_PREFERENCES_FIELD, message)
+
+
+@rule(
+    "preferences.once",
+    summary="a preference named twice",
+    source="https://github.com/aws/sagemaker-python-sdk",
+    quote="instance_preferences (client-validated: exclusivity, duplicates, count mode)",
+    fields=(_PREFERENCES_FIELD,),
+)
+def reject_duplicate_preferences(context: PlanContext) -> Problems:
+    preferences = context.job.compute.instance_preferences
+    for name in dict.fromkeys(preferences):
+        if preferences.count(name) > 1:
+            message = (
+                f"{name} may be named once, and is named {preferences.count(name)} times; leave the others "
+                "out"
+            )
+            yield Problem(_PREFERENCES_FIELD, message)
+
+
+@rule(
+    "preferences.image",
+    summary="preferences of several kinds, for which AWS has no common image",
+    source="https://github.com/aws/sagemaker-python-sdk",
+    quote="processors, version_aliases, ... processor_in_tag",
+    fields=(_PREFERENCES_FIELD, "image", "algorithm"),
+)
+def reject_preferences_without_common_image(context: PlanContext) -> Problems:
+    """Yield a problem if the preferred instance types, of which the service takes the first with free
+    capacity, need different images: for CPUs, GPUs or Neuron devices (Trainium)."""
+    if context.job.image is not None or context.job.algorithm is not None:
+        return
+    type_by_processor: dict[str, str] = {}
+    for name in context.job.compute.instance_preferences:
+        processor = "CPUs"
+        if is_neuron(name):
+            processor = "Neuron"
+        elif is_accelerated(name):
+            processor = "GPUs"
+        type_by_processor.setdefault(processor, name)
+    if len(type_by_processor) > 1:
+        types_text = " and ".join(f"{name} ({processor})" for processor, name in type_by_processor.items())
+        yield Problem(
+            _PREFERENCES_FIELD,
+            f"a job has one image, and AWS has none for {types_text} together; name types of one kind, or "
+            "an image",
+        )
+
+
+@rule(
+    "warm-pool.spot",
+    summary="a warm pool on spot",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html",
+    quote="Not with warm pools",
+    fields=(_KEEP_ALIVE_FIELD, _SPOT_FIELD),
+)
+def reject_warm_pool_on_spot(context: PlanContext) -> Problems:
+    if context.job.compute.keep_alive is not None and context.job.compute.spot:
+        message = "spot hosts cannot stay in a warm pool; leave it out, or use hosts on demand"
+        yield Problem(_KEEP_ALIVE_FIELD, message)
+
+
+@rule(
+    "warm-pool.preferences",
+    summary="a warm pool with preferences, which leave the type open",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html",
+    quote="Next job matches if identical: RoleArn, InstanceCount, InstanceType",
+    fields=(_KEEP_ALIVE_FIELD, _PREFERENCES_FIELD),
+)
+def reject_warm_pool_of_preferences(context: PlanContext) -> Problems:
+    if context.job.compute.keep_alive is not None and context.job.compute.instance_preferences:
+        yield Problem(
+            _KEEP_ALIVE_FIELD,
+            "a pool serves jobs that name its very instance type, which compute.instance_preferences leaves "
+            "open; name one compute.instance_type, or leave the pool out",
+        )
+
+
+@rule(
+    "warm-pool.longest",
+    summary="a warm pool for more than six hours",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="KeepAlivePeriodInSeconds 0-21600",
+    fields=(_KEEP_ALIVE_FIELD,),
+)
+def reject_too_long_warm_pool(context: PlanContext) -> Problems:
+    keep_alive = context.job.compute.keep_alive
+    if keep_alive is not None and parse_duration(keep_alive) > MAX_KEEP_ALIVE_SECONDS:
+        longest_text = format_duration(MAX_KEEP_ALIVE_SECONDS)
+        yield Problem(
+            _KEEP_ALIVE_FIELD,
+            f"{keep_alive} is longer than the {longest_text} that hosts can stay in a pool; shorten it",
+        )
+
+
+@rule(
+    "pending.bounds",
+    summary="a bound on the wait for capacity below 30 minutes or above 28 days",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="MaxPendingTimeInSeconds 1800-2419200",
+    fields=(_MAX_PENDING_FIELD,),
+)
+def reject_max_pending_out_of_bounds(context: PlanContext) -> Problems:
+    max_pending = context.job.limits.max_pending
+    if (
+        max_pending is not None
+        and not MIN_PENDING_SECONDS <= parse_duration(max_pending) <= MAX_PENDING_SECONDS
+    ):
+        min_text, max_text = format_duration(MIN_PENDING_SECONDS), format_duration(MAX_PENDING_SECONDS)
+        yield Problem(
+            _MAX_PENDING_FIELD,
+            f"{max_pending} is not between {min_text} and {max_text}, as the service requires; change it",
+        )
+
+
+@rule(
+    "pending.accelerator",
+    summary="a bound on the wait for capacity of types without an accelerator, where it has no effect",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="(accelerated types only)",
+    fields=(_MAX_PENDING_FIELD, "compute.instance_type", _PREFERENCES_FIELD, "strategy"),
+)
+def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
+    if (
+        context.job.limits.max_pending is None
+        or context.is_processing
+        or any(map(is_accelerated, context.instance_types))
+    ):
+        return
+    types_text = (
+        f"{context.instance_types[0]} has none"
+        if len(context.instance_types) == 1
+        else f"{', '.join(context.instance_types)} have none"
+    )
+    message = f"it has an effect on types with an accelerator only, and {types_text}; leave it out"
+    yield Problem(_MAX_PENDING_FIELD, message)

@@ -1,0 +1,221 @@
+"""Rules about the location of data and checkpoints, and about splitting data."""
+
+from __future__ import annotations
+
+import posixpath
+
+from smlaunch.errors import Problem
+from smlaunch.planner.bucket_owners import bucket_owners_in_job
+from smlaunch.planner.file_sharding import too_few_files_message
+from smlaunch.planner.input_channels import RESERVED_CHANNELS, count_smlaunch_channels, describe_input_problem
+from smlaunch.planner.plan_context import PlanContext
+from smlaunch.planner.rules.rule import Problems, rule
+
+MAX_CHANNELS = 20
+MAX_PROCESSING_INPUTS = 10
+
+_PURPOSE_BY_OPT_ML_FOLDER = {
+    "input": "inputs come",
+    "model": "the model is collected",
+    "output": "output is collected",
+    "code": "script mode puts code",
+    "smlaunch": "the runtime writes its own files",
+    "python": "requirements are installed",
+}
+"""Directories of /opt/ml with another purpose, as the ends of sentences."""
+
+_SYSTEM_DIRECTORIES = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "sbin", "sys", "usr")
+
+
+@rule(
+    "inputs.reserved",
+    summary="a channel with a name of smlaunch's own",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
+    quote="input/data/<channel>/",
+    fields=("inputs.*",),
+)
+def reject_reserved_channel_names(context: PlanContext) -> Problems:
+    for name in context.job.inputs:
+        if name in RESERVED_CHANNELS:
+            message = f"smlaunch's own channel {name!r} {RESERVED_CHANNELS[name]}; choose another name"
+            yield Problem(f"inputs.{name}", message)
+
+
+@rule(
+    "inputs.there",
+    summary="data that does not exist, or cannot be listed",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html",
+    quote="same region as the job",
+    fields=("inputs.*",),
+    facts=("inputs",),
+)
+def reject_missing_inputs(context: PlanContext) -> Problems:
+    """Yield a problem for each input that does not exist or cannot be read, by what discovery found about it
+    (its facts)."""
+    for name, channel in context.job.inputs.items():
+        input_facts = context.facts.inputs.get(name)
+        # Another rule rejects the names of smlaunch's own channels.
+        if input_facts is None or name in RESERVED_CHANNELS:
+            continue
+        problem = describe_input_problem(channel, input_facts)
+        if problem is not None:
+            yield Problem(f"inputs.{name}", problem)
+
+
+@rule(
+    "inputs.number",
+    summary="more than 20 channels (10 inputs of a processing job), smlaunch's own counted",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
+    quote="1-20 channels",
+    fields=("inputs", "entry", "algorithm", "image", "strategy"),
+)
+def reject_too_many_channels(context: PlanContext) -> Problems:
+    """Yield a problem if the job's inputs and smlaunch's own are more than the service allows. These are the
+    channels of its runtime, the source and lists of files."""
+    smlaunch_count, stated_count = count_smlaunch_channels(context.job), len(context.job.inputs)
+    total_count = stated_count + smlaunch_count
+    max_channels, job_kind = (
+        (MAX_PROCESSING_INPUTS, "a processing job") if context.is_processing else (MAX_CHANNELS, "a job")
+    )
+    if total_count > max_channels:
+        count_text = (
+            f"{stated_count} and smlaunch's own {smlaunch_count} are {total_count}"
+            if smlaunch_count
+            else f"there are {stated_count}"
+        )
+        yield Problem(
+            "inputs", f"{count_text}, and {job_kind} may have {max_channels}; put several into one prefix"
+        )
+
+
+@rule(
+    "inputs.fewer-objects",
+    summary="more hosts than objects to distribute",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html",
+    quote="don't use more instances than objects (some nodes get nothing, you still pay)",
+    fields=("inputs.*", "compute.hosts", "segments"),
+    facts=("inputs",),
+)
+def reject_more_hosts_than_objects(context: PlanContext) -> Problems:
+    """Yield a problem for each input with ``split: key``, whose objects the service distributes, that has
+    fewer objects than the job has hosts. The planner checks the same for ``split: bytes``."""
+    for name, channel in context.job.inputs.items():
+        input_facts = context.facts.inputs.get(name)
+        # Truncated: counting stopped early, at far more objects than a job has hosts.
+        if input_facts is None or input_facts.is_truncated or channel.split != "key":
+            continue
+        if input_facts.objects and input_facts.objects < context.hosts:
+            yield Problem(
+                f"inputs.{name}.split", too_few_files_message(input_facts.objects, "object", context.hosts)
+            )
+
+
+@rule(
+    "inputs.fastfile",
+    summary="FastFile of a prefix that is no folder",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html",
+    quote=('FastFile: read-only FUSE, S3Prefix only, prefix must be a full "folder" (end it with `/`).'),
+    fields=("inputs.*",),
+)
+def reject_fastfile_without_folder(context: PlanContext) -> Problems:
+    for name, channel in context.job.inputs.items():
+        if channel.mode == "FastFile" and not channel.is_local and not channel.uri.endswith("/"):
+            message = f"FastFile shows a whole folder; end {channel.uri} with a slash, or take mode File"
+            yield Problem(f"inputs.{name}.uri", message)
+
+
+@rule(
+    "checkpoints.path",
+    summary="checkpoints in a directory that has another use",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
+    quote="/opt/ml is reserved; image content under it is hidden.",
+    fields=("checkpoints.local_path",),
+)
+def reject_checkpoints_in_reserved_directory(context: PlanContext) -> Problems:
+    checkpoints = context.job.checkpoints
+    if checkpoints is None:
+        return
+    problem = _checkpoint_directory_problem(checkpoints.local_path)
+    if problem is not None:
+        yield Problem("checkpoints.local_path", f"{checkpoints.local_path}: {problem}")
+
+
+def _checkpoint_directory_problem(path: str) -> str | None:
+    """Return why checkpoints cannot be in this directory of the host; None if they can. SageMaker uses
+    /opt/ml, and some of its folders have a purpose already."""
+    if not path.startswith("/") or ".." in path.split("/"):
+        return "an absolute path without `..` is needed, such as /opt/ml/checkpoints"
+    folders = [folder for folder in posixpath.normpath(path).split("/") if folder]
+    if folders[:2] == ["opt", "ml"]:
+        if len(folders) == 2:
+            return "all files of the job are there; use /opt/ml/checkpoints"
+        purpose = _PURPOSE_BY_OPT_ML_FOLDER.get(folders[2])
+        if purpose is None:
+            return None
+        return f"/opt/ml/{folders[2]} is where {purpose}; use /opt/ml/checkpoints"
+    if not folders or folders == ["opt"] or folders[0] in _SYSTEM_DIRECTORIES:
+        return "a system directory cannot contain checkpoints; use /opt/ml/checkpoints"
+    return None
+
+
+@rule(
+    "checkpoints.prefix",
+    summary="checkpoints in the prefix of an input, or above the output",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html",
+    quote=("S3 → local before start on **every** instance (whole prefix). … **Local delete → S3 delete.**"),
+    fields=("checkpoints.uri", "inputs.*", "output"),
+)
+def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
+    """Yield a problem if the checkpoints' prefix is that of an input, or contains the output."""
+    checkpoints = context.job.checkpoints
+    if checkpoints is None or checkpoints.uri is None:
+        return
+    # With one slash at the end, so that only whole folder names are compared.
+    checkpoint_prefix = checkpoints.uri.rstrip("/") + "/"
+    for name, channel in context.job.inputs.items():
+        if not channel.is_local and channel.uri.rstrip("/") + "/" == checkpoint_prefix:
+            yield Problem(
+                "checkpoints.uri",
+                f"it is inputs.{name}'s prefix too: old checkpoints are deleted there, and all of the data "
+                "would be downloaded to every host with them; use separate prefixes",
+            )
+    if context.job.output is not None and (context.job.output.rstrip("/") + "/").startswith(
+        checkpoint_prefix
+    ):
+        yield Problem(
+            "checkpoints.uri",
+            "output is inside it, so that every model would be downloaded to each host with the "
+            "checkpoints; use separate prefixes",
+        )
+
+
+@rule(
+    "buckets.owner",
+    summary="an account for a bucket that it cannot own",
+    source="https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html",
+    quote="S3 refuses a request whose ExpectedBucketOwner is not the bucket's owner.",
+    fields=("bucket_owner", "inputs.*", "checkpoints", "output"),
+    facts=("account",),
+)
+def reject_contradicting_bucket_owners(context: PlanContext) -> Problems:
+    """Yield a problem for each account that the job states as the owner of a bucket, if it states another one
+    for the same bucket, or if what the field is about is not in a bucket."""
+    # By bucket: what says whose it is, and the account. The first statement counts as the true one.
+    owner_by_bucket: dict[str, tuple[str, str]] = {}
+    if context.facts.account:
+        owner_by_bucket[context.facts.bucket] = ("it is your own default bucket", context.facts.account)
+    for field, bucket, account in bucket_owners_in_job(context.job):
+        if bucket is None:
+            # The section of the job that the field belongs to, for the message.
+            section = field.rpartition(".")[0] or "output"
+            subject = "data" if field.startswith("inputs.") else section
+            yield Problem(
+                field, f"it is about a bucket of another account, and {subject} names none; leave it out"
+            )
+            continue
+        evidence, known_account = owner_by_bucket.setdefault(bucket, (f"{field} says", account))
+        if known_account != account:
+            yield Problem(
+                field,
+                f"{bucket} cannot belong to {account}: {evidence} {known_account}; a bucket has one owner",
+            )

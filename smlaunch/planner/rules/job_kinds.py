@@ -1,0 +1,189 @@
+"""Rules about features that a kind of job lacks: processing jobs, algorithms, images with their own
+program."""
+
+from __future__ import annotations
+
+from smlaunch.catalog import algorithms
+from smlaunch.errors import Problem
+from smlaunch.job.model import format_duration, parse_duration
+from smlaunch.planner.plan import Reason
+from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
+from smlaunch.planner.rules.rule import Findings, Problems, rule
+
+MAX_TRAINING_SECONDS = 28 * 86_400
+MAX_PROCESSING_SECONDS = 777_600
+"""Seconds, from the API model and its documentation."""
+
+_UNSUPPORTED_IN_PROCESSING_TEXT = (
+    "a processing job does not support it; leave it out, or use another strategy"
+)
+
+
+@rule(
+    "processing.training-only",
+    summary="training-only fields in a processing job",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJob.html",
+    quote="Inputs ≤10, outputs ≤10, instances 1-100, volume 1-16384, runtime ≤777600 s",
+    fields=(
+        "strategy",
+        "entry",
+        "algorithm",
+        "hyperparameters",
+        "compute.spot",
+        "compute.keep_alive",
+        "checkpoints",
+        "segments",
+        "limits.segment",
+        "limits.max_pending",
+    ),
+)
+def reject_training_only_fields(context: PlanContext) -> Problems:
+    """Yield a problem for each field that applies to training jobs only, if this is a processing job."""
+    if not context.is_processing:
+        return
+    job = context.job
+    if job.hyperparameters:
+        yield Problem("hyperparameters", "a processing job has none; give the script args instead")
+    stated_by_field = {
+        "compute.spot": job.compute.spot,
+        "compute.keep_alive": job.compute.keep_alive is not None,
+        "checkpoints": job.checkpoints is not None,
+        "segments": bool(job.segments),
+        "limits.segment": job.limits.segment is not None,
+        "limits.max_pending": job.limits.max_pending is not None,
+    }
+    for field, is_stated in stated_by_field.items():
+        if is_stated:
+            yield Problem(field, _UNSUPPORTED_IN_PROCESSING_TEXT)
+
+
+@rule(
+    "processing.inputs",
+    summary="inputs that a processing job does not copy, or content types",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJob.html",
+    quote="LocalPaths must start with /opt/ml/processing/.",
+    fields=("strategy", "entry", "algorithm"),
+)
+def reject_unsupported_processing_inputs(context: PlanContext) -> Problems:
+    """Yield a problem for each property of an input that a processing job does not have."""
+    # A training job has no such limits.
+    for name, channel in context.job.inputs.items() if context.is_processing else ():
+        if channel.mode != "File":
+            message = f"a processing job copies its inputs: File, not {channel.mode}"
+            yield Problem(f"inputs.{name}.mode", message)
+        if channel.content_type is not None:
+            yield Problem(f"inputs.{name}.content_type", _UNSUPPORTED_IN_PROCESSING_TEXT)
+
+
+@rule(
+    "processing.longest",
+    summary="a processing job of more than nine days",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProcessingStoppingCondition.html",
+    quote="runtime ≤777600 s (9 d; 2023 docs: 5 d)",
+    fields=("strategy", "entry", "algorithm", "limits.max_runtime"),
+)
+def reject_too_long_processing(context: PlanContext) -> Problems:
+    max_runtime = context.job.limits.max_runtime
+    if (
+        context.is_processing
+        and max_runtime is not None
+        and parse_duration(max_runtime) > MAX_PROCESSING_SECONDS
+    ):
+        longest_text = format_duration(MAX_PROCESSING_SECONDS)
+        message = (
+            f"{max_runtime} is longer than the {longest_text} that a processing job may run; shorten it, or "
+            "split it"
+        )
+        yield Problem("limits.max_runtime", message)
+
+
+@rule(
+    "chain.program",
+    summary="more than 28 days, or segments, for a program that cannot be continued by another job",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="MaxRuntimeInSeconds ≥1 (≤2419200 by doc, default 86400; spans all retries)",
+    fields=(
+        "strategy",
+        "entry",
+        "algorithm",
+        "image",
+        "limits.max_runtime",
+        "limits.segment",
+        "segments",
+    ),
+    facts=("quotas",),
+)
+def reject_several_jobs_without_script(context: PlanContext) -> Problems:
+    """Yield a problem for each field that makes a run take several jobs, if the job has no script: only a
+    script under smlaunch's runtime can stop itself and be continued by another job."""
+    job = context.job
+    # smlaunch's runtime starts scripts only; other rules are about processing jobs.
+    if context.has_runtime or context.is_processing:
+        return
+    program = f"the algorithm {job.algorithm}" if job.algorithm is not None else "an image's own program"
+    for field, stated_value in (("limits.segment", job.limits.segment), ("segments", job.segments or None)):
+        if stated_value is not None:
+            yield Problem(
+                field, f"{program} does not stop itself to be continued by another job; leave it out"
+            )
+    max_runtime = job.limits.max_runtime
+    if max_runtime is None:
+        return
+    # 28 days, or less by the account's quota.
+    max_job_seconds = min(context.facts.max_runtime_quota or MAX_TRAINING_SECONDS, MAX_TRAINING_SECONDS)
+    if parse_duration(max_runtime) > max_job_seconds:
+        yield Problem(
+            "limits.max_runtime",
+            f"{max_runtime} is longer than the {format_duration(max_job_seconds)} that a training job may "
+            f"run, and {program} cannot be continued by another one; shorten it",
+        )
+
+
+@rule(
+    "spot.algorithm",
+    summary="more than an hour including the wait for spot, for an algorithm that saves no checkpoints",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html",
+    quote="Built-ins/marketplace algorithms that don't checkpoint: MaxWait ≤ 3600 s.",
+    fields=("algorithm", "compute.spot", "limits.max_wait"),
+)
+def reject_long_spot_wait_of_algorithm(context: PlanContext) -> Problems:
+    """Yield a problem if a built-in algorithm without checkpoints may wait too long for spot capacity: it may
+    take an hour, training included."""
+    job, max_wait = context.job, context.job.limits.max_wait
+    algorithm = None if job.algorithm is None else algorithms.find_algorithm(job.algorithm)
+    if algorithm is None or not job.compute.spot or algorithm.checkpoints:
+        return
+    if max_wait is not None and parse_duration(max_wait) > MAX_SECONDS_WITHOUT_CHECKPOINTS:
+        yield Problem(
+            "limits.max_wait",
+            f"{job.algorithm} saves no checkpoints, and may take "
+            f"{format_duration(MAX_SECONDS_WITHOUT_CHECKPOINTS)} including its wait for spot capacity, not "
+            f"{max_wait}; shorten it",
+        )
+
+
+@rule(
+    "processing.output",
+    phase="advise",
+    summary="where a processing job's data is, and hosts that all do the same work",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJob.html",
+    quote="LocalPaths must start with /opt/ml/processing/.",
+    fields=("entry", "inputs", "compute.hosts", "strategy"),
+    facts=("script",),
+)
+def explain_processing_folders(context: PlanContext) -> Findings:
+    job, strategy = context.job, context.strategy
+    if not context.is_processing or strategy is None or job.entry is None:
+        return
+    is_apart = not strategy.joins_hosts and not context.facts.script.reads_resource_config
+    if job.compute.hosts > 1 and is_apart and not any(channel.split for channel in job.inputs.values()):
+        yield PlanWarning(
+            f"No input is split, and {job.entry} does not name resourceconfig.json: unless one of its "
+            f"modules reads it, {job.compute.hosts} hosts do the same work {job.compute.hosts} times."
+        )
+    yield Reason(
+        "processing.output",
+        "Files that the script writes to /opt/ml/processing/output (SM_OUTPUT_DATA_DIR) are uploaded when "
+        "the job completes; inputs are in /opt/ml/processing/input (SM_CHANNEL_...).",
+    )

@@ -1,0 +1,144 @@
+"""Rules about sizes, reserved names and combinations of request members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smlaunch.api.job_kinds import put_member
+from smlaunch.api.request_builder import hyperparameter_text
+from smlaunch.api.validation.request_check import check_request
+from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
+from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
+from smlaunch.contract.segment import (
+    FROM_STEP_VARIABLE,
+    RUN_VARIABLE,
+    STOP_AFTER_VARIABLE,
+    UNTIL_STEP_VARIABLE,
+)
+from smlaunch.errors import Problem
+from smlaunch.planner.job_field_names import job_field_of_member
+from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.rules.rule import Findings, Problems, rule
+
+_SMLAUNCH_TAGS = (TAG_FORMAT, TAG_RUN, TAG_SEGMENT, TAG_ATTEMPT, TAG_JOB)
+_REMEDY_BY_MEMBER = {
+    "HyperParameters": "what is long or many goes into a file of the source, or of an input",
+    "Environment": "what is long or many goes into a file of the source, or of an input",
+    "Tags": "shorten it, or leave some out",
+}
+_RESERVED_PREFIXES = ("smlaunch:", "aws:")
+
+
+@rule(
+    "request.sizes",
+    summary="hyperparameters, variables and tags that are too many or too long",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
+    quote=("≤100; key ≤256; value ≤2500 ... key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512 ... ≤50; key 1-128"),
+    fields=("hyperparameters.*", "environment.*", "tags.*"),
+)
+def reject_too_large_members(context: PlanContext) -> Problems:
+    """Yield a problem for each of the job's hyperparameters, variables and tags that is too long, and for too
+    many of them. A model of the service's API checks them; it checks the whole request later.
+    Each violation has the path of a member of the request, and the limit that it breaks."""
+    job = context.job
+    # Every job gets tags of smlaunch's own; only their number matters here.
+    tags = {**dict.fromkeys(_SMLAUNCH_TAGS, ""), **job.tags}
+    value_by_field = {
+        "hyperparameters": {key: hyperparameter_text(value) for key, value in job.hyperparameters.items()},
+        "environment": dict(job.environment),
+        "tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+    }
+    kind = context.job_kind
+    # A request with nothing but these members, as far as the kind has them.
+    request: dict[str, Any] = {}
+    for field, value in value_by_field.items():
+        if field in kind.members:
+            put_member(request, kind.members[field], value)
+    for violation in check_request(kind.create_operation, request):
+        member = violation.path[0]  # the top-level member, such as Tags
+        # Members that the request lacks here, and rules across members, are checked with the whole request.
+        if member not in request or violation.rule == "service":
+            continue
+        message = violation.to_problem().message
+        if member == "Tags" and violation.rule == "max_items":
+            message = f"{len(job.tags)} and smlaunch's own {len(_SMLAUNCH_TAGS)} are {len(tags)}; {message}"
+        yield Problem(
+            job_field_of_member(violation.path, request), f"{message}; {_REMEDY_BY_MEMBER[str(member)]}"
+        )
+
+
+@rule(
+    "tags.reserved",
+    summary="tags with a reserved prefix",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Tag.html",
+    quote="≤50; key 1-128, value 0-256",
+    fields=("tags.*",),
+)
+def reject_reserved_tags(context: PlanContext) -> Problems:
+    for key in context.job.tags:
+        if key.lower().startswith(_RESERVED_PREFIXES):
+            yield Problem(f"tags.{key}", f"{key.split(':')[0]}: is a reserved prefix; choose another key")
+
+
+@rule(
+    "environment.own",
+    summary="variables that the plan sets itself",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
+    quote="key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512",
+    fields=("environment.*",),
+)
+def reject_variables_set_by_plan(context: PlanContext) -> Problems:
+    for key in (STOP_AFTER_VARIABLE, UNTIL_STEP_VARIABLE, FROM_STEP_VARIABLE, RUN_VARIABLE):
+        if key in context.job.environment:
+            message = "the plan sets it itself; use limits.segment or segments[].until_step"
+            yield Problem(f"environment.{key}", message)
+
+
+@rule(
+    "network.both",
+    summary="subnets without security groups, or the other way round",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_VpcConfig.html",
+    quote="SGs 1-5, subnets 1-16",
+    fields=("subnets", "security_groups"),
+)
+def reject_incomplete_network(context: PlanContext) -> Problems:
+    job = context.job
+    if bool(job.subnets) != bool(job.security_groups):
+        stated_field, missing_field = (
+            ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
+        )
+        yield Problem(missing_field, f"it goes together with {stated_field}; give both or neither")
+
+
+@rule(
+    "network.requirements",
+    summary="requirements without a network and without wheels",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
+    quote="EnableNetworkIsolation",
+    fields=("network_isolation", "requirements", "inputs"),
+)
+def reject_requirements_without_network(context: PlanContext) -> Problems:
+    job = context.job
+    if job.network_isolation and job.requirements and WHEELHOUSE_CHANNEL not in job.inputs:
+        message = f"under network_isolation pip reaches no index; add an input {WHEELHOUSE_CHANNEL!r}"
+        yield Problem("requirements", f"{message} with the wheels")
+
+
+TOOLKIT_PREFIX = "sagemaker_"
+
+
+@rule(
+    "hyperparameters.toolkit",
+    phase="advise",
+    summary="hyperparameters that the script does not get as arguments",
+    source="https://github.com/aws/sagemaker-training-toolkit",
+    quote="Hyperparameters that begin with sagemaker_ configure the toolkit.",
+    fields=("hyperparameters",),
+)
+def warn_of_toolkit_hyperparameters(context: PlanContext) -> Findings:
+    for key in context.job.hyperparameters:
+        if key.startswith(TOOLKIT_PREFIX):
+            yield PlanWarning(
+                f"hyperparameters.{key}: names that begin with {TOOLKIT_PREFIX} are for AWS's toolkit; the "
+                "script gets them in SM_FRAMEWORK_PARAMS, not as arguments."
+            )

@@ -1,0 +1,75 @@
+"""A rule of the planner: what it looks at, and what it finds, with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from smlaunch.errors import Problem
+from smlaunch.planner.plan_context import Finding, PlanContext
+
+Phase = Literal["validate", "advise"]
+"""``validate``: the rule rejects jobs that cannot work. ``advise``: it explains and warns."""
+
+FactName = Literal["account", "inputs", "quotas", "script"]
+"""A part of ``DiscoveredFacts``."""
+
+
+Problems = Iterator[Problem]
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the registry."""
+
+    id: str
+    """Dotted, such as ``spot.checkpoints``."""
+
+    phase: Phase
+    summary: str
+    """What the rule rejects or reports, in a phrase."""
+
+    source: str
+    """Address of the page that states it."""
+
+    quote: str
+    """What the source says, in short."""
+
+    fields: tuple[str, ...]
+    """Fields of the job that the check reads; if one could not be read, the rule is skipped. A field that
+    ends in ``.*`` is checked entry by entry."""
+
+    facts: tuple[FactName, ...]
+    """Facts that the check reads."""
+
+    check: Callable[[PlanContext], Findings]
+
+    def reads_any(self, unknown_fields: Iterable[str]) -> bool:
+        """Whether the rule reads one of ``unknown_fields``, or a field above or below one."""
+        read_fields = [read_field for read_field in self.fields if not read_field.endswith(".*")]
+        return any(paths_overlap(field, read_field) for field in unknown_fields for read_field in read_fields)
+
+
+def rule(
+    rule_id: str,
+    *,
+    summary: str,
+    source: str,
+    quote: str,
+    fields: tuple[str, ...],
+    facts: tuple[FactName, ...] = (),
+    phase: Phase = "validate",
+) -> Callable[[Callable[[PlanContext], Findings]], Rule]:
+    """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
+    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check)
+
+
+def paths_overlap(first: str, second: str) -> bool:
+    """Whether one field's path equals the other's, or lies inside it."""
+    return (
+        first == second
+        or first.startswith((second + ".", second + "["))
+        or second.startswith((first + ".", first + "["))
+    )

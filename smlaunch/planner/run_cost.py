@@ -1,0 +1,165 @@
+"""Cost of a run: per hour, and at most. An unknown price is reported as unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from smlaunch.catalog import instances
+from smlaunch.catalog.instances import InstanceChoice
+from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.job.model import Job, format_duration, parse_duration
+from smlaunch.planner.plan import Cost
+from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.segments import format_seconds
+from smlaunch.text.format import format_dollars
+
+
+@dataclass(frozen=True)
+class PriceRate:
+    """US dollars per hour for all hosts of a job; None if the price is unknown."""
+
+    instance_type: str
+    hosts: int
+    dollars_per_hour: float | None
+    source: str
+    """Source of the price, or why it is unknown."""
+
+
+def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts) -> PriceRate:
+    """Return the price per hour of all of the job's hosts, with its source: the job itself, otherwise the
+    catalog's on-demand price; None if it is unknown. On the local endpoint only a price that the job states
+    counts, to rehearse a cost cap."""
+    if len(job.compute.instance_preferences) > 1:
+        return _rate_of_most_expensive_preference(job, facts)
+    instance_type, catalog_entry = instance_choice
+    # Of one host; None if the job states none.
+    host_price = job.compute.price_per_hour
+    if facts.target == "local" and host_price is None:
+        host_price, source = 0.0, "it runs on this machine; nothing is billed"
+    elif facts.target == "local":
+        source = "by compute.price_per_hour; nothing is really billed here"
+    elif host_price is not None:
+        source = "by compute.price_per_hour"
+    elif catalog_entry is not None and catalog_entry.usd_per_hour is not None:
+        host_price = catalog_entry.usd_per_hour
+        source = (
+            f"an estimate: on-demand price of {instances.price_region()} as of {instances.catalog_month()}, "
+            f"{catalog_entry.price_confidence} confidence"
+        )
+    else:
+        source = f"the price of {instance_type} is not known; compute.price_per_hour states it"
+    if facts.target != "local" and host_price is not None and job.compute.spot:
+        source += "; spot is billed lower, by an unknown amount"
+    return PriceRate(
+        instance_type=instance_type,
+        hosts=job.compute.hosts,
+        dollars_per_hour=None if host_price is None else host_price * job.compute.hosts,
+        source=source,
+    )
+
+
+def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> PriceRate:
+    """Rate of the most expensive preference; unknown if any price is, as the service chooses the type."""
+    preferences, rates = job.compute.instance_preferences, []
+    for name in preferences:
+        single_type = job.compute.with_changes(instance_preferences=(), instance_type=name)
+        single_type_job = job.with_changes(compute=single_type)
+        rates.append(
+            compute_price_rate(
+                single_type_job, InstanceChoice(name, instances.find_instance_type(name)), facts
+            )
+        )
+    rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
+    highest_rate = rate_without_price or max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
+    if (
+        rate_without_price is not None
+        or not highest_rate.dollars_per_hour
+        or job.compute.price_per_hour is not None
+    ):
+        return highest_rate
+    return replace(
+        highest_rate,
+        source=(
+            f"of {highest_rate.instance_type}, the dearest of {len(preferences)} preferences; "
+            f"{highest_rate.source}"
+        ),
+    )
+
+
+def plan_cost(
+    job: Job,
+    rates: Sequence[PriceRate],
+    total_seconds: int,
+    is_multi_segment: bool,
+    min_segment_seconds: float,
+    diagnostics: Diagnostics,
+) -> Cost:
+    """Return what the run costs at most, in US dollars. Adds a problem if it may cost more than
+    ``limits.max_cost``.
+
+    ``rates``: prices per hour of all hosts, one per kind of segment, as these may differ in their machines.
+    ``total_seconds``: training time of the whole run. ``is_multi_segment``: the run may take several jobs in
+    a row, and ends before it exceeds its cap. ``min_segment_seconds``: shortest useful first segment.
+    """
+    max_cost = job.limits.max_cost
+    rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
+    if rate_without_price is not None:
+        if max_cost is not None:
+            diagnostics.add_problem(
+                "limits.max_cost",
+                f"the price of {rate_without_price.instance_type} is unknown, so that the cap cannot be "
+                "enforced; state compute.price_per_hour",
+            )
+        return Cost(is_known=False, per_hour=None, maximum=None, note=rate_without_price.source)
+    highest_rate = max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
+    dollars_per_hour = highest_rate.dollars_per_hour or 0.0
+    # In this time the hosts wait for a next job after the run.
+    keep_alive_seconds = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
+    uncapped_dollars = dollars_per_hour * (total_seconds + keep_alive_seconds) / 3600
+    uncapped_cost = Cost(
+        is_known=True, per_hour=dollars_per_hour, maximum=uncapped_dollars, note=highest_rate.source
+    )
+    if keep_alive_seconds and dollars_per_hour and not is_multi_segment:
+        diagnostics.add_reason(
+            "cost.warm-pool",
+            f"Hosts that wait for a next job are billed: {job.compute.keep_alive} of it are in the price.",
+        )
+    if max_cost is None:
+        return uncapped_cost
+    if uncapped_dollars <= max_cost:
+        diagnostics.add_reason(
+            "cost.capped",
+            f"At most {format_dollars(uncapped_dollars)} until the time limit, below the cap of "
+            f"{format_dollars(max_cost)}.",
+        )
+        return uncapped_cost
+    # Training time that the cap pays for.
+    affordable_seconds = max(0, int(max_cost / dollars_per_hour * 3600) - keep_alive_seconds)
+    if is_multi_segment and affordable_seconds >= min_segment_seconds:
+        diagnostics.add_reason(
+            "cost.capped-while-running",
+            f"All segments together could cost {format_dollars(uncapped_dollars)}; the chain ends at a "
+            f"checkpoint before it has cost {format_dollars(max_cost)}.",
+        )
+        return replace(uncapped_cost, maximum=max_cost)
+    suggestion = (
+        f"it pays for {format_seconds(affordable_seconds)}, too short for a segment; raise it"
+        if is_multi_segment
+        else _suggest_cheaper_run(affordable_seconds)
+    )
+    diagnostics.add_problem(
+        "limits.max_cost",
+        f"{highest_rate.hosts} x {highest_rate.instance_type} for up to {format_duration(total_seconds)} may "
+        f"cost {format_dollars(uncapped_dollars)}, more than {format_dollars(max_cost)}; {suggestion}",
+    )
+    return uncapped_cost
+
+
+def _suggest_cheaper_run(affordable_seconds: int) -> str:
+    """Return what to change so that the run stays below its cost cap. ``affordable_seconds``: training time
+    that the cap pays for."""
+    if affordable_seconds < 60:
+        return "raise it, or take a smaller type"
+    unit, unit_seconds = ("h", 3600) if affordable_seconds >= 3600 else ("m", 60)
+    return f"limits.max_runtime: {affordable_seconds // unit_seconds}{unit} would stay below it"

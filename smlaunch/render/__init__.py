@@ -1,0 +1,1 @@
+"""A plan as text, HTML or a JSON document. Nothing of the planner imports this package."""

@@ -1,0 +1,221 @@
+"""launch(): start the run of a job or a plan. Python callers and the command line use the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smlaunch.aws.interfaces import CallError
+from smlaunch.aws.service_errors import is_quota_in_use
+from smlaunch.chain.workflow import Workflow, with_caps_of
+from smlaunch.contract.run_names import JobName, parse_shard_number
+from smlaunch.job.model import Job
+from smlaunch.planner.plan import PlannedJob, RunPlan
+from smlaunch.render.plan import Plan
+from smlaunch.runs.attach_run import (
+    MessageCallback,
+    prefix_messages,
+    run_of_chain,
+    run_of_shards,
+    run_of_single_job,
+)
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.chain_driver import ChainDriver
+from smlaunch.runs.job_list import JobList
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.plan_job import (
+    PreparedRun,
+    pack_job_source,
+    prepare,
+    record_stated_bucket_owners,
+    wrong_type_error,
+)
+from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
+from smlaunch.runs.run import Run
+from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.submit_job import SubmittedJob, find_existing_job, submit_job_once
+
+
+def launch(
+    job_or_plan: Job | Plan | PreparedRun,
+    target: Target | None = None,
+    on_message: MessageCallback | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> Run:
+    """Upload missing files, create the run's first job, and return without waiting for it.
+
+    ``on_message`` receives sentences about slow or unexpected actions. ``on_progress`` receives the state of
+    the data upload about ten times a second.
+
+    A PreparedRun is a plan with the packed source folder and its own target. Launching the same job under the
+    same name again attaches to the existing run and starts nothing (``Run.attached``). Another job under that
+    name raises JobError.
+    """
+    if isinstance(job_or_plan, Job):
+        prepared_run = prepare(job_or_plan, target)
+    elif isinstance(job_or_plan, Plan):
+        _, source_archive = pack_job_source(job_or_plan.job)
+        prepared_run = PreparedRun(plan=job_or_plan, source=source_archive, target=target or Target.region())
+    elif isinstance(job_or_plan, PreparedRun):
+        prepared_run = job_or_plan
+    else:
+        raise wrong_type_error(job_or_plan, "a Job or a Plan", "Job(entry='train.py')")
+    return _launch_prepared(prepared_run, on_message or _ignore_message, on_progress)
+
+
+def _launch_prepared(
+    prepared_run: PreparedRun, on_message: MessageCallback, on_progress: ProgressCallback | None
+) -> Run:
+    """Upload what the run needs, submit its first job, and return the run; return the existing run if the
+    same job was launched under this name before."""
+    plan, target = prepared_run.plan, prepared_run.target
+    record_stated_bucket_owners(plan.job, target)  # for all later requests to S3
+    if plan.shard_plans:  # several runs, each on a part of the data
+        return _launch_sharded(prepared_run, on_message, on_progress)
+    first_job = plan.planned_jobs[0]
+    run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
+    with translate_call_errors(target):
+        # Checked before the upload: files under the run's prefix belong to the job that has the name.
+        existing_job = _find_job_of_earlier_launch(prepared_run, first_job)
+        if existing_job is None:
+            upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
+            run_folder.save_excluded_files(plan.excluded_files, target.storage)
+        chain_driver = None
+        if not plan.workflow.is_single_job:
+            # The workflow, how the run goes on after each job, is saved before the first one: any machine can
+            # continue the run. The chain driver submits the further jobs.
+            workflow = _load_current_workflow(plan.workflow, run_folder, target, existing_job is not None)
+            # The driver records the owners of the workflow's buckets, one of which it is saved in.
+            chain_driver = ChainDriver(
+                workflow,
+                run_folder,
+                target,
+                jobs=JobList(plan.run, target, [first_job.name]),
+                is_driving=True,
+                on_message=on_message,
+            )
+            run_folder.save_workflow(workflow, target.storage)
+        job = existing_job or _submit_first_job(first_job, plan, target, on_message)
+    # attached: the job existed before.
+    if chain_driver is None:
+        return run_of_single_job(plan.run, target, first_job.name, attached=job.attached)
+    return run_of_chain(chain_driver, target, attached=job.attached)
+
+
+def _find_job_of_earlier_launch(prepared_run: PreparedRun, first_job: PlannedJob) -> SubmittedJob | None:
+    """Return the first job if an earlier launch has submitted it; None for a new run. Raises JobError when
+    another job has its name."""
+    if prepared_run.has_new_name:  # a random name, which no job can have
+        return None
+    return find_existing_job(first_job, prepared_run.plan.job_hash, prepared_run.target.control_plane)
+
+
+def _load_current_workflow(
+    planned_workflow: Workflow, run_folder: RunFolder, target: Target, has_existing_job: bool
+) -> Workflow:
+    """Return the run's workflow, which is what any machine needs to submit its further jobs. An existing run
+    keeps its stored workflow, but with the limits and prices of the new plan, which may have changed."""
+    stored_workflow = run_folder.load_workflow(target.storage) if has_existing_job else None
+    return planned_workflow if stored_workflow is None else with_caps_of(stored_workflow, planned_workflow)
+
+
+def _submit_first_job(
+    first_job: PlannedJob, plan: RunPlan, target: Target, on_message: MessageCallback
+) -> SubmittedJob:
+    return submit_job_once(
+        first_job,
+        plan.job_hash,
+        target.control_plane,
+        target.storage,
+        on_retry=lambda error, seconds: on_message(_retry_message(error, seconds)),
+    )
+
+
+def _launch_sharded(
+    prepared_run: PreparedRun, on_message: MessageCallback, on_progress: ProgressCallback | None
+) -> Run:
+    """Upload the files of all shards of a run, then submit the shards' first jobs until the instance quota is
+    used up.
+
+    Each shard is a run of its own on a part of the data. One that finds no free instance is submitted later
+    by its driver. Returns the existing run if the same job was launched under this name before.
+    """
+    plan, target = prepared_run.plan, prepared_run.target
+    with translate_call_errors(target):
+        if not prepared_run.has_new_name:  # the user chose the name, and another run may have it
+            # Raises JobError for an unsharded run of this name, which would hide the shards.
+            first_job_if_unsharded = replace(plan.planned_jobs[0], name=str(JobName(plan.run, 1, 1)))
+            find_existing_job(first_job_if_unsharded, plan.job_hash, target.control_plane)
+        existing_job_by_run = {
+            shard_plan.run: _find_job_of_earlier_launch(prepared_run, shard_plan.planned_jobs[0])
+            for shard_plan in plan.shard_plans
+        }
+        if not all(existing_job_by_run.values()):
+            upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
+        # Saved in S3, so that the run is found by its name and its shards by this list.
+        names_of_shards = [shard_plan.run for shard_plan in plan.shard_plans]
+        RunFolder.for_run(plan.facts.bucket, plan.run).save_shard_runs(names_of_shards, target.storage)
+        drivers: dict[int, ChainDriver] = {}
+        new_shards: list[tuple[RunPlan, ChainDriver]] = []
+        for shard_plan in plan.shard_plans:
+            shard_number = parse_shard_number(plan.run, shard_plan.run) or 0
+            existing_job = existing_job_by_run[shard_plan.run]
+            report_for_shard = prefix_messages(shard_number, on_message)  # puts p3 before each message
+            driver = _prepare_shard(shard_plan, plan, target, existing_job is not None, report_for_shard)
+            drivers[shard_number] = driver
+            if existing_job is None:
+                new_shards.append((shard_plan, driver))
+            else:
+                driver.jobs.add(existing_job.name)
+        _submit_shards_until_quota_is_used(new_shards, plan, target, on_message)
+    # Attached as if they had existed before: each driver then finds out which job to follow.
+    run_by_number = {
+        number: run_of_chain(driver, target, attached=True) for number, driver in drivers.items()
+    }
+    return run_of_shards(plan.run, target, run_by_number, attached=all(existing_job_by_run.values()))
+
+
+def _prepare_shard(
+    shard_plan: RunPlan, plan: RunPlan, target: Target, has_existing_job: bool, on_message: MessageCallback
+) -> ChainDriver:
+    """Save what a shard's run needs in its folder in S3, and return its driver, which submits its further
+    jobs. ``plan``: of the whole run, whose files all shards share."""
+    shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
+    workflow = _load_current_workflow(shard_plan.workflow, shard_folder, target, has_existing_job)
+    shard_folder.save_workflow(workflow, target.storage)
+    shard_folder.save_excluded_files(plan.excluded_files, target.storage)
+    return ChainDriver(
+        workflow,
+        shard_folder,
+        target,
+        is_driving=True,
+        waits_for_quota=True,
+        on_message=on_message,
+    )
+
+
+def _submit_shards_until_quota_is_used(
+    new_shards: Sequence[tuple[RunPlan, ChainDriver]],
+    plan: RunPlan,
+    target: Target,
+    on_message: MessageCallback,
+) -> None:
+    """Submit the first job of each of these shards, until the account's quota of instances is used up: the
+    drivers of the other shards submit theirs later."""
+    for shard_plan, driver in new_shards:
+        try:
+            first_job = _submit_first_job(shard_plan.planned_jobs[0], plan, target, on_message)
+        except CallError as error:
+            if not is_quota_in_use(error):
+                raise
+            on_message(f"{shard_plan.run}: {error.message}; it and later shards begin when others have ended")
+            return
+        driver.jobs.add(first_job.name)
+
+
+def _retry_message(error: CallError, seconds: float) -> str:
+    return f"{error.operation}: {error.code}; trying again in {seconds:.0f} s"
+
+
+def _ignore_message(_: str) -> None:
+    return None

@@ -1,0 +1,348 @@
+"""Where a job is launched: a region, or an endpoint with the same API. Clients are created on first use.
+
+A target knows how to reach the services and how often to poll them, and not what runs there. The same code
+serves a region and the local endpoint: they differ in these values only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from smlaunch.aws.interfaces import (
+    ControlPlane,
+    Identity,
+    LogReader,
+    ObjectStorage,
+    Orchestrators,
+    Quotas,
+    Transfer,
+)
+from smlaunch.errors import AccountError
+from smlaunch.runs.job_poller import Polling
+
+if TYPE_CHECKING:
+    from smlaunch.aws.bucket_owners import BucketOwners
+    from smlaunch.facts.discovered_facts import EndpointFacts
+
+TargetKind = Literal["aws", "local"]
+
+
+REGION_POLLING = Polling(
+    initial_seconds=2.0, max_seconds=20.0, backoff_factor=1.5, settle_seconds=6.0, give_up_seconds=900.0
+)
+"""A job takes minutes to start and DescribeTrainingJob shares the account's request rate: poll seldom.
+CloudWatch shows a line some seconds after it was written."""
+
+ENDPOINT_POLLING = Polling(
+    initial_seconds=0.015,
+    max_seconds=0.25,
+    backoff_factor=1.5,
+    settle_seconds=0.0,
+    give_up_seconds=5.0,
+    time_scale=0.02,
+)
+"""On loopback a response costs about 4 ms of this machine's CPU, and the log is written before the state. The
+capacity is this machine, which is there unless a fault plan takes it away."""
+
+
+class EndpointAddress(NamedTuple):
+    """An endpoint's address and its key."""
+
+    url: str
+    access_key: str
+    secret_key: str
+
+
+class _Boto3Session:
+    """A boto3 session, with those methods of botocore's session that a target calls: boto3 does not offer the
+    botocore session that it holds."""
+
+    def __init__(self, session: Any) -> None:
+        self._boto3 = session
+
+    def create_client(self, service_name: str, **options: Any) -> Any:
+        return self._boto3.client(service_name, **options)
+
+    def get_credentials(self) -> Any:
+        return self._boto3.get_credentials()
+
+    def get_config_variable(self, name: str) -> Any:
+        if name == "region":
+            return self._boto3.region_name
+        import botocore.session
+
+        profile = self._boto3.profile_name
+        # boto3 says "default" also where no profile has that name, which botocore refuses.
+        same = botocore.session.Session(profile=None if profile == "default" else profile)
+        return same.get_config_variable(name)
+
+
+class _EndpointSession:
+    """A botocore session with an endpoint's key, made when a client is: botocore is slow to import."""
+
+    def __init__(self, locate_endpoint: Callable[[], EndpointAddress]) -> None:
+        self._locate_endpoint = locate_endpoint
+
+    @cached_property
+    def _botocore_session(self) -> Any:
+        import botocore.session
+
+        no_value = (None, None, None, None)
+        no_file = (None, None, os.devnull, None)
+        session = botocore.session.Session(
+            session_vars={"profile": no_value, "config_file": no_file, "credentials_file": no_file}
+        )
+        address = self._locate_endpoint()
+        session.set_credentials(address.access_key, address.secret_key)
+        return session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._botocore_session, name)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A region or an endpoint, made by ``Target.region``, ``endpoint`` or ``located_endpoint``."""
+
+    kind: TargetKind
+    region_name: str
+    polling: Polling
+    session: Any = field(repr=False)
+    """A botocore session, or any object with its ``create_client``."""
+    account: str | None = None
+    """None is found out when needed, as for role and bucket."""
+    role: str | None = None
+    bucket: str | None = None
+    facts: EndpointFacts | None = None
+    fail_fast: bool = False
+    """Do not wait for a service that is slow to respond: the result is optional."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    locate_endpoint: Callable[[], EndpointAddress] | None = field(default=None, repr=False)
+    """Returns the current address of an endpoint, which may start with the first request, and restart at
+    another address. Called before each request. None for a region."""
+
+    @classmethod
+    def region(
+        cls,
+        region: str | None = None,
+        profile: str | None = None,
+        session: Any = None,
+    ) -> Target:
+        """Return a region of AWS as a target: where runs are launched. botocore finds the credentials.
+
+        ``region`` and ``profile`` override the configured ones. ``session`` is a boto3 or botocore session to
+        use instead of a new one; with it, ``profile`` has no effect.
+        Raises AccountError when no region is configured, or the profile does not
+        exist.
+        """
+        import botocore.session
+        from botocore.exceptions import BotoCoreError
+
+        if session is None:
+            session = botocore.session.Session(profile=profile)
+        elif not hasattr(session, "create_client"):  # boto3's: only botocore's has this method
+            session = _Boto3Session(session)  # with the methods of botocore's
+        try:
+            region_name = region or session.get_config_variable("region")
+        except BotoCoreError as error:
+            raise AccountError(f"{error}; name an existing one with --profile or AWS_PROFILE") from error
+        region_name = region_name or os.environ.get("AWS_REGION")
+        if not region_name:
+            raise AccountError(
+                "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; "
+                "to run on this machine without AWS, add --local"
+            )
+        return cls(
+            kind="aws",
+            region_name=str(region_name),
+            polling=REGION_POLLING,  # the pauses between two requests about a job
+            session=session,
+            environment=dict(os.environ),
+        )
+
+    @classmethod
+    def endpoint(
+        cls,
+        url: str,
+        region: str,
+        access_key: str,
+        secret_key: str,
+        *,
+        account: str | None = None,
+        role: str | None = None,
+        bucket: str | None = None,
+        facts: EndpointFacts | None = None,
+    ) -> Target:
+        """Return an endpoint with the SageMaker API at ``url`` and its own credentials.
+
+        The user's AWS profile, configuration files and proxies are not used.
+        """
+        address = EndpointAddress(url, access_key, secret_key)
+        return cls.located_endpoint(
+            lambda: address, region, account=account, role=role, bucket=bucket, facts=facts
+        )
+
+    @classmethod
+    def located_endpoint(
+        cls,
+        locate_endpoint: Callable[[], EndpointAddress],
+        region: str,
+        *,
+        account: str | None = None,
+        role: str | None = None,
+        bucket: str | None = None,
+        facts: EndpointFacts | None = None,
+    ) -> Target:
+        """Return an endpoint that is asked for its address before each request; else as ``endpoint``."""
+        return cls(
+            kind="local",
+            region_name=region,
+            polling=ENDPOINT_POLLING,
+            session=_EndpointSession(locate_endpoint),
+            account=account,
+            role=role,
+            bucket=bucket,
+            facts=facts,
+            locate_endpoint=locate_endpoint,
+        )
+
+    @property
+    def url(self) -> str | None:
+        """The current address of an endpoint, which is started if it has to be; None for a region."""
+        return None if self.locate_endpoint is None else self.locate_endpoint().url
+
+    @property
+    def location(self) -> str:
+        """The target in words, for messages."""
+        return f"the local endpoint at {self.url}" if self.kind == "local" else self.region_name
+
+    @cached_property
+    def control_plane(self) -> ControlPlane:
+        from smlaunch.aws.botocore_client import SageMakerControlPlane
+
+        return SageMakerControlPlane(self.client("sagemaker"))
+
+    @cached_property
+    def bucket_owners(self) -> BucketOwners:
+        """Accounts that the buckets have to belong to."""
+        from smlaunch.aws.bucket_owners import BucketOwners
+
+        return BucketOwners(lambda: self.account or self.identity.get_caller_identity()[0])
+
+    @cached_property
+    def storage(self) -> ObjectStorage:
+        """Buckets of the caller and of the accounts in ``bucket_owners``. Other buckets are neither read nor
+        written."""
+        from smlaunch.aws.botocore_client import S3Storage
+
+        return S3Storage(self.owner_checked_s3_client(), must_exist=self.kind == "aws")
+
+    @cached_property
+    def input_storage(self) -> ObjectStorage:
+        """As ``storage``, but buckets without a known owner may be read."""
+        from smlaunch.aws.botocore_client import S3Storage
+
+        return S3Storage(self.owner_checked_s3_client(allow_unknown_owner=True))
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        return self._build_transfer(self.storage, allow_unknown_owner=False)
+
+    @cached_property
+    def input_transfer(self) -> Transfer:
+        """Transfers for ``inputs``, as ``transfer`` is for ``storage``."""
+        return self._build_transfer(self.input_storage, allow_unknown_owner=True)
+
+    def _build_transfer(self, storage: ObjectStorage, *, allow_unknown_owner: bool) -> Transfer:
+        from smlaunch.aws.s3_multipart import S3Multipart
+        from smlaunch.data.s3_transfer import FastTransfer, S3Transfer
+
+        client = self.owner_checked_s3_client(allow_unknown_owner=allow_unknown_owner)
+
+        def open_fast_transfer() -> FastTransfer | None:
+            try:
+                from smlaunch.data.obstore_transfer import open_obstore
+            except ImportError:  # the extra `data` is not installed
+                return None
+            return open_obstore(client, self.session, self.bucket_owner_check(allow_unknown_owner))
+
+        return S3Transfer(storage, S3Multipart(client), open_fast_transfer)
+
+    def bucket_owner_check(self, allow_unknown_owner: bool = False) -> Callable[[str, str], str | None]:
+        """Return a function of operation and bucket: the account to state in the request, or None for any."""
+        from smlaunch.aws.bucket_owners import owner_required_for_request
+
+        return partial(owner_required_for_request, self.bucket_owners, allow_unknown_owner)
+
+    def owner_checked_s3_client(self, *, allow_unknown_owner: bool = False) -> Any:
+        """Return an S3 client whose requests state the bucket's owner.
+
+        ``allow_unknown_owner``: see ``inputs``.
+        """
+        from smlaunch.aws.bucket_owners import enforce_bucket_owners
+
+        return enforce_bucket_owners(
+            self.client("s3"), self.bucket_owners, allow_unknown_owner=allow_unknown_owner
+        )
+
+    @cached_property
+    def logs(self) -> LogReader:
+        from smlaunch.aws.botocore_client import CloudWatchLogs
+
+        return CloudWatchLogs(self.client("logs"))
+
+    @cached_property
+    def orchestrators(self) -> Orchestrators:
+        from smlaunch.runs.orchestrator_client import OrchestratorClient
+
+        return OrchestratorClient(self.client)
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        from smlaunch.aws.botocore_client import ServiceQuotas
+
+        return ServiceQuotas(self.client("service-quotas"))
+
+    @cached_property
+    def identity(self) -> Identity:
+        from smlaunch.aws.botocore_client import StsIdentity
+
+        return StsIdentity(lambda: self.client("sts"), lambda: self.client("iam"))
+
+    def client(self, service: str) -> Any:
+        """Return a botocore client for a service of this target, an AWS region or a local endpoint. Its own
+        retries cover seconds of failure; ``call_with_retries`` covers longer ones.
+
+        With ``fail_fast``, a slow service is given up soon: its answer is optional.
+        """
+        from botocore.config import Config
+
+        from smlaunch.aws.botocore_client import create_client
+
+        is_local_endpoint = self.kind == "local"
+        client_config: dict[str, Any] = {"connect_timeout": 10}  # timeouts are in seconds
+        max_attempts = 2 if is_local_endpoint else 5
+        if self.fail_fast:
+            client_config = {"connect_timeout": 3, "read_timeout": 10}
+            max_attempts = 1
+        client_config["retries"] = {"mode": "standard", "total_max_attempts": max_attempts}
+        if is_local_endpoint:
+            client_config["proxies"] = {}  # a proxy could not reach it
+            client_config["s3"] = {"addressing_style": "path"}  # buckets have no host names there
+        client = create_client(self.session, service, self.region_name, self.url, Config(**client_config))
+        if is_local_endpoint:  # it may restart at another address
+            client.meta.events.register("before-sign", self._redirect_to_current_address)
+        return client
+
+    def _redirect_to_current_address(self, request: Any, **_: Any) -> None:
+        """Send a request to the endpoint's current address. Called before the request is signed."""
+        assert self.locate_endpoint is not None
+        address = self.locate_endpoint()
+        request.url = urlsplit(request.url)._replace(netloc=urlsplit(address.url).netloc).geturl()
+        credentials = self.session.get_credentials()
+        credentials.access_key, credentials.secret_key = address.access_key, address.secret_key

@@ -1,0 +1,198 @@
+"""plan(): what a run of a job would be. Changes nothing anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from smlaunch.discovery.gather_facts import gather_facts
+from smlaunch.errors import JobError, Problem, SmlaunchError
+from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
+from smlaunch.job.model import Job
+from smlaunch.job.partial import parse_without_invalid_fields
+from smlaunch.planner.bucket_owners import owner_by_bucket
+from smlaunch.planner.fact_needs import fact_needs
+from smlaunch.planner.planner import check_partial_job, make_plan
+from smlaunch.render.plan import Plan
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.source_archive import SourceArchive, pack_source
+
+_MAX_STEM_LENGTH = 24
+_UNAMBIGUOUS_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # without what is easily misread
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A plan together with its source archive and target, so that launching does not read the source
+    again."""
+
+    plan: Plan
+    source: SourceArchive | None
+    """None for a job that has no entry script."""
+    target: Target
+    has_new_name: bool = False
+    """The run's name was generated for this plan, so that no existing job can have it."""
+
+
+def plan(job: Job, target: Target | None = None, name: str | None = None) -> Plan:
+    """Plan a run of this job. Changes nothing anywhere.
+
+    ``name`` is the run's id; the default is the job's own name, else a generated one.
+
+    Raises JobError with every problem found, and AccountError or ServiceError when the account or its data
+    cannot be read.
+    """
+    return prepare(job, target, name).plan
+
+
+def prepare(
+    job: Job, target: Target | None = None, name: str | None = None, pending_channels: Collection[str] = ()
+) -> PreparedRun:
+    """Plan a run as ``plan`` does, and keep the source archive for ``launch``.
+
+    ``pending_channels`` names input channels whose data does not exist yet.
+    """
+    if not isinstance(job, Job):
+        raise wrong_type_error(job, "a Job", "Job(entry='train.py')")
+    if target is not None and not isinstance(target, Target):
+        raise wrong_type_error(target, "a Target", "local_target()")
+    target = target or Target.region()
+    facts, source = pack_job_source(job)
+    record_stated_bucket_owners(job, target)
+    with translate_call_errors(target):
+        job_facts = gather_facts(job, target, facts, fact_needs(job), pending_channels)
+    given_name = name or job.name
+    job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(job.program)))
+    return PreparedRun(job_plan, source, target, has_new_name=given_name is None)
+
+
+def prepare_export(
+    job: Job,
+    target: Target,
+    name: str | None = None,
+    *,
+    step: str | None = None,
+    pending_channels: Collection[str] = (),
+) -> PreparedRun:
+    """Plan a run for an orchestrator, which names its runs itself.
+
+    Without a name, the files that all executions share are staged under a name made of the job's hash, so
+    that the same job gives the same export. ``step`` is the job's name among several; the default is the name
+    of its program.
+    """
+    given_name = name or job.name
+    stem = step or run_name_stem(job.program)
+    prepared = prepare(job, target, given_name or stem, pending_channels)
+    if given_name is not None:
+        return prepared
+    plan = prepared.plan
+    staging_name = f"{stem}-{plan.job_hash[:8]}"
+    return replace(prepared, plan=Plan.of(make_plan(plan.job, plan.facts, staging_name)))
+
+
+def add_remaining_problems(error: JobError, target: Target) -> JobError:
+    """Return the error of an invalid job file, whose other fields are checked too, with the problems that
+    these have added, so that the user sees all mistakes at once.
+
+    Returns the error unchanged when it is not about a job file, when too little of the file is valid, or when
+    the facts for the other checks (about the account and the data, for example) cannot be gathered.
+    """
+    if error.job_mapping is None:
+        return error
+    partial_job = parse_without_invalid_fields(error.job_mapping, error.problems)
+    if partial_job is None:
+        return error
+    try:
+        record_stated_bucket_owners(partial_job.job, target)
+        # A CallError, of the service, becomes one of the types that are caught below.
+        with translate_call_errors(target):
+            source_facts, _ = pack_job_source(partial_job.job)
+            discovered_facts = gather_facts(
+                partial_job.job, target, source_facts, fact_needs(partial_job.job)
+            )
+    except SmlaunchError:
+        return error
+    return JobError(
+        [*error.problems, *check_partial_job(partial_job.job, discovered_facts, partial_job.unknown_fields)]
+    )
+
+
+def record_stated_bucket_owners(job: Job, target: Target) -> None:
+    for bucket, account in owner_by_bucket(job).items():
+        target.bucket_owners.set_owner(bucket, account)
+
+
+def generate_run_id(program: str) -> str:
+    """Return a run id such as ``train-ddp-1121-1604-k7xq`` for ``train_ddp.py``.
+
+    The id is readable, sorts by time within a year, and ends in random characters.
+    """
+    tail = "".join(secrets.choice(_UNAMBIGUOUS_CHARACTERS) for _ in range(4))
+    return f"{run_name_stem(program)}-{time.strftime('%m%d-%H%M')}-{tail}"
+
+
+def run_name_stem(program: str) -> str:
+    """Return the beginning of a run's name: ``train-ddp`` for ``train_ddp.py``."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")
+    return stem[:_MAX_STEM_LENGTH].rstrip("-") or "run"
+
+
+def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
+    """Pack the source folder, which holds the job's entry script, and return facts about it, for the plan,
+    and the archive.
+
+    The archive is None for a job without an entry script and for a source that cannot be packed; the facts
+    then name the problem. ``job.source`` is the folder if the user gave one; else it is the script's own.
+    """
+    if job.entry is None:
+        return NO_SOURCE, None
+    entry = Path(job.entry).expanduser()
+    source_root = Path(job.source).expanduser() if job.source else entry.parent
+    # relpath, not resolve(): a script that is a link belongs to the folder that the user names.
+    entry_in_source = Path(os.path.relpath(entry, source_root)).as_posix()
+
+    def facts_without_archive(problem: str | None) -> tuple[SourceFacts, None]:
+        facts = SourceFacts(
+            root=str(source_root),
+            entry=entry_in_source,
+            archive_sha256="",
+            file_count=0,
+            bytes=0,
+            problem=problem,
+        )
+        return facts, None
+
+    if entry_in_source.startswith("../"):
+        return facts_without_archive(f"{entry} is outside of the source folder {source_root}")
+    # os.path.isfile, because Path.is_file raises for a folder that may not be opened.
+    has_entry_script = os.path.isfile(entry)  # noqa: PTH113
+    if not has_entry_script and not job.source:
+        return facts_without_archive(None)  # the script is missing, which is reported elsewhere
+    try:
+        archive = pack_source(source_root, job.include_secrets)
+    except JobError as error:
+        return facts_without_archive("; ".join(problem.message for problem in error.problems))
+    if has_entry_script and entry_in_source not in archive.files:
+        # An ignore file, for example, leaves the script out.
+        return facts_without_archive(archive.explain_missing_file(entry_in_source))
+    source_facts = SourceFacts(
+        root=str(source_root),
+        entry=entry_in_source,
+        archive_sha256=archive.sha256,
+        file_count=len(archive.files),
+        bytes=archive.size_bytes,
+        has_requirements=job.requirements in archive.files,
+        warnings=archive.warnings,
+        excluded_files=archive.excluded_files,
+    )
+    return source_facts, archive
+
+
+def wrong_type_error(value: object, expected: str, example: str) -> JobError:
+    return JobError([Problem("", f"{expected} is needed, not {type(value).__name__}: {example}")])

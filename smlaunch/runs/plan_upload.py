@@ -1,0 +1,184 @@
+"""Uploads the files of a plan. An object that is named by its content and exists already is not sent
+again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from smlaunch.aws.interfaces import CallError, ObjectStorage, TransferItem
+from smlaunch.discovery.local_files import list_local_files
+from smlaunch.errors import JobError, Problem
+from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.planner.plan import RunPlan, Upload
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.runtime_archive import build_runtime_archive
+from smlaunch.runs.source_archive import SourceArchive
+
+if TYPE_CHECKING:
+    from smlaunch.data.transfer_progress import TransferProgress
+
+_PARALLEL_UPLOADS = 8
+
+_NOTICEABLE_UPLOAD_BYTES = 8 << 20
+_NOTICEABLE_UPLOAD_FILES = 100
+"""From these sizes on, an upload takes noticeable time, and a message announces it."""
+
+ProgressCallback = Callable[["TransferProgress"], None]
+
+
+class _ObjectUpload(NamedTuple):
+    """One object to upload. ``content`` is made just before the upload."""
+
+    key: str
+    bucket: str
+    content: Callable[[], bytes]
+    keep_existing: bool = False
+    """An existing object is not replaced."""
+
+
+def upload_plan_files(
+    plan: RunPlan,
+    source: SourceArchive | None,
+    target: Target,
+    on_message: Callable[[str], None],
+    on_progress: ProgressCallback | None = None,
+) -> None:
+    """Upload the files of a plan that S3 does not have yet, and create the run's bucket if it does not exist.
+
+    ``source`` is the packed source folder; None for a job without one. ``on_message`` receives sentences
+    about slow or unexpected actions, ``on_progress`` the state of the data upload. Raises CallError for a
+    refused upload, and JobError when a local file cannot be read any more.
+    """
+    storage = target.storage
+    # The runtime, smlaunch's program on the hosts, is packed once, although each shard of a run uploads it.
+    build_runtime = cache(build_runtime_archive)
+    missing_objects: list[_ObjectUpload] = []  # addresses, each with a function that makes the content
+    for upload in plan.uploads:
+        missing_objects += _iter_missing_objects(upload, source, storage, build_runtime)
+    if missing_objects:
+        # Alone and first, because it may have to create the bucket (named in plan.facts) for all others.
+        _upload_and_create_bucket(missing_objects[0], plan.facts, storage, on_message)
+    remaining_objects = missing_objects[1:]
+    if len(missing_objects) <= _PARALLEL_UPLOADS:  # too few for threads to be worth their start
+        for object_upload in remaining_objects:
+            _put_object(object_upload, storage)
+    else:
+        with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
+            for _ in pool.map(lambda object_upload: _put_object(object_upload, storage), remaining_objects):
+                pass  # iterated so that the first error is raised
+    for upload in plan.uploads:
+        if upload.kind == "data":  # a local folder or file that is an input of the job
+            _upload_data(upload, plan.job.include_secrets, target, on_message, on_progress)
+
+
+def _upload_and_create_bucket(
+    upload: _ObjectUpload,
+    job_facts: DiscoveredFacts,
+    storage: ObjectStorage,
+    on_message: Callable[[str], None],
+) -> None:
+    try:
+        _put_object(upload, storage)
+    except CallError as error:
+        if error.code != "NoSuchBucket" or upload.bucket != job_facts.bucket:
+            raise
+        storage.create_bucket(job_facts.bucket, job_facts.region)
+        on_message(f"created the bucket {job_facts.bucket} for source and results")
+        _put_object(upload, storage)
+
+
+def _iter_missing_objects(
+    upload: Upload,
+    source: SourceArchive | None,
+    storage: ObjectStorage,
+    build_runtime: Callable[[bool], bytes],
+) -> Iterator[_ObjectUpload]:
+    """Yield the S3 objects that one upload of a plan consists of and that S3 may lack; none for an input's
+    data, which is uploaded separately. Their content is a function, called just before the upload.
+
+    ``build_runtime`` returns the archive of the runtime, smlaunch's program on the hosts, with (True) or
+    without its MPI part. Raises JobError for a source that has changed since the plan was made.
+    """
+    bucket, key = _bucket_and_key(upload.uri)
+    if upload.kind == "runtime":
+        yield _ObjectUpload(key, bucket, content=partial(build_runtime, upload.mpi))
+    elif upload.kind in ("launch", "shards"):  # small files, whose text is in the plan
+        content = (upload.content or "").encode()
+        yield _ObjectUpload(key, bucket, content=lambda: content)
+    elif upload.kind == "secret":
+        # All segments and attempts of a run share it: running hosts may have it already, and another client
+        # may launch the same run at the same time.
+        yield _ObjectUpload(key, bucket, content=_generate_secret, keep_existing=True)
+    elif upload.kind == "source":
+        if source is None or (upload.sha256 is not None and source.sha256 != upload.sha256):
+            raise JobError(
+                [Problem("source", f"{upload.path} has changed since the plan was made; plan again")]
+            )
+        if storage.object_size(bucket, key) is None:
+            yield _ObjectUpload(key, bucket, content=source.compressed)
+
+
+def _generate_secret() -> bytes:
+    """Return the secret by which the hosts of a job recognize each other (runtime/job_secret.py). It is in no
+    plan or log."""
+    return secrets.token_hex(32).encode()
+
+
+def _upload_data(
+    upload: Upload,
+    include_secrets: bool,
+    target: Target,
+    on_message: Callable[[str], None],
+    on_progress: ProgressCallback | None,
+) -> None:
+    """Upload the files of a local input channel that S3 does not have yet.
+
+    The address contains the content's hash, so that an object of the right size is the right object: S3
+    stores complete objects only. ``on_message`` receives a sentence before a long upload, ``on_progress`` the
+    state of the upload. Files that look like secrets are left out, unless ``include_secrets`` is set.
+    """
+    from smlaunch.data.transfer_progress import TransferProgress
+
+    bucket, key_or_prefix = _bucket_and_key(upload.uri)
+    is_folder = key_or_prefix.endswith("/")  # else the input is a single file
+    stored_size_by_key = {
+        stored.key: stored.size for stored in target.storage.list_objects(bucket, key_or_prefix)
+    }
+    missing_files: list[TransferItem] = []
+    # Excluded secrets are put into this list; the plan has warned about them.
+    excluded_secrets: list[str] | None = None if include_secrets else []
+    for file in list_local_files(_local_path(upload), excluded_secrets):
+        key = key_or_prefix + file.relative_path if is_folder else key_or_prefix
+        if stored_size_by_key.get(key) != file.size:
+            missing_files.append(TransferItem(key=key, path=file.path, size=file.size))
+    if not missing_files:
+        return
+    missing_bytes = sum(item.size for item in missing_files)
+    if missing_bytes >= _NOTICEABLE_UPLOAD_BYTES or len(missing_files) > _NOTICEABLE_UPLOAD_FILES:
+        existing_count = len(stored_size_by_key)
+        existing_text = f" ({existing_count:,} are there already)" if existing_count else ""
+        on_message(
+            f"uploading {len(missing_files):,} files, {missing_bytes / 1_000_000:,.1f} MB{existing_text}"
+        )
+    progress = TransferProgress(len(missing_files), missing_bytes, on_progress)
+    target.transfer.upload_files(bucket, missing_files, progress.add)
+
+
+def _put_object(upload: _ObjectUpload, storage: ObjectStorage) -> None:
+    put = storage.put_if_absent if upload.keep_existing else storage.put_bytes
+    put(upload.bucket, upload.key, upload.content())
+
+
+def _local_path(upload: Upload) -> Path:
+    return Path(upload.path or "").expanduser()
+
+
+def _bucket_and_key(uri: str) -> tuple[str, str]:
+    bucket = urlsplit(uri, allow_fragments=False).netloc
+    return bucket, uri[len(f"s3://{bucket}/") :]

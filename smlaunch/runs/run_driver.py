@@ -1,0 +1,48 @@
+"""The driver of a run: who decides what follows a job's end, and submits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from smlaunch.contract.run_names import JobName
+from smlaunch.runs.run_outcome import RunOutcome
+
+if TYPE_CHECKING:
+    from smlaunch.runs.chain_driver import ChainDriver
+
+SleepFunction = Callable[[float], object]
+"""Sleeps for some seconds. Returns True when the caller must stop waiting."""
+
+
+class RunDriver(Protocol):
+    """Nobody (``SingleJobDriver``), a process with a ``ChainDriver``, one for each shard (``ShardDrivers``),
+    or an orchestrator (``OrchestratorDriver``, ``ParentExecutionDriver``). Raises CallError."""
+
+    chain_drivers: Sequence[ChainDriver] = ()
+    """The drivers of a chain, or of each shard's: with one, another job can follow a stopped one."""
+
+    def observe(self, *, reads_checkpoints: bool = False) -> None:
+        """Describe the run's jobs, find new ones, and derive whether the run has ended."""
+
+    def add_result(self, outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome with what the driver decides: whether and how the run has ended."""
+        return outcome
+
+    def segment_of(self, job: str) -> tuple[JobName, int | None] | None:
+        """Return segment and attempt of a job and the number of planned segments, None where that is not
+        known. Returns None for a run of a single job."""
+        return None
+
+    def wait_for_next_jobs(self, sleep: SleepFunction, followed: Collection[str]) -> tuple[str, ...]:
+        """Return the next jobs or shards to follow together, once they exist; none when the run has ended or
+        ``sleep`` returned True. Submits jobs that are due, if the run is driven here."""
+        ...
+
+    def resume(self) -> None:
+        """Continue the run, also after a stop or a failure. Starts nothing yet."""
+        ...
+
+    def stop(self, outcome: RunOutcome) -> None:
+        """Ask the run to stop, which has not ended. ``outcome`` is its current one."""
+        ...

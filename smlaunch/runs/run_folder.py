@@ -1,0 +1,119 @@
+"""The folder of a run in S3, and the few files that a client keeps in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smlaunch.aws.interfaces import ObjectStorage
+from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.chain.workflow import WORKFLOW_FILE, Workflow
+from smlaunch.contract import formats
+from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL
+
+GROUP_FILE = "group.json"
+"""In the folder of a sharded run: the names of its shards' runs."""
+
+EXCLUDED_FILE = "excluded.json"
+"""Files of the source and of local inputs that were not uploaded, with reasons. Read when a run fails because
+of a missing file."""
+
+STOP_FILE = "stop"
+"""Exists while a person wants the run to submit no further job."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The run's folder in S3: ``s3://<bucket>/smlaunch/<run>/``."""
+
+    bucket: str
+    prefix: str
+    """Ends in a slash."""
+
+    @classmethod
+    def for_run(cls, bucket: str, run: str) -> RunFolder:
+        return cls(bucket, f"smlaunch/{run}/")
+
+    @classmethod
+    def from_description(cls, run: str, description: Mapping[str, Any]) -> RunFolder | None:
+        """Return the S3 folder of the run that a job belongs to; None for a job that smlaunch did not make.
+
+        Every job of smlaunch has an input channel for the runtime, smlaunch's program on the hosts, in
+        the run's folder ``smlaunch/<run>/``. ``description``: DescribeTrainingJob's response.
+        """
+        for channel in description.get("InputDataConfig", []):
+            if channel["ChannelName"] != RUNTIME_CHANNEL:
+                continue
+            uri = str(channel["DataSource"]["S3DataSource"]["S3Uri"])
+            bucket, _, key = uri.removeprefix("s3://").partition("/")
+            # run_folder is the separator of the partition: empty if the key does not contain it.
+            prefix_before, run_folder, _ = key.partition(f"smlaunch/{run}/")
+            if not run_folder:  # the folder is not in the key
+                return None
+            return cls(bucket=bucket, prefix=prefix_before + run_folder)
+        return None
+
+    def save_workflow(self, workflow: Workflow, storage: ObjectStorage) -> None:
+        before = call_with_retries(lambda: storage.get_bytes(self.bucket, self.prefix + WORKFLOW_FILE))
+        if before is not None:
+            Workflow.from_json(before)
+        storage.put_bytes(self.bucket, self.prefix + WORKFLOW_FILE, workflow.to_json(before).encode())
+
+    def load_workflow(self, storage: ObjectStorage) -> Workflow | None:
+        """Return None for a run of a single job, which has no workflow file. Raises JobError for an
+        unreadable file."""
+        content = call_with_retries(lambda: storage.get_bytes(self.bucket, self.prefix + WORKFLOW_FILE))
+        return None if content is None else Workflow.from_json(content)
+
+    def missing_workflow_message(self, run: str) -> str:
+        return (
+            f"s3://{self.bucket}/{self.prefix}{WORKFLOW_FILE} is missing, by which the jobs of {run} follow "
+            "each other: whether the run has come to its end is not known; put the file back (an earlier "
+            "version of the object, if the bucket keeps them), or launch the rest under another --name"
+        )
+
+    def foreign_workflow_message(self, other_run: str) -> str:
+        return (
+            f"s3://{self.bucket}/{self.prefix}{WORKFLOW_FILE} is of another run, {other_run!r}; put "
+            "the run's own file back"
+        )
+
+    def folder_of_other_run(self, own_run: str, other_run: str) -> RunFolder:
+        """Return the folder of another run beside this one, which belongs to ``own_run``."""
+        return RunFolder(self.bucket, self.prefix.removesuffix(f"{own_run}/") + f"{other_run}/")
+
+    def save_shard_runs(self, runs: Sequence[str], storage: ObjectStorage) -> None:
+        content = json.dumps(formats.GROUP.stamp({"runs": list(runs)})) + "\n"
+        storage.put_bytes(self.bucket, self.prefix + GROUP_FILE, content.encode())
+
+    def load_shard_runs(self, storage: ObjectStorage) -> list[str] | None:
+        """Return the names of the shards' runs; None for a run without shards."""
+        content = call_with_retries(lambda: storage.get_bytes(self.bucket, self.prefix + GROUP_FILE))
+        if content is None:
+            return None
+        return [str(run) for run in formats.GROUP.upgrade_document(json.loads(content), GROUP_FILE)["runs"]]
+
+    def save_excluded_files(self, files: Mapping[str, str], storage: ObjectStorage) -> None:
+        if files:
+            content = json.dumps(formats.EXCLUDED.stamp({"files": dict(files)})) + "\n"
+            storage.put_bytes(self.bucket, self.prefix + EXCLUDED_FILE, content.encode())
+
+    def load_excluded_files(self, storage: ObjectStorage) -> dict[str, str]:
+        content = storage.get_bytes(self.bucket, self.prefix + EXCLUDED_FILE)
+        if content is None:
+            return {}
+        document = formats.EXCLUDED.upgrade_document(json.loads(content), EXCLUDED_FILE)
+        return {str(path): str(reason) for path, reason in document["files"].items()}
+
+    def is_stop_requested(self, storage: ObjectStorage) -> bool:
+        return (
+            call_with_retries(lambda: storage.object_size(self.bucket, self.prefix + STOP_FILE)) is not None
+        )
+
+    def set_stop_requested(self, storage: ObjectStorage, is_requested: bool) -> None:
+        if is_requested:
+            storage.put_bytes(self.bucket, self.prefix + STOP_FILE, b"")
+        else:
+            storage.delete_objects(self.bucket, [self.prefix + STOP_FILE])

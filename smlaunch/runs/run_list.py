@@ -1,0 +1,91 @@
+"""Lists the runs of an account and region, or of an endpoint."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from smlaunch.api.job_kinds import TERMINAL_STATUSES
+from smlaunch.aws.interfaces import JobSummary
+from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.contract.run_names import JobName, parse_any_job_name, parse_job_name
+from smlaunch.errors import SmlaunchError
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_format import unreadable_formats
+
+_PARALLEL_DESCRIPTIONS = 8
+
+
+class RunSummary(NamedTuple):
+    """One row of ``smlaunch ls``: a run and its newest job. Times are seconds since the epoch."""
+
+    run: str
+    job: str
+    status: str
+    """Of the run; of the job where the run cannot be read."""
+
+    created: float
+    """When the first job was created."""
+    ended: float | None
+    """When the newest job ended; None while it runs."""
+    other_format: str | None = None
+    """Format version of a run that this release cannot read, ``none`` for a run without a version; None
+    otherwise."""
+
+
+def list_runs(target: Target, limit: int) -> list[RunSummary]:
+    """Return the ``limit`` newest runs of an account and region, or of an endpoint, newest first, with their
+    newest jobs. Any other training job counts as a run of its own.
+
+    Of a run whose newest job has ended, the status is that of the run: a chain goes on after a completed job.
+    """
+    jobs_by_run: dict[str, list[JobSummary]] = {}  # newest first
+    with translate_call_errors(target):
+        for job_summary in target.control_plane.list_jobs():
+            parsed_name = parse_any_job_name(job_summary.name)
+            run_name = parsed_name.run if parsed_name else job_summary.name
+            if run_name not in jobs_by_run and len(jobs_by_run) == limit:
+                break
+            jobs_by_run.setdefault(run_name, []).append(job_summary)
+        # Runs that another release has made, in a format that this one cannot read, are marked as such.
+        newest_jobs = [jobs[0] for jobs in jobs_by_run.values()]
+        format_by_arn = unreadable_formats(
+            [job.arn for job in newest_jobs if parse_any_job_name(job.name)], target.control_plane
+        )
+    summaries = [
+        RunSummary(
+            run=run_name,
+            job=jobs[0].name,
+            status=jobs[0].status,
+            created=min(job.created for job in jobs),
+            ended=jobs[0].ended,
+            other_format=format_by_arn.get(jobs[0].arn),  # None for a run that can be read
+        )
+        for run_name, jobs in jobs_by_run.items()
+    ]
+    # In threads, because each run takes some requests.
+    with ThreadPoolExecutor(_PARALLEL_DESCRIPTIONS) as pool:
+        oldest_listed_jobs = (jobs[-1].name for jobs in jobs_by_run.values())
+        return list(pool.map(partial(_describe_run, target=target), summaries, oldest_listed_jobs))
+
+
+def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -> RunSummary:
+    """Return the summary with what the list of jobs does not show: the status of a run whose newest job has
+    ended, and the creation of a first job that is older than the listed ones. Unchanged if that cannot be
+    read."""
+    if parse_job_name(summary.job) is None or summary.other_format is not None:
+        return summary
+    first_job = str(JobName(summary.run, segment=1, attempt=1))
+    try:
+        if summary.status in TERMINAL_STATUSES:
+            summary = summary._replace(status=attach(summary.run, target).status)
+        if oldest_listed_job != first_job:
+            with translate_call_errors(target):
+                description = call_with_retries(partial(target.control_plane.describe_job, first_job))
+            summary = summary._replace(created=description["CreationTime"].timestamp())
+        return summary
+    except SmlaunchError:
+        return summary

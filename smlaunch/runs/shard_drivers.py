@@ -1,0 +1,35 @@
+"""The drivers of a sharded run: each shard has its own, so that a failed shard is retried alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_driver import RunDriver, SleepFunction
+from smlaunch.runs.run_outcome import RunOutcome
+from smlaunch.runs.shard_group import ShardGroup
+
+
+class ShardDrivers(RunDriver):
+    """The chain drivers of all shards."""
+
+    def __init__(self, shards: ShardGroup, target: Target) -> None:
+        self._shards = shards
+        self._target = target
+        self.chain_drivers = [driver for shard in shards.runs for driver in shard.chain_drivers]
+
+    def observe(self, *, reads_checkpoints: bool = False) -> None:
+        """Do nothing: each shard's driver observes its jobs when the shard is described."""
+
+    def wait_for_next_jobs(self, sleep: SleepFunction, followed: Collection[str]) -> tuple[str, ...]:
+        return self._shards.to_follow(followed)
+
+    def resume(self) -> None:
+        self._shards.resume()
+
+    def stop(self, outcome: RunOutcome) -> None:
+        # Request all stops first: an instance that one shard frees must not start another's next job.
+        for driver in self.chain_drivers:
+            driver.run_folder.set_stop_requested(self._target.storage, True)
+        for shard in self._shards.runs:
+            shard.stop()

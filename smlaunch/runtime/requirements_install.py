@@ -1,0 +1,77 @@
+"""Install the source's requirements before the ranks start.
+
+Into the interpreter that runs this process, as the training toolkit does, when it belongs to this job, as in
+a container. Where it belongs to the machine (contract.paths.SHARED_PYTHON_VARIABLE), into a virtual
+environment of the job on top of it: packages below are visible and not installed again, and never changed.
+"""
+
+import os
+import site
+import sys
+from typing import List, Mapping, Sequence
+
+from smlaunch.contract.sagemaker_paths import SHARED_PYTHON_VARIABLE, WHEELHOUSE_CHANNEL, Paths
+from smlaunch.runtime.errors import SetupError
+
+
+def target_python(python: str, paths: Paths, environ: Mapping[str, str]) -> str:
+    """Return the interpreter to install for and to run the ranks with."""
+    if environ.get(SHARED_PYTHON_VARIABLE) == "1":
+        return make_overlay_venv(python, paths.venv_overlay)
+    return python
+
+
+def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
+    """Return the command of pip. ``requirements``: relative to the source. Raises SetupError when the file
+    does not exist.
+    """
+    path = os.path.join(paths.code, requirements)
+    if not os.path.isfile(path):
+        raise SetupError("{}: the requirements file is not in the source".format(requirements))
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "-r", path]
+    wheelhouse = paths.channel_dir(WHEELHOUSE_CHANNEL)
+    if os.path.isdir(wheelhouse):
+        command += ["--no-index", "--find-links", wheelhouse]
+    return command
+
+
+def install_error(requirements: str, pip_output: str) -> SetupError:
+    """Return the reason, from pip's output: the first line that begins with ERROR."""
+    lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
+    errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines[-1:] or ["pip gave no reason"])[0]
+    return SetupError("{}: the requirements could not be installed: {}".format(requirements, reason))
+
+
+def make_overlay_venv(python: str, folder: str) -> str:
+    """Make a virtual environment on top of the current one; return its interpreter.
+
+    Written by hand, in a millisecond: ``venv`` can only use the interpreter itself as the base, and would not
+    see what is installed in the current virtual environment.
+    """
+    base_python = os.path.realpath(python)
+    version = "python{}.{}".format(*sys.version_info[:2])
+    site_packages = os.path.join(folder, "lib", version, "site-packages")
+    overlay_python = os.path.join(folder, "bin", "python")
+    os.makedirs(site_packages, exist_ok=True)
+    os.makedirs(os.path.dirname(overlay_python), exist_ok=True)
+    _write_lines(
+        os.path.join(folder, "pyvenv.cfg"),
+        ["home = " + os.path.dirname(base_python), "include-system-site-packages = true"],
+    )
+    # addsitedir and not the bare path, so that .pth files there, such as those of editable installs, are
+    # read.
+    _write_lines(
+        os.path.join(site_packages, "_below.pth"),
+        ["import site; site.addsitedir({!r})".format(path) for path in site.getsitepackages()],
+    )
+    for name in ("python", "python3"):
+        link = os.path.join(folder, "bin", name)
+        if not os.path.islink(link):
+            os.symlink(base_python, link)
+    return overlay_python
+
+
+def _write_lines(path: str, lines: Sequence[str]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
