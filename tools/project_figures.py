@@ -25,6 +25,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MOST_ROOT_MODULES = 3
 TIERS = ("unit", "endpoint", "process", "real", "chaos")
+MOST_PLANNER_FILES = 32
 OF_MAKE_TEST = ("unit", "endpoint", "process")
 FIRST_WORDS = ("told", "kept", "carried", "whoever", "had best")
 """Issue L counted 1,003 uses of these."""
@@ -122,6 +123,17 @@ def count_formats() -> tuple[bool, dict[str, Any]]:
     return True, {"versions": versions, "golden_files": len(golden), "previous_release": previous}
 
 
+def count_planner() -> tuple[bool, dict[str, Any]]:
+    """Files of the planner, and the rules of its registry by phase."""
+    sys.path.insert(0, str(ROOT))
+    from smlaunch.planner.rules import all_rules
+
+    files = [path for path in listed_files("smlaunch/planner") if path.endswith(".py")]
+    phases = Counter(rule.phase for rule in all_rules())
+    figures = {"files": len(files), "most_files": MOST_PLANNER_FILES, "rules": dict(sorted(phases.items()))}
+    return len(files) <= MOST_PLANNER_FILES, figures
+
+
 def count_attacks(issue: str) -> tuple[bool, dict[str, Any]]:
     """What the pages of attacks say was tried, and whether each says what was done about it."""
     pages: dict[str, Any] = {}
@@ -178,7 +190,7 @@ def count_tiers(run: bool) -> tuple[bool, dict[str, Any]]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("words", "lines", "formats", "attacks", "tiers"))
+    parser.add_argument("what", choices=("words", "lines", "formats", "planner", "attacks", "tiers"))
     parser.add_argument("--issue", default="K", help="of the attacks")
     parser.add_argument(
         "--run", action="store_true", help="run the tiers of `make test`, which takes minutes"
@@ -188,6 +200,7 @@ def main(arguments: list[str]) -> int:
         "words": count_words,
         "lines": count_lines,
         "formats": count_formats,
+        "planner": count_planner,
         "attacks": lambda: count_attacks(options.issue),
         "tiers": lambda: count_tiers(options.run),
     }

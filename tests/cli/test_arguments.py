@@ -32,6 +32,21 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_a_local_plan_without_inputs_loads_no_client(home: Path, tmp_path: Path) -> None:
+    """The endpoint starts with the first request to it, and this plan makes none."""
+    script = tmp_path / "train.py"
+    script.write_text("print('loss=1.0')\n")
+    code = (
+        "import sys\nfrom smlaunch.cli.main import run_command\n"
+        f"assert run_command(['plan', {str(script)!r}, '--local']) == 0\n"
+        "loaded = {'boto3', 'botocore', 'moto', 'werkzeug', 'pydantic'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "ml." in result.stdout, "a plan names the machine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
