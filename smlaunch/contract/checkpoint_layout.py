@@ -217,7 +217,7 @@ def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[
     if document is None:
         return None
     try:
-        return Manifest(
+        manifest = Manifest(
             step=int(document["step"]),
             world_size=int(document["world_size"]),
             shards=tuple(_parse_shard(shard_document) for shard_document in document["shards"]),
@@ -226,6 +226,9 @@ def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[
         )
     except (KeyError, TypeError, ValueError):
         return None
+    ranks = {shard.rank for shard in manifest.shards}
+    has_all_ranks = len(ranks) == len(manifest.shards) == manifest.world_size and min(ranks, default=-1) == 0
+    return manifest if has_all_ranks and max(ranks) == manifest.world_size - 1 else None
 
 
 def _parse_shard(document: Mapping[str, Any]) -> Shard:

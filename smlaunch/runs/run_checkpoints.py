@@ -31,15 +31,12 @@ class CheckpointStep(NamedTuple):
     step: int
     size_bytes: int
     """Sum of all its files."""
+    is_committed: bool
+    """Whether a COMMIT file exists, even if it cannot be read or parts are missing."""
     manifest: Manifest | None
-    """Content of COMMIT; None without a readable one."""
+    """The files of a committed step; None if it cannot be read."""
     problems: tuple[str, ...]
     """Reasons why a reader rejects the step; empty for a complete one."""
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether a readable COMMIT exists, even if parts are missing."""
-        return self.manifest is not None
 
     @property
     def is_complete(self) -> bool:
@@ -194,14 +191,13 @@ class RunCheckpoints:
         the checkpoints."""
         directory = checkpoint_format.step_directory(step) + "/"
         step_files = {path: size for path, size in size_by_path.items() if path.startswith(directory)}
+        is_committed = any(checkpoint_format.is_commit(path[len(directory) :]) for path in step_files)
         manifest = checkpoint_format.find_manifest(step, step_files, self._read_file)
         if manifest is not None:
             problems = tuple(checkpoint_format.shard_problems(manifest, step_files))
-        elif any(checkpoint_format.is_commit(path[len(directory) :]) for path in step_files):
-            problems = ("its manifest is missing or torn",)
         else:
-            problems = ("not committed",)
-        return CheckpointStep(step, sum(step_files.values()), manifest, problems)
+            problems = ("its manifest is missing or torn" if is_committed else "not committed",)
+        return CheckpointStep(step, sum(step_files.values()), is_committed, manifest, problems)
 
     def _list_size_by_path(self, path_prefix: str = "") -> dict[str, int]:
         """Return the size of each file by its path below the prefix. ``path_prefix`` limits the paths."""

@@ -102,6 +102,10 @@ def test_list_and_verify(endpoint_shell: Shell) -> None:
     assert row_by_step[20]["problems"] == [f"{part.name}: its content is not what the manifest says"]
     uncommitted = endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "30")
     assert (uncommitted.code, uncommitted.out) == (0, "step 30: not committed\n")
+    (manifest,) = (home / "s3" / "keeps" / "ckpt").glob("smlaunch/step-000000000010/manifest*")
+    manifest.unlink()
+    torn = endpoint_shell("checkpoints", "verify", uri, "--local", "--step", "10")
+    assert (torn.code, torn.out) == (1, "step 10: incomplete: its manifest is missing or torn\n")
 
     document = json.loads(endpoint_shell("checkpoints", "ls", uri, "--local", "--json").out)
     assert [row["step"] for row in document["checkpoints"]] == [30, 20, 10]

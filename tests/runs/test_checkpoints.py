@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from smlaunch.aws.interfaces import CallError
-from smlaunch.contract.checkpoint_layout import step_directory
+from smlaunch.contract.checkpoint_layout import manifest_name, step_directory
 from smlaunch.contract.segment_outcome import CONTINUE, SegmentOutcome
 from smlaunch.errors import JobError
 from smlaunch.runs.run_checkpoints import RunCheckpoints
@@ -54,9 +55,36 @@ def test_steps_are_listed_with_their_problems(tmp_path: Path) -> None:
     assert [len(problems[step]) for step in problems] == [1, 1, 1, 1, 0]
     assert problems[5][0].endswith(": missing") and problems[2][0].endswith(": 4,001 bytes of 4,000")
     assert problems[4] == ("not committed",) and problems[3] == ("its manifest is missing or torn",)
-    (newest, *_) = prefix.checkpoints.list_steps()
+    newest, uncommitted, torn, *_ = prefix.checkpoints.list_steps()
     assert newest.is_committed and not newest.is_complete
+    assert torn.is_committed and not uncommitted.is_committed, "a COMMIT says that the step was finished"
     assert newest.to_dict()["samples"] == 50 and newest.to_dict()["job"] == "run-s1-a1"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": -1, "shards": []},
+        {"world_size": 0, "shards": []},
+        {"world_size": 3},
+        {"world_size": 1},
+        {"step": 2},
+        {"shards": 3},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_cannot_be_true_is_torn(tmp_path: Path, changes: dict[str, object]) -> None:
+    prefix = CheckpointPrefix(tmp_path, 1)
+    commit_key = prefix.key(1, "COMMIT")
+    manifest = json.loads(prefix.objects[prefix.key(1, "manifest")])
+    content = json.dumps({**manifest, **changes}).encode()
+    name = manifest_name(content)
+    prefix.objects[f"run/ckpt/{step_directory(1)}/{name}"] = content
+    prefix.objects[commit_key] = json.dumps(
+        {**json.loads(prefix.objects[commit_key]), "manifest": name}
+    ).encode()
+    (step,) = prefix.checkpoints.list_steps()
+    assert step.is_committed and step.problems == ("its manifest is missing or torn",)
 
 
 def test_verify_reads_every_byte(tmp_path: Path) -> None:
