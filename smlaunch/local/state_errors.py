@@ -23,8 +23,9 @@ class StateDamaged(EndpointError):
 
 
 def unusable_file_error(path: Path, problem: str, lost_data: str, remedy: str = "") -> StateDamaged:
-    """Return the error for a file that can be replaced. ``remedy``: what to do; by default, remove it."""
-    instruction = remedy or f"`rm -r {shlex.quote(str(path))}`, and a new one is created"
+    """Return the error for a file that can be replaced. ``remedy``: what to do; by default, move it away."""
+    move_command = quarantine_command(path.parent, shlex.quote(path.name))
+    instruction = remedy or f"{move_command}, and a new one is created"
     return StateDamaged(f"{path} {problem}. Lost with it: {lost_data}. To go on: {instruction}")
 
 

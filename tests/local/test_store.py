@@ -93,3 +93,12 @@ def test_a_database_of_another_version_is_not_changed(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version=99")
     with pytest.raises(EndpointError, match="another version"):
         JobStore(path)
+
+
+def test_a_database_without_a_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    JobStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=0")
+    with pytest.raises(EndpointError, match="has tables, but no version"):
+        JobStore(path)

@@ -209,6 +209,8 @@ class Database:
             raise self.state_damaged_error(f"is another database: its tables are {table_names}")
         if count_in_file is not None and not existing_tables:
             raise self.state_damaged_error("is an empty database")
+        if existing_tables and not user_version:
+            raise self.state_damaged_error("has tables, but no version")
         has_all_tables = {*expected_tables, _COUNTER_TABLE} <= existing_tables
         # The schema only creates what is missing.
         if user_version != self._spec.user_version or not has_all_tables:
