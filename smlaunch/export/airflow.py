@@ -2,7 +2,7 @@
 
 A single training or processing job is one task. A chain is unrolled: one training task for each segment, each
 followed by a task that skips the remaining ones when the training is finished. Each try of a task is the next
-attempt of its segment. Decisions that ``planner.next_action`` makes after every job cannot be expressed in a
+attempt of its segment. Decisions that ``chain.next_action`` makes after every job cannot be expressed in a
 fixed DAG: a job that needs them is refused, and other differences are listed at the top of the file.
 ``SmlaunchOperator`` (docs/airflow.md) makes all of these decisions.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from smlaunch.api.retry_policy import BackoffPolicy
@@ -39,11 +40,6 @@ class ShardValue:
 
 
 # ---- intrinsic functions --------------------------------------------------------------------------------
-
-
-def quote_literal(text: str) -> str:
-    """Quote a text as an argument of an intrinsic function."""
-    return f"'{_escape_literal(text)}'"
 
 
 def _escape_literal(text: str) -> str:
@@ -187,6 +183,16 @@ def task_state(
     if catchers:
         state["Catch"] = list(catchers)
     return {**state, "Next": next_state}
+
+
+def merge_states(*tables: Mapping[str, State]) -> dict[str, State]:
+    """Return the states of all tables by name, in order. Raises ValueError for a name that comes twice."""
+    merged: dict[str, State] = {}
+    for name, state in chain.from_iterable(table.items() for table in tables):
+        if name in merged:
+            raise ValueError(f"two states have the name {name!r}")
+        merged[name] = state
+    return merged
 
 
 def fail_state(comment: str, error: str, cause: str) -> State:

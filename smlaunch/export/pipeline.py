@@ -6,9 +6,9 @@ tests whether the training is finished.
                                               └─no─► ... ─► Limit (Fail)
 
 A pipeline has no loops and can read only the metrics of a job, so the runtime prints whether the training is
-finished (contract.segment, REPORT_FINISHED_VARIABLE). Conditions are not nested (pipeline_gates). The jobs of
-an execution are new runs, named by the id of the execution and the step; the service names the jobs, and run,
-segment and attempt are tags. Pure.
+finished (contract.segment, REPORT_FINISHED_VARIABLE). Conditions are not nested (pipeline_step_order). The
+jobs of an execution are new runs, named by the id of the execution and the step; the service names the jobs,
+and run, segment and attempt are tags. Pure.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from smlaunch.planner.plan import RunPlan
 
 FINISHED_METRIC = env_variables.FINISHED_METRIC
 MAX_SEGMENTS = 100
-"""Segments of one chain; a limit of smlaunch, like pipeline_gates.MAX_STEPS."""
+"""Segments of one chain; a limit of smlaunch, like pipeline_step_order.MAX_STEPS."""
 
 OUTPUT_NAME = "output"
 """Name of the only output of a processing job (request.create_processing_job)."""

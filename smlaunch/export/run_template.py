@@ -2,8 +2,7 @@
 
 The requests of a plan are for one run with a known name. An orchestrator starts many runs and names each of
 them. So a request becomes a template: values that differ between runs and jobs are a ``TextTemplate`` or a
-``NumberTemplate`` with job variables, and each export writes these in its own language. ``fill_template``
-returns the request of one job, the same as ``planner.workflow.build_job_request``.
+``NumberTemplate`` with job variables, and each export writes these in its own language.
 """
 
 from __future__ import annotations
@@ -434,15 +433,3 @@ def map_template_values(node: Any, convert: Callable[[TextTemplate | NumberTempl
     if isinstance(node, (list, tuple)):
         return [map_template_values(item, convert) for item in node]
     return node
-
-
-def fill_template(template: RequestTemplate, values: Mapping[JobVariable, str | int]) -> dict[str, Any]:
-    """Return the request of one job."""
-
-    def fill_value(value: TextTemplate | NumberTemplate) -> str | int:
-        if isinstance(value, NumberTemplate):
-            return int(values[value.variable])
-        return "".join(str(values[word]) if isinstance(word, JobVariable) else word for word in value.pieces)
-
-    request: dict[str, Any] = map_template_values(template, fill_value)
-    return request

@@ -1,11 +1,10 @@
-"""States that decide what follows the end of a job: ``planner.next_action`` as Choice states."""
+"""States that decide what follows the end of a job: ``chain.next_action`` as Choice states."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from smlaunch.api.job_kinds import TRAINING, JobKind, member_value
-from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.chain.next_action import (
     ENDING_MESSAGES,
     NO_CAPACITY_ENDINGS,
@@ -16,38 +15,32 @@ from smlaunch.chain.workflow import (
     ENDING_BY_FAILURE_REASON,
     ENDING_BY_SECONDARY_STATUS,
     RULE_BY_ENDING,
+    EndingRule,
     JobEnding,
     Remedy,
     classify_ending,
 )
-from smlaunch.chain.workflow import (
-    EndingRule as EndingRule,
-)
-from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, OUTCOME_PATH_PREFIX
-from smlaunch.errors import EXIT_LIMIT, EXIT_SERVICE, EXIT_TRAINING_FAILED
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
+from smlaunch.errors import EXIT_LIMIT, EXIT_TRAINING_FAILED
 from smlaunch.export.asl import (
-    JOB_NAME_PATH,
     ChoiceRule,
+    State,
     and_rule,
-    catcher,
     choice_state,
     comparison_rule,
     or_rule,
     pass_state,
-    retrier,
     rule_to_state,
     states_format,
     states_math_add,
-    task_state,
     to_asl_parameters,
     wait_state,
 )
-from smlaunch.export.run_template import TextTemplate
+from smlaunch.export.run_template import RunTemplate
 from smlaunch.export.sfn_common import (
     AFTER_JOB_END,
     CHECK_HISTORY,
     CHECK_STALE_OUTCOME,
-    CLEAR_OUTCOME,
     EVENTS_PER_JOB,
     OUTCOME_JSON_PATH,
     PROGRESS_TEXT_PIECES,
@@ -55,21 +48,16 @@ from smlaunch.export.sfn_common import (
     RETRY_THIS_SEGMENT,
     RUN_DONE,
     START_NEXT_SEGMENT,
-    StateMachineBuilder,
     append_progress,
+    error_state,
     next_job_context,
     reads_outcome_file,
-    rule_has_higher_reported_step,
-    rule_has_newer_step,
     rule_outcome_is_of_this_job,
     rule_training_is_finished,
 )
+from smlaunch.export.sfn_outcome import progress_states, stale_outcome_states
 
-READ_OUTCOME, NO_OUTCOME, CHECK_NEWER_STEP = "Read the outcome", "No outcome yet", "A newer step?"
-FOUND_NEWER_STEP, FOUND_NO_PROGRESS, CLASSIFY_ENDING = "A newer step", "Nothing newer", "How did it end?"
-CHECK_REPORTED_STEP, FOUND_HIGHER_REPORTED_STEP = "Was a higher step reported?", "A higher step was reported"
-CHECK_REPORTED_STEP_TOO = "Was it reported too?"
-FOUND_BOTH_STEPS_HIGHER = "A newer step, and reported"
+CLASSIFY_ENDING, NO_PROGRESS = "How did it end?", "No progress"
 CHECK_MORE_TO_TRAIN, WAIT_FOR_OUTCOME, COUNT_OUTCOME_READ = (
     "More to train?",
     "Wait for the outcome",
@@ -81,7 +69,6 @@ CHOOSE_BACKOFF, ATTEMPT_BACKOFF, LONGEST_BACKOFF, WAIT_BEFORE_RETRY = (
     "As long as it may be",
     "Wait to try again",
 )
-UNREADABLE_OUTCOME = "Outcome cannot be read"
 SWITCH_TO_ON_DEMAND = "On demand now"
 
 _STATUS_PATH, _SECONDARY_STATUS_PATH, _FAILURE_REASON_PATH, _EXIT_MESSAGE_PATH = (
@@ -122,151 +109,34 @@ def other_failure() -> JobEnding:
     return classify_ending("Failed", "", "") or JobEnding.ALGORITHM
 
 
-class EndingStates:
-    """Adds the states after the end of a job. They begin at ``AFTER_JOB_END``."""
+def ending_states(template: RunTemplate) -> dict[str, State]:
+    """Return the states after the end of a job by name, from ``AFTER_JOB_END`` to the next job or the end of
+    the run."""
+    return _EndingStates(template).states
 
-    def __init__(self, builder: StateMachineBuilder) -> None:
-        self.builder = builder
-        self.template = builder.template
 
-    def add_states(self) -> None:
-        has_outcome_file = reads_outcome_file(self.template)
-        if has_outcome_file:
-            self._add_outcome()
-        self._add_progress_counts(has_outcome_file)
-        rules = choice_rules_by_ending(self.template.kind)
+class _EndingStates:
+    """Adds the states after the end of a job to ``states``. A state is added only if the run needs it."""
+
+    def __init__(self, template: RunTemplate) -> None:
+        self.template = template
+        self.states = progress_states(template, CLASSIFY_ENDING)
+        rules = choice_rules_by_ending(template.kind)
         possible_endings = {other_failure(), *(ending for ending, _ in rules)}
         # Keeps its place before the states that it leads to, whose names are known when they are added.
-        self.builder.add_state(CLASSIFY_ENDING, {})
+        self.states[CLASSIFY_ENDING] = {}
         first_state_by_ending = {
             ending: self._add_states_after_ending(ending)
             for ending in JobEnding
             if ending in possible_endings
         }
-        comment = "By its status, its secondary status and the first word of its failure's reason."
-        self.builder.states[CLASSIFY_ENDING] = choice_state(
-            comment,
+        self.states[CLASSIFY_ENDING] = choice_state(
+            "By its status, its secondary status and the first word of its failure's reason.",
             [rule_to_state(first_state_by_ending[ending], rule) for ending, rule in rules],
             first_state_by_ending[other_failure()],
         )
         self._add_next_job_states()
         self._add_success()
-
-    @property
-    def _state_before_next_job(self) -> str:
-        """The state that comes before the next job."""
-        return CHECK_STALE_OUTCOME if reads_outcome_file(self.template) else CHECK_HISTORY
-
-    # ---- the outcome file ----------------------------------------------------------------------------------
-
-    def _outcome_object(self, job: str) -> dict[str, Any]:
-        """Arguments of S3 calls for the outcome file of a job. ``job``: path of the job name."""
-        first, *rest = (self.template.checkpoints_prefix or TextTemplate(())).pieces
-        bucket, _, key = str(first).removeprefix("s3://").partition("/")
-        path = states_format([key, *rest, OUTCOME_PATH_PREFIX, job, ".json"])
-        return {"Bucket": bucket, "ExpectedBucketOwner": self.template.bucket_owner(bucket), "Key.$": path}
-
-    def _add_outcome(self) -> None:
-        template, add = self.template, self.builder.add_state
-        job_member = {"job.$": JOB_NAME_PATH}
-        missing_errors = ["S3.NoSuchKeyException", "S3.NoSuchKey", "States.IntrinsicFailure"]
-        add(
-            AFTER_JOB_END,
-            task_state(
-                "How far the run is stands in S3, where the job's own sync has put it. One that is cut off "
-                "counts as missing.",
-                "aws-sdk:s3:getObject",
-                self._outcome_object(JOB_NAME_PATH),
-                "$.outcome",
-                READ_OUTCOME,
-                result_selector={"file.$": "States.StringToJson($.Body)"},
-                retriers=[
-                    retrier(
-                        ["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5
-                    )
-                ],
-                catchers=[
-                    catcher(missing_errors, None, NO_OUTCOME),
-                    catcher(["States.ALL"], "$.outcome", UNREADABLE_OUTCOME),
-                ],
-            ),
-        )
-        add(
-            READ_OUTCOME,
-            pass_state(
-                "With a default for each member that it may lack.",
-                {"file.$": "States.JsonMerge($.defaults.outcome, $.outcome.file, false)", **job_member},
-                "$.outcome",
-                CHECK_NEWER_STEP,
-            ),
-        )
-        add(
-            NO_OUTCOME,
-            pass_state(
-                "Missing means continue.",
-                {"file.$": "$.defaults.outcome", **job_member},
-                "$.outcome",
-                CHECK_NEWER_STEP,
-            ),
-        )
-        add(
-            CHECK_NEWER_STEP,
-            choice_state(
-                "What another job of the run has said is not this one's word.",
-                [rule_to_state(CHECK_REPORTED_STEP_TOO, rule_has_newer_step())],
-                CHECK_REPORTED_STEP,
-            ),
-        )
-        add(
-            CHECK_REPORTED_STEP_TOO,
-            choice_state(
-                "What was reported counts too.",
-                [rule_to_state(FOUND_BOTH_STEPS_HIGHER, rule_has_higher_reported_step())],
-                FOUND_NEWER_STEP,
-            ),
-        )
-        add(
-            CHECK_REPORTED_STEP,
-            choice_state(
-                "A script that keeps checkpoints of its own may report steps, and commits none.",
-                [rule_to_state(FOUND_HIGHER_REPORTED_STEP, rule_has_higher_reported_step())],
-                FOUND_NO_PROGRESS,
-            ),
-        )
-        self.builder.add_fail_state(
-            UNREADABLE_OUTCOME,
-            EXIT_SERVICE,
-            "Whether the run has finished stands in it: to guess would train again.",
-            "$.outcome.Cause",
-        )
-
-    def _add_progress_counts(self, has_outcome_file: bool) -> None:
-        """Add the Pass states that set ``$.progress`` after a job: ``step``, the newest step with a committed
-        checkpoint; ``reported``, the highest step in the script's progress lines; ``tried``, how many jobs in
-        a row increased neither. ``$.position`` has the values before the job. Only an outcome file (written
-        by the job to S3: how far it came) can show progress."""
-        unchanged_steps = {"step.$": "$.position.step", "reported.$": "$.position.reported"}
-        no_progress = {**unchanged_steps, "tried.$": states_math_add("$.position.tried", 1), "newer": False}
-        if not has_outcome_file:
-            # Nothing is read after the job, so that counting is the first state after its end.
-            self.builder.add_state(
-                AFTER_JOB_END, pass_state("One more try.", no_progress, "$.progress", CLASSIFY_ENDING)
-            )
-            return
-        changed_step = {"step.$": f"{OUTCOME_JSON_PATH}.step"}
-        changed_reported_step = {"reported.$": f"{OUTCOME_JSON_PATH}.reported_step"}
-        changes_by_state = {
-            FOUND_NEWER_STEP: changed_step,
-            FOUND_HIGHER_REPORTED_STEP: changed_reported_step,
-            FOUND_BOTH_STEPS_HIGHER: {**changed_step, **changed_reported_step},
-        }
-        for state_name, changes in changes_by_state.items():
-            progress = {**unchanged_steps, **changes, "tried": 0, "newer": True}
-            comment = "What was tried before it counts no more."
-            self.builder.add_state(state_name, pass_state(comment, progress, "$.progress", CLASSIFY_ENDING))
-        self.builder.add_state(
-            FOUND_NO_PROGRESS, pass_state("One more try.", no_progress, "$.progress", CLASSIFY_ENDING)
-        )
 
     # ---- what follows on each ending ----------------------------------------------------------------------
 
@@ -294,9 +164,11 @@ class EndingStates:
         ``remedy_state``: next state of a job that was on demand already."""
         spot_check_state = f"{_STATE_TITLE_BY_ENDING[ending]}: was it on spot?"
         was_on_spot = comparison_rule("$.description.job.EnableManagedSpotTraining", "BooleanEquals", True)
-        comment = "On demand, where spot capacity did not come."
-        rules = [rule_to_state(SWITCH_TO_ON_DEMAND, was_on_spot)]
-        self.builder.add_state(spot_check_state, choice_state(comment, rules, remedy_state))
+        self.states[spot_check_state] = choice_state(
+            "On demand, where spot capacity did not come.",
+            [rule_to_state(SWITCH_TO_ON_DEMAND, was_on_spot)],
+            remedy_state,
+        )
         return spot_check_state
 
     def _add_finished_check(self, stopped_state: str) -> str:
@@ -308,8 +180,9 @@ class EndingStates:
             comparison_rule(f"{OUTCOME_JSON_PATH}.result", "StringEquals", FINISHED),
             comparison_rule(f"{OUTCOME_JSON_PATH}.ranks_succeeded", "BooleanEquals", True),
         )
-        question = choice_state("In its last minute.", [rule_to_state(RUN_DONE, had_finished)], stopped_state)
-        self.builder.add_state(name, question)
+        self.states[name] = choice_state(
+            "In its last minute.", [rule_to_state(RUN_DONE, had_finished)], stopped_state
+        )
         return name
 
     def _add_remedy_states(self, ending: JobEnding) -> None:
@@ -331,9 +204,8 @@ class EndingStates:
         max_attempts = self.template.policy.attempts
         has_no_attempts_left = comparison_rule("$.progress.tried", "NumericGreaterThanEquals", max_attempts)
         comment = f"{max_attempts} in all may end without progress ({ending_rule.remedy.value})."
-        self.builder.add_state(
-            remedy_state,
-            choice_state(comment, [rule_to_state(given_up_state, has_no_attempts_left)], next_try_state),
+        self.states[remedy_state] = choice_state(
+            comment, [rule_to_state(given_up_state, has_no_attempts_left)], next_try_state
         )
         self._add_failure_state(
             given_up_state, ending_rule, "Tried as often as the job allows.", failure_text
@@ -358,7 +230,7 @@ class EndingStates:
             cause = append_progress(failure_text)
         else:
             cause = failure_text
-        self.builder.add_fail_state(state_name, ending_rule.exit_code, comment, cause)
+        self.states[state_name] = error_state(ending_rule.exit_code, comment, cause)
 
     def _add_backoff_schedule_state(self, name: str, rule: EndingRule) -> None:
         """Add the waits before a retry: one for each attempt, up to the maximum."""
@@ -366,8 +238,7 @@ class EndingStates:
         while not wait_seconds or rule.wait_seconds(len(wait_seconds)) < rule.max_wait_seconds:
             wait_seconds.append(self.template.scale_seconds(rule.wait_seconds(len(wait_seconds) + 1)))
         values = {"seconds": wait_seconds, "longest": wait_seconds[-1], "longest_from": len(wait_seconds)}
-        comment = "Seconds after each attempt."
-        self.builder.add_state(name, pass_state(comment, values, "$.wait", CHOOSE_BACKOFF))
+        self.states[name] = pass_state("Seconds after each attempt.", values, "$.wait", CHOOSE_BACKOFF)
 
     def _add_states_after_used_time(self, ending: JobEnding) -> str:
         """Add the states that follow a job that completed or was stopped at its time limit, and return the
@@ -375,22 +246,17 @@ class EndingStates:
         row, one per segment. The outcome file, which a job writes to S3, may say that it completed before
         training had finished."""
         if self.template.workflow.is_multi_segment:
-            if CHECK_MORE_TO_TRAIN not in self.builder.states:  # both endings lead to it
+            if CHECK_MORE_TO_TRAIN not in self.states:  # both endings lead to it
                 self._add_chain_continuation_states()
             return CHECK_MORE_TO_TRAIN
         if ending is JobEnding.TIME_LIMIT:
-            return self._add_time_limit_reached_state()
+            time_over_state, rule = "Its time was over", RULE_BY_ENDING[ending]
+            comment, failure_text = "One job, and its limit.", "stopped at its max_runtime"
+            self._add_failure_state(time_over_state, rule, comment, failure_text)
+            return time_over_state
         if reads_outcome_file(self.template):
             return self._add_early_end_states()
         return RUN_DONE
-
-    def _add_time_limit_reached_state(self) -> str:
-        """Add the Fail state of a run of one job that was stopped at its time limit, and return its name."""
-        state_name, ending_rule = "Its time was over", RULE_BY_ENDING[JobEnding.TIME_LIMIT]
-        self._add_failure_state(
-            state_name, ending_rule, "One job, and its limit.", "stopped at its max_runtime"
-        )
-        return state_name
 
     def _add_early_end_states(self) -> str:
         """Add the states that fail a run of one job which completed, but whose outcome file says that
@@ -401,64 +267,39 @@ class EndingStates:
             rule_outcome_is_of_this_job(),
             comparison_rule(f"{OUTCOME_JSON_PATH}.result", "StringEquals", CONTINUE),
         )
-        comment = "A job that exited early on request completes too."
-        self.builder.add_state(
-            outcome_check_state,
-            choice_state(comment, [rule_to_state(early_state, wants_to_continue)], RUN_DONE),
+        self.states[outcome_check_state] = choice_state(
+            "A job that exited early on request completes too.",
+            [rule_to_state(early_state, wants_to_continue)],
+            RUN_DONE,
         )
         early_end_text = states_format(
             ["ended itself before its max_runtime; the newest checkpoint is step ", "$.progress.step"]
         )
-        self.builder.add_fail_state(
-            early_state, EXIT_LIMIT, "There is no chain that would go on.", early_end_text
+        self.states[early_state] = error_state(
+            EXIT_LIMIT, "There is no chain that would go on.", early_end_text
         )
         return outcome_check_state
 
     def _add_chain_continuation_states(self) -> None:
         """Add the choice after a job of a chain that completed or reached its time limit."""
-        template, add = self.template, self.builder.add_state
+        attempts = self.template.policy.attempts
         is_completed = comparison_rule(_STATUS_PATH, "StringEquals", "Completed")
         steps_unknown = [
             comparison_rule(f"{OUTCOME_JSON_PATH}.{member}", "IsNull", True)
             for member in ("step", "reported_step")
         ]
         has_own_files = and_rule(rule_outcome_is_of_this_job(), *steps_unknown)
-        outcome_missing = [
+        outcome_missing = and_rule(
             {"Not": rule_outcome_is_of_this_job()},
             comparison_rule("$.job.looks", "NumericLessThan", _MAX_OUTCOME_READS),
-        ]
-        attempts = template.policy.attempts
-        attempts_used, no_progress_state = (
-            comparison_rule("$.progress.tried", "NumericGreaterThanEquals", attempts),
-            "No progress",
         )
-        rules = [
-            rule_to_state(RUN_DONE, and_rule(is_completed, rule_training_is_finished())),
-            rule_to_state(START_NEXT_SEGMENT, comparison_rule("$.progress.newer", "BooleanEquals", True)),
-            rule_to_state(START_NEXT_SEGMENT, has_own_files),
-            rule_to_state(WAIT_FOR_OUTCOME, and_rule(*outcome_missing)),
-            rule_to_state(no_progress_state, attempts_used),
-        ]
-        comment = (
-            "Finished; or further than before; or a script that reports no step, whose files nobody compares "
-            f"here. Of {attempts} jobs that came no further, the next one will not either."
-        )
-        add(CHECK_MORE_TO_TRAIN, choice_state(comment, rules, RETRY_THIS_SEGMENT))
-        seconds = template.scale_seconds(OUTCOME_GRACE_SECONDS / _MAX_OUTCOME_READS)
-        add(
-            WAIT_FOR_OUTCOME,
-            wait_state("It may still be on its way to S3.", COUNT_OUTCOME_READ, seconds=seconds),
-        )
+        attempts_used = comparison_rule("$.progress.tried", "NumericGreaterThanEquals", attempts)
         next_outcome_read = {
             "name.$": "$.job.name",
             "fault.$": "$.job.fault",
             "looks.$": states_math_add("$.job.looks", 1),
         }
-        add(
-            COUNT_OUTCOME_READ,
-            pass_state(f"{OUTCOME_GRACE_SECONDS:.0f} s in all.", next_outcome_read, "$.job", AFTER_JOB_END),
-        )
-        cause = states_format(
+        no_progress_text = states_format(
             [
                 f"no progress: {attempts} jobs until ",
                 "$.job.name",
@@ -467,18 +308,33 @@ class EndingStates:
                 "; the script begins anew in every job, or saves no checkpoint before a segment's end",
             ]
         )
-        self.builder.add_fail_state(
-            no_progress_state, EXIT_TRAINING_FAILED, "Going on would only cost.", cause
-        )
+        self.states |= {
+            CHECK_MORE_TO_TRAIN: choice_state(
+                "Finished; or further than before; or a script that reports no step, whose files nobody "
+                f"compares here. Of {attempts} jobs that came no further, the next one will not either.",
+                [
+                    rule_to_state(RUN_DONE, and_rule(is_completed, rule_training_is_finished())),
+                    rule_to_state(
+                        START_NEXT_SEGMENT, comparison_rule("$.progress.newer", "BooleanEquals", True)
+                    ),
+                    rule_to_state(START_NEXT_SEGMENT, has_own_files),
+                    rule_to_state(WAIT_FOR_OUTCOME, outcome_missing),
+                    rule_to_state(NO_PROGRESS, attempts_used),
+                ],
+                RETRY_THIS_SEGMENT,
+            ),
+            WAIT_FOR_OUTCOME: wait_state(
+                "It may still be on its way to S3.",
+                COUNT_OUTCOME_READ,
+                seconds=self.template.scale_seconds(OUTCOME_GRACE_SECONDS / _MAX_OUTCOME_READS),
+            ),
+            COUNT_OUTCOME_READ: pass_state(
+                f"{OUTCOME_GRACE_SECONDS:.0f} s in all.", next_outcome_read, "$.job", AFTER_JOB_END
+            ),
+            NO_PROGRESS: error_state(EXIT_TRAINING_FAILED, "Going on would only cost.", no_progress_text),
+        }
 
     # ---- going on -----------------------------------------------------------------------------------------
-
-    def _next_job_state(self, comment: str, values: dict[str, Any]) -> dict[str, Any]:
-        # The outcome stays in the context until it has been checked and cleared.
-        return pass_state(comment, {**values, **self._outcome_context()}, None, self._state_before_next_job)
-
-    def _outcome_context(self) -> dict[str, Any]:
-        return {"outcome.$": "$.outcome"} if reads_outcome_file(self.template) else {}
 
     def _add_next_job_states(self) -> None:
         """Add the states between the end of a job and the next one, each (its name in capitals) only if a
@@ -491,7 +347,7 @@ class EndingStates:
             "waits": 0,  # failed calls that create the job
         }
         if self._is_reached(CHOOSE_BACKOFF):
-            self._add_backoff_states()
+            self.states |= _backoff_states()
         if self._is_reached(SWITCH_TO_ON_DEMAND):
             comment = "Spot that did not come once is not waited for again in this segment."
             self._add_position_state(SWITCH_TO_ON_DEMAND, comment, {**next_attempt, "on_demand": True})
@@ -510,77 +366,21 @@ class EndingStates:
             comment = "From there; as planned again, on spot too."
             self._add_position_state(START_NEXT_SEGMENT, comment, next_segment)
         if self._is_reached(CHECK_STALE_OUTCOME):
-            self._add_stale_outcome_states()
+            self.states |= stale_outcome_states(self.template)
 
     def _add_position_state(self, state_name: str, comment: str, position_changes: dict[str, Any]) -> None:
         """Add the Pass state that changes ``$.position`` (segment, attempt, step, ...) for the next job."""
-        next_context = next_job_context(self.template, EVENTS_PER_JOB, position_changes)
-        self.builder.add_state(state_name, self._next_job_state(comment, next_context))
+        values = next_job_context(self.template, EVENTS_PER_JOB, position_changes)
+        next_state = CHECK_HISTORY
+        if reads_outcome_file(self.template):
+            # The outcome stays in the context until it has been checked and cleared.
+            values["outcome.$"] = "$.outcome"
+            next_state = CHECK_STALE_OUTCOME
+        self.states[state_name] = pass_state(comment, values, None, next_state)
 
     def _is_reached(self, state_name: str) -> bool:
         """Return whether a state that was added so far leads to this one."""
-        return any(state_name in next_states(state) for state in self.builder.states.values())
-
-    def _add_backoff_states(self) -> None:
-        """Add the states that choose the wait before the next attempt of a segment, and wait: longer with
-        each attempt, up to the longest wait."""
-        add_state = self.builder.add_state
-        is_longest = comparison_rule(
-            "$.position.attempt", "NumericGreaterThanEqualsPath", "$.wait.longest_from"
-        )
-        add_state(
-            CHOOSE_BACKOFF,
-            choice_state(
-                "Longer with every attempt.",
-                [rule_to_state(LONGEST_BACKOFF, is_longest)],
-                ATTEMPT_BACKOFF,
-            ),
-        )
-        wait_of_attempt = f"States.ArrayGetItem($.wait.seconds, {states_math_add('$.position.attempt', -1)})"
-        add_state(
-            ATTEMPT_BACKOFF,
-            pass_state(
-                "The first attempt's is the first.",
-                {"now.$": wait_of_attempt},
-                "$.wait",
-                WAIT_BEFORE_RETRY,
-            ),
-        )
-        add_state(
-            LONGEST_BACKOFF,
-            pass_state("And no longer.", {"now.$": "$.wait.longest"}, "$.wait", WAIT_BEFORE_RETRY),
-        )
-        add_state(
-            WAIT_BEFORE_RETRY,
-            wait_state("Before the next attempt.", RETRY_THIS_SEGMENT, seconds_path="$.wait.now"),
-        )
-
-    def _add_stale_outcome_states(self) -> None:
-        add = self.builder.add_state
-        is_stale = and_rule(
-            rule_training_is_finished(),
-            comparison_rule(f"{OUTCOME_JSON_PATH}.ranks_succeeded", "BooleanEquals", True),
-        )
-        comment = "The training went to its end, and its job failed after it: the next one would do nothing."
-        add(
-            CHECK_STALE_OUTCOME,
-            choice_state(comment, [rule_to_state(CLEAR_OUTCOME, is_stale)], CHECK_HISTORY),
-        )
-        retry = [
-            retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, self.template.time_scale, 5)
-        ]
-        comment = "So that it trains the rest, and writes its model, again."
-        add(
-            CLEAR_OUTCOME,
-            task_state(
-                comment,
-                "aws-sdk:s3:deleteObject",
-                self._outcome_object("$.outcome.job"),
-                None,
-                CHECK_HISTORY,
-                retriers=retry,
-            ),
-        )
+        return any(state_name in next_states(state) for state in self.states.values())
 
     def _add_success(self) -> None:
         values = {
@@ -598,8 +398,29 @@ class EndingStates:
         else:
             artifacts = "$.description.job.ModelArtifacts.S3ModelArtifacts"
             values |= {"step.$": "$.progress.step", "model_artifacts.$": artifacts}
-        self.builder.add_state(RUN_DONE, pass_state("What whoever started it gets.", values, None, RESULT))
-        self.builder.add_state(RESULT, {"Type": "Succeed"})
+        self.states[RUN_DONE] = pass_state("What whoever started it gets.", values, None, RESULT)
+        self.states[RESULT] = {"Type": "Succeed"}
+
+
+def _backoff_states() -> dict[str, State]:
+    """Return the states that choose the wait before the next attempt of a segment, and wait: longer with each
+    attempt, up to the longest wait."""
+    is_longest = comparison_rule("$.position.attempt", "NumericGreaterThanEqualsPath", "$.wait.longest_from")
+    wait_of_attempt = f"States.ArrayGetItem($.wait.seconds, {states_math_add('$.position.attempt', -1)})"
+    return {
+        CHOOSE_BACKOFF: choice_state(
+            "Longer with every attempt.", [rule_to_state(LONGEST_BACKOFF, is_longest)], ATTEMPT_BACKOFF
+        ),
+        ATTEMPT_BACKOFF: pass_state(
+            "The first attempt's is the first.", {"now.$": wait_of_attempt}, "$.wait", WAIT_BEFORE_RETRY
+        ),
+        LONGEST_BACKOFF: pass_state(
+            "And no longer.", {"now.$": "$.wait.longest"}, "$.wait", WAIT_BEFORE_RETRY
+        ),
+        WAIT_BEFORE_RETRY: wait_state(
+            "Before the next attempt.", RETRY_THIS_SEGMENT, seconds_path="$.wait.now"
+        ),
+    }
 
 
 _PROCESSING_STOPPED_TEXT = (

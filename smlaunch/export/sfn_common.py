@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.contract import formats
 from smlaunch.contract.run_names import TAG_JOB
 from smlaunch.contract.segment_outcome import FINISHED
@@ -15,6 +16,7 @@ from smlaunch.export.asl import (
     comparison_rule,
     fail_state,
     or_rule,
+    retrier,
     states_format,
     states_math_add,
 )
@@ -63,23 +65,14 @@ INITIAL_POSITION = {
 since one of these increased; ``waits``: failed attempts to create this job."""
 
 
-class StateMachineBuilder:
-    """Collects the states of a state machine, in order."""
+def error_state(exit_code: int, comment: str, cause: str) -> State:
+    """Return the Fail state of a run that ends with this exit code."""
+    return fail_state(comment, ORCHESTRATOR_ERRORS[exit_code], cause)
 
-    def __init__(self, template: RunTemplate, name: str) -> None:
-        self.template = template
-        self.name = name
-        self.states: dict[str, State] = {}
 
-    def add_state(self, state_name: str, state: State, *further_states: tuple[str, State]) -> None:
-        for name, new_state in ((state_name, state), *further_states):
-            if name in self.states:
-                raise ValueError(f"two states have the name {name!r}")
-            self.states[name] = new_state
-
-    def add_fail_state(self, name: str, exit_code: int, comment: str, cause: str) -> str:
-        self.add_state(name, fail_state(comment, ORCHESTRATOR_ERRORS[exit_code], cause))
-        return name
+def s3_retriers(template: RunTemplate) -> list[State]:
+    """Return the retriers of a call of S3."""
+    return [retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5)]
 
 
 def seconds_by_run_limit(template: RunTemplate) -> dict[str, int]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.errors import EXIT_REFUSED, EXIT_SERVICE, JobError, Problem
 from smlaunch.export.asl import (
     ChoiceRule,
@@ -22,7 +21,6 @@ from smlaunch.export.asl import (
     comparison_rule,
     fail_state,
     pass_state,
-    retrier,
     rule_to_state,
     states_merge_defaults,
     task_state,
@@ -34,7 +32,12 @@ from smlaunch.export.run_template import (
     TextTemplate,
     VariantTemplate,
 )
-from smlaunch.export.sfn_common import EXECUTION_STOPPED, rule_access_is_denied, rule_execution_was_started
+from smlaunch.export.sfn_common import (
+    EXECUTION_STOPPED,
+    rule_access_is_denied,
+    rule_execution_was_started,
+    s3_retriers,
+)
 from smlaunch.planner.input_channels import RunS3Layout
 
 MAX_INLINE_SHARDS = 200
@@ -355,9 +358,7 @@ def _distributed_end_states(template: RunTemplate) -> dict[str, State]:
         },
         None,
         "In short",
-        retriers=[
-            retrier(["S3.S3Exception", "S3.SdkClientException"], CREATE_BACKOFF, template.time_scale, 5)
-        ],
+        retriers=s3_retriers(template),
         catchers=[catcher(["States.ALL"], None, "In short")],
     )
     summary = {"shard.$": "$.end.shard", "error.$": "$.end.error"}

@@ -1,4 +1,4 @@
-"""A run as a Step Functions state machine: the driver's loop (``planner.next_action``) in States Language.
+"""A run as a Step Functions state machine: the driver's loop (``chain.next_action``) in States Language.
 
 Its context between states:
 
@@ -21,26 +21,27 @@ from smlaunch.errors import JobError, Problem
 from smlaunch.export.asl import (
     choice_state,
     comparison_rule,
+    merge_states,
     pass_state,
     rule_to_state,
     states_math_add,
     task_state,
 )
 from smlaunch.export.run_template import ITEMS_FILE, RunTemplate, build_run_template
-from smlaunch.export.sfn_after_job_end import EndingStates
+from smlaunch.export.sfn_after_job_end import ending_states
 from smlaunch.export.sfn_common import (
     BEGIN_STATE,
     FIRST_JOB,
     INITIAL_POSITION,
     TAKE_OVER,
-    StateMachineBuilder,
     initial_limits,
     persistent_context,
     response_defaults,
 )
-from smlaunch.export.sfn_jobs import JobStates
+from smlaunch.export.sfn_jobs import job_states
 from smlaunch.export.sfn_policies import permissions_policy, trust_policy
 from smlaunch.export.sfn_shards import LIST_SHARDS, MAX_INLINE_SHARDS, merge_shards, sharded_run_states
+from smlaunch.export.sfn_time_limits import first_state_of_job
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.planner.plan import RunPlan, Upload
 
@@ -80,7 +81,7 @@ def export_step_functions(
     if template.shards:
         template, map_items = merge_shards(template)
     is_inline_map = len(map_items) <= max_inline_shards
-    definition = _build_definition(template, machine_name, map_items, is_inline_map)
+    definition = _build_definition(template, map_items, is_inline_map)
     # Besides the definition: what the machine's role may do, and who may take the role.
     files = {
         DEFINITION_FILE: to_json(definition),
@@ -108,22 +109,21 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def _build_definition(
-    template: RunTemplate, machine_name: str, map_items: list[dict[str, Any]], is_inline_map: bool
+    template: RunTemplate, map_items: list[dict[str, Any]], is_inline_map: bool
 ) -> dict[str, Any]:
     """Return the state machine's definition in the Amazon States Language. ``map_items``: the values in which
     the shards (parts of the data) of a sharded run differ, one item per shard. ``is_inline_map``: the items
     are part of the definition; otherwise a Distributed Map reads them from S3. An execution whose history is
     full hands over to a new one, which begins at the state TAKE_OVER."""
-    builder = StateMachineBuilder(template, machine_name)
-    builder.add_state(BEGIN_STATE, _begin_state(template))
-    if template.shards:
-        for state_name, state in sharded_run_states(template, map_items, is_inline_map).items():
-            builder.add_state(state_name, state)
-    builder.add_state(FIRST_JOB, _first_job_state(template))
-    builder.add_state(TAKE_OVER, _take_over_state(template))
-    JobStates(builder).add_states()  # from the creation of a job to its end
-    EndingStates(builder).add_states()  # from its end to the next job, or the end of the run
-    for state in iter_states(builder.states):
+    sharded_states = sharded_run_states(template, map_items, is_inline_map) if template.shards else {}
+    states = merge_states(
+        {BEGIN_STATE: _begin_state(template)},
+        sharded_states,
+        {FIRST_JOB: _first_job_state(template), TAKE_OVER: _take_over_state(template)},
+        job_states(template),  # from the creation of a job to its end
+        ending_states(template),  # from its end to the next job, or the end of the run
+    )
+    for state in iter_states(states):
         if "Resource" in state:
             # Regions in China and of the US government have other ARNs.
             state["Resource"] = state["Resource"].replace("arn:aws:", f"arn:{template.partition}:", 1)
@@ -131,7 +131,7 @@ def _build_definition(
         "Comment": f"{template.title}, exported by smlaunch. The jobs of an execution are "
         f"{template.fixed_run_id or '<execution name>'}-s<segment>-a<attempt>.",
         "StartAt": BEGIN_STATE,
-        "States": builder.states,
+        "States": states,
     }
 
 
@@ -208,9 +208,7 @@ def _first_job_state(template: RunTemplate) -> dict[str, Any]:
         "events": event_count,
         "defaults": response_defaults(template),
     }
-    return pass_state(
-        "The first attempt of the first segment.", values, None, JobStates.entry_state(template)
-    )
+    return pass_state("The first attempt of the first segment.", values, None, first_state_of_job(template))
 
 
 def _take_over_state(template: RunTemplate) -> dict[str, Any]:
@@ -222,4 +220,4 @@ def _take_over_state(template: RunTemplate) -> dict[str, Any]:
         "defaults": response_defaults(template),
     }
     comment = "Where the execution before this one was; its job may run, and is then found by its name."
-    return pass_state(comment, values, None, JobStates.entry_state(template))
+    return pass_state(comment, values, None, first_state_of_job(template))

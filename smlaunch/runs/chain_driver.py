@@ -1,6 +1,6 @@
 """Drives a run of several jobs: observe, decide and act, until the run has ended.
 
-``planner.next_action`` makes all decisions. A driver that is killed leaves nothing behind that another driver
+``chain.next_action`` makes all decisions. A driver that is killed leaves nothing behind that another driver
 needs. Two drivers at once ask for the same job names, which the service accepts only once.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,14 @@ from smlaunch.chain.workflow import Workflow, build_job_request, variant_of_segm
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import JobName
 from smlaunch.errors import JobError
-from smlaunch.export.run_template import JobVariable, build_run_template, fill_template
+from smlaunch.export.run_template import (
+    JobVariable,
+    NumberTemplate,
+    RequestTemplate,
+    TextTemplate,
+    build_run_template,
+    map_template_values,
+)
 from tests.export.jobs import CHAIN, DIFFERENT, DIRECT, PROCESSING, SPOT, plan_of
 
 
@@ -31,6 +39,18 @@ def rename_run(workflow: Workflow, run: str) -> Workflow:
 
     variants = tuple(replace(one, request=swap(dict(one.request))) for one in workflow.variants)
     return replace(workflow, run=run, variants=variants)
+
+
+def fill_template(template: RequestTemplate, values: Mapping[JobVariable, str | int]) -> dict[str, Any]:
+    """Return the request of one job."""
+
+    def fill_value(value: TextTemplate | NumberTemplate) -> str | int:
+        if isinstance(value, NumberTemplate):
+            return int(values[value.variable])
+        return "".join(str(values[word]) if isinstance(word, JobVariable) else word for word in value.pieces)
+
+    request: dict[str, Any] = map_template_values(template, fill_value)
+    return request
 
 
 PLANS = {"chain": plan_of(CHAIN), "spot": plan_of(SPOT), "different": plan_of(DIFFERENT)}
