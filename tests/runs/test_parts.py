@@ -122,3 +122,16 @@ def test_a_run_named_like_a_shard_is_no_shard(tmp_path: Path, target: Target) ->
     launch(job(tmp_path / "s", hosts=1).with_changes(name="other-p1"), target)
     with pytest.raises(JobError, match="there is no run 'other'"):
         attach("other", target)
+
+
+def test_the_log_is_that_of_the_shards_that_have_a_job(tmp_path: Path, target: Target) -> None:
+    control(target).create_errors = [CallError("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400)]
+    run = launch(job(tmp_path / "s"), target)
+    assert created_names(target) == [] and list(run.logs()) == []
+    second_driver = run.chain_drivers[1]
+    assert second_driver.jobs.run == "demo-p2"
+    second_driver.wait_for_next_job(lambda seconds: None)
+    assert created_names(target) == ["demo-p2-s1-a1"]
+    target.__dict__["logs"].add_lines("demo-p2-s1-a1/algo-1-1", "a", "b")
+    lines = [(line.job, line.host, line.text) for line in run.logs()]
+    assert lines == [("demo-p2-s1-a1", "p2", "a"), ("demo-p2-s1-a1", "p2", "b")]
