@@ -1,7 +1,7 @@
 """The kinds of jobs: one table of what the API calls the same thing in each kind.
 
-Requests, their validation, runs, exports and the local endpoint read it. A new kind is one more ``JobKind``,
-added by ``register_job_kind``.
+Requests, their validation, runs, exports and the local endpoint read it. A new kind is one more ``JobKind``
+(docs/extending.md).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from smlaunch.api.validation.processing_rules import check_processing_job
 from smlaunch.api.validation.training_rules import check_training_job
 from smlaunch.api.validation.violation import Violation
+from smlaunch.catalog.registry import Registry
 from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths, ProcessingPaths
 
 MemberPath = tuple[str | int, ...]
@@ -263,19 +264,18 @@ PROCESSING = JobKind(
     check_rules=check_processing_job,
 )
 
-JOB_KINDS: dict[str, JobKind] = {}
+JOB_KINDS = Registry[JobKind](
+    "smlaunch.job_kinds",
+    "kind of job",
+    "smlaunch.api.job_kinds:JobKind",
+    {kind.create_operation: kind for kind in (TRAINING, PROCESSING)},
+)
 """By the operation that creates a job."""
 
 
 def register_job_kind(kind: JobKind) -> None:
-    """Add a kind to the table. Raises ValueError if its name is taken."""
-    if kind.create_operation in JOB_KINDS:
-        raise ValueError(f"there is a kind {kind.name} already")
-    JOB_KINDS[kind.create_operation] = kind
-
-
-register_job_kind(TRAINING)
-register_job_kind(PROCESSING)
+    """Add a kind for this process. Raises ValueError if its name is taken."""
+    JOB_KINDS.register(kind.create_operation, kind)
 
 
 def job_kind_of(request: Mapping[str, Any]) -> JobKind:

@@ -1,18 +1,13 @@
-"""The registry of strategies: built-in ones, and those that other packages register.
-
-A package registers one by an entry point of the group ``smlaunch.strategies``::
-
-    [project.entry-points."smlaunch.strategies"]
-    ring = "my_package.ring:Ring"
+"""The names of all strategies.
 
 This module imports no strategy, so that a job can check a name without loading one.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
-ENTRY_POINT_GROUP = "smlaunch.strategies"
+from smlaunch.catalog.registry import Registry
 
 BUILT_IN_STRATEGIES = {
     "builtin": "smlaunch.strategies.builtin:Builtin",
@@ -44,21 +39,12 @@ start processes for others come first: training with DeepSpeed imports torch.dis
 driver may train with anything. Strategies of other packages are never detected, the job must name them: so
 the order is a fixed table, and planning loads no strategy after the match."""
 
+STRATEGIES = Registry[type[Any]](
+    "smlaunch.strategies", "strategy", "smlaunch.strategies.base:Strategy", BUILT_IN_STRATEGIES, "strategy"
+)
+"""Their classes by name. No package can override a built-in name: a job file means the same everywhere."""
+
 
 def known_strategies() -> list[str]:
     """All names, sorted."""
-    return sorted({**_registered(), **BUILT_IN_STRATEGIES})
-
-
-def find_strategy(name: str) -> str | None:
-    """``module:Class`` of a strategy; None for an unknown name. Another package cannot override a built-in
-    name: a job file means the same everywhere."""
-    return BUILT_IN_STRATEGIES.get(name) or _registered().get(name)
-
-
-@cache
-def _registered() -> dict[str, str]:
-    """Reads the metadata of installed packages: 20 ms, only needed for names that are not built in."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return sorted(STRATEGIES.names())

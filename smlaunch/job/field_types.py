@@ -15,7 +15,7 @@ from itertools import count
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from smlaunch.catalog.strategies import find_strategy, known_strategies
+from smlaunch.catalog.strategies import STRATEGIES, known_strategies
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
@@ -214,7 +214,7 @@ def _check_entry(text: str) -> str:
 def _check_strategy(text: str) -> str:
     if text.lower() == "mxnet":
         raise FieldError("MXNet is retired: AWS patches none of its images; move the script to PyTorch")
-    if find_strategy(text) is None:
+    if text not in STRATEGIES:
         raise FieldError(f"{text!r} is unknown{did_you_mean(text, known_strategies())}")
     return text
 

@@ -1,8 +1,9 @@
-"""A kind of job from one file: the example of docs/extending.md, a search over one hyperparameter."""
+"""A kind of job from one file: the example of docs/extending.md, a search over hyperparameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,43 +12,9 @@ from botocore.exceptions import ClientError
 from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, put_member, register_job_kind
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.api.validation.request_check import check_request
-from smlaunch.api.validation.violation import Violation
 from smlaunch.aws.botocore_client import SageMakerControlPlane
+from smlaunch.aws.interfaces import CallError
 from smlaunch.planner.job_field_names import job_field_of_member
-
-MAX_JOBS = ("HyperParameterTuningJobConfig", "ResourceLimits", "MaxNumberOfTrainingJobs")
-
-
-def check_search(request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield a violation of a rule that the API's model does not have."""
-    limits = request["HyperParameterTuningJobConfig"]["ResourceLimits"]
-    if limits["MaxParallelTrainingJobs"] > limits["MaxNumberOfTrainingJobs"]:
-        text = "MaxParallelTrainingJobs must not be more than MaxNumberOfTrainingJobs"
-        yield Violation(MAX_JOBS, limits["MaxNumberOfTrainingJobs"], "service", text)
-
-
-SEARCH = JobKind(
-    "HyperParameterTuning",
-    members={
-        "name": ("HyperParameterTuningJobName",),
-        "method": ("HyperParameterTuningJobConfig", "Strategy"),
-        "max_jobs": MAX_JOBS,
-        "max_parallel": ("HyperParameterTuningJobConfig", "ResourceLimits", "MaxParallelTrainingJobs"),
-        "tags": ("Tags",),
-        # A job of the search is a training job, less what this object does not have.
-        **{
-            field: ("TrainingJobDefinition", *path)
-            for field, path in TRAINING.members.items()
-            if field not in ("name", "tags", "entrypoint", "args", "hyperparameters")
-        },
-        "hyperparameters": ("TrainingJobDefinition", "StaticHyperParameters"),
-    },
-    input_members=TRAINING.input_members,
-    input_modes=TRAINING.input_modes,
-    resources=("TrainingJobDefinition", "ResourceConfig"),
-    constants={"input_mode": "File", "method": "Random", "max_jobs": 4, "max_parallel": 2},
-    check_rules=check_search,
-)
 
 PARAMETERS = JobParameters(
     name="digits",
@@ -65,17 +32,17 @@ PARAMETERS = JobParameters(
 )
 
 
-@pytest.fixture(autouse=True)
-def kind_in_table() -> Iterator[None]:
-    register_job_kind(SEARCH)
-    yield
-    del JOB_KINDS[SEARCH.create_operation]
+@pytest.fixture
+def search(import_example: Callable[[str], Any]) -> JobKind:
+    kind = import_example("search_kind.py").SEARCH
+    assert isinstance(kind, JobKind)
+    return kind
 
 
-def test_its_request_is_built_and_valid() -> None:
-    request = build_job_request(SEARCH, PARAMETERS)
+def test_its_request_is_built_and_valid(search: JobKind) -> None:
+    request = build_job_request(search, PARAMETERS)
     assert check_request("CreateHyperParameterTuningJob", request) == []
-    assert job_kind_of(request) is SEARCH
+    assert job_kind_of(request) is search
     definition = request["TrainingJobDefinition"]
     assert definition["StaticHyperParameters"] == {"epochs": "3"}
     training_request = build_job_request(TRAINING, PARAMETERS)
@@ -83,9 +50,9 @@ def test_its_request_is_built_and_valid() -> None:
         assert definition[member] == training_request[member]
 
 
-def test_its_own_rule_is_checked() -> None:
-    request = build_job_request(SEARCH, PARAMETERS)
-    put_member(request, MAX_JOBS, 1)
+def test_its_own_rule_is_checked(search: JobKind) -> None:
+    request = build_job_request(search, PARAMETERS)
+    put_member(request, search.members["max_jobs"], 1)
     (violation,) = check_request("CreateHyperParameterTuningJob", request)
     assert "must not be more" in violation.to_problem().message
 
@@ -99,19 +66,22 @@ def test_its_own_rule_is_checked() -> None:
         (("TrainingJobDefinition", "ResourceConfig", "InstanceCount"), "compute.hosts"),
     ],
 )
-def test_messages_name_what_the_user_wrote(path: tuple[str | int, ...], field: str) -> None:
-    assert job_field_of_member(path, build_job_request(SEARCH, PARAMETERS)) == field
+def test_messages_name_what_the_user_wrote(search: JobKind, path: tuple[str | int, ...], field: str) -> None:
+    assert job_field_of_member(path, build_job_request(search, PARAMETERS)) == field
 
 
-def test_its_names() -> None:
-    assert (SEARCH.noun, SEARCH.arn_resource) == ("hyper parameter tuning job", "hyper-parameter-tuning-job")
-    assert SEARCH.list_operation == "ListHyperParameterTuningJobs"
+def test_its_names(search: JobKind) -> None:
+    assert (search.noun, search.arn_resource) == ("hyper parameter tuning job", "hyper-parameter-tuning-job")
+    assert search.list_operation == "ListHyperParameterTuningJobs"
     with pytest.raises(ValueError, match="already"):
-        register_job_kind(SEARCH)
+        register_job_kind(search)
 
 
 class Client:
     """A client of a service with one job, of this kind."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
 
     def describe_training_job(self, **name: str) -> Any:
         error = {"Code": "ValidationException", "Message": "Requested resource not found."}
@@ -125,12 +95,25 @@ class Client:
             "HyperParameterTuningJobArn": "arn:aws:sagemaker:::hyper-parameter-tuning-job/digits",
             "HyperParameterTuningJobStatus": "Completed",
             "CreationTime": 1,
-            **build_job_request(SEARCH, PARAMETERS),
+            **self.request,
         }
 
 
-def test_a_run_finds_its_jobs() -> None:
-    description = SageMakerControlPlane(Client()).describe_job("digits")
+def test_a_run_finds_its_jobs(search: JobKind) -> None:
+    client = Client(build_job_request(search, PARAMETERS))
+    description = SageMakerControlPlane(client).describe_job("digits")
     assert description["TrainingJobStatus"] == description["SecondaryStatus"] == "Completed"
     assert description["ResourceConfig"]["InstanceType"] == "ml.m5.xlarge"
     assert description["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/out/"}
+
+
+def test_a_run_finds_its_jobs_where_its_package_is_installed(
+    search: JobKind, install_example: Callable[[str, str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(build_job_request(search, PARAMETERS))
+    monkeypatch.setattr(JOB_KINDS, "_registered", {})
+    monkeypatch.delitem(sys.modules, "search_kind")
+    with pytest.raises(CallError):
+        SageMakerControlPlane(client).describe_job("digits")
+    install_example("search_kind.py", "smlaunch.job_kinds", f"{search.create_operation} = search_kind:SEARCH")
+    assert SageMakerControlPlane(client).describe_job("digits")["TrainingJobStatus"] == "Completed"

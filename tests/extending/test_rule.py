@@ -1,39 +1,53 @@
-"""A rule is added by one file (docs/extending.md)."""
+"""A rule from one file: the example of docs/extending.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
-from smlaunch.planner import rules
 from tests.planner.fixtures import make_plan, region
 
-ROOT = Path(__file__).parent
-PAGE = ROOT.parent.parent / "docs" / "extending.md"
+JOB = {"entry": "train.py"}
 
 
-@pytest.fixture
-def with_the_example() -> Iterator[None]:
-    """The example lies in the package, as far as Python can see."""
-    rules.__path__.append(str(ROOT / "rules"))
-    rules.all_rules.cache_clear()
-    yield
-    rules.__path__.pop()
-    rules.all_rules.cache_clear()
-
-
-def test_the_page_shows_the_example() -> None:
-    assert (ROOT / "rules" / "company_tags.py").read_text() in PAGE.read_text()
-
-
-@pytest.mark.usefixtures("with_the_example")
-def test_a_rule_is_applied_because_its_file_is_there() -> None:
-    job = {"entry": "train.py"}
-    with pytest.raises(JobError) as caught:
+def problem_paths(job: dict[str, Any]) -> list[str]:
+    try:
         make_plan(Job.from_mapping(job), region(), "digits")
-    assert [problem.path for problem in caught.value.problems] == ["tags"]
-    make_plan(Job.from_mapping({**job, "tags": {"cost-center": "7"}}), region(), "digits")
+    except JobError as error:
+        return [problem.path for problem in error.problems]
+    return []
+
+
+def test_it_applies_when_its_file_is_imported(import_example: Callable[[str], Any]) -> None:
+    assert problem_paths(JOB) == []
+    import_example("company_tags.py")
+    assert problem_paths(JOB) == ["tags"]
+    assert problem_paths({**JOB, "tags": {"cost-center": "7"}}) == []
+
+
+def test_it_applies_when_its_package_is_installed(install_example: Callable[[str, str, str], None]) -> None:
+    entry_point = "cost-center = company_tags:reject_jobs_without_cost_center"
+    install_example("company_tags.py", "smlaunch.rules", entry_point)
+    assert problem_paths(JOB) == ["tags"]
+    assert problem_paths({**JOB, "tags": {"cost-center": "7"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("no_such_module:rule", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("company_tags:rule", "it is no smlaunch.planner.rules.rule.Rule"),
+    ],
+)
+def test_one_that_cannot_be_loaded_is_not_skipped(
+    install_example: Callable[[str, str, str], None], address: str, reason: str
+) -> None:
+    install_example("company_tags.py", "smlaunch.rules", f"tags = {address}")
+    with pytest.raises(JobError) as caught:
+        make_plan(Job.from_mapping(JOB), region(), "digits")
+    assert f"the rule 'tags', which another package registers as {address}" in str(caught.value)
+    assert reason in str(caught.value) and "repair or uninstall that package" in str(caught.value)

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
+from tests.extending.page import example
 from tests.real.conftest import program
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 IMAGE = "my-repository/jax:1"
-
-
-def block(name: str) -> str:
-    """Returns the code that follows ``name`` on the page."""
-    match = re.search(rf"`{re.escape(name)}`.*?```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert match is not None, name
-    return match[1]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +22,9 @@ def package_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     package = root / "package"
     package.mkdir()
     for name in ("smlaunch_jax.py", "pyproject.toml"):
-        (package / name).write_text(block(name))
+        (package / name).write_text(example(name))
     (root / "work").mkdir()
-    (root / "work" / "train_jax.py").write_text(block("train_jax.py"))
+    (root / "work" / "train_jax.py").write_text(example("train_jax.py"))
     target = root / "site"
     pip = [program("jax", "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--target", str(target), str(package)], check=True, timeout=120)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from smlaunch.catalog import strategies as strategy_names
+from smlaunch.catalog import registry
+from smlaunch.catalog.strategies import known_strategies
 from smlaunch.cli.main import run_command
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
@@ -55,7 +55,7 @@ class Shards(Strategy):
 
 
 @pytest.fixture
-def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installs a package with usable and unusable strategies."""
     about = tmp_path / "strategies_of_others-1.0.dist-info"
     about.mkdir()
@@ -68,13 +68,12 @@ def registered_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "ring_of_others.py").write_text(RING)
     (tmp_path / "broken_of_others.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    strategy_names._registered.cache_clear()
-    yield
-    strategy_names._registered.cache_clear()
+    monkeypatch.setattr(registry, "_installed", registry._installed.__wrapped__)
+    monkeypatch.setattr(registry, "_is_any_installed", registry._is_any_installed.__wrapped__)
 
 
 def test_one_that_can_be_used(registered_strategies: None) -> None:
-    assert "ring" in strategy_names.known_strategies()
+    assert "ring" in known_strategies()
     assert load_strategy("ring").summary == "starts a ring"
 
 

@@ -150,7 +150,6 @@ _ACTION_PREFIX_BY_SIGNING_NAME = {"monitoring": "cloudwatch"}
 """Prefixes of IAM actions that differ from the service's signing name."""
 _RESOURCE_PARAMETERS_BY_SERVICE: Mapping[str, tuple[tuple[str, str], ...]] = {
     "sagemaker": (
-        *((kind.name_member, f"{kind.arn_resource}/{{}}") for kind in JOB_KINDS.values()),
         ("HyperParameterTuningJobName", "hyper-parameter-tuning-job/{}"),
         ("PipelineName", "pipeline/{}"),
         ("PipelineExecutionArn", "{}"),
@@ -198,7 +197,11 @@ def _resource_arn(service: str, parameters: Mapping[str, Any], context: RequestC
     ``context``: the caller's account and region, which an ARN contains."""
     # The service's parameters that name a resource, in order of preference, each with the pattern of the
     # ARN's last part: for example TrainingJobName with training-job/{}.
-    for parameter_name, arn_suffix_pattern in _RESOURCE_PARAMETERS_BY_SERVICE.get(service, ()):
+    resource_parameters = _RESOURCE_PARAMETERS_BY_SERVICE.get(service, ())
+    if service == "sagemaker":
+        names_of_jobs = ((kind.name_member, f"{kind.arn_resource}/{{}}") for kind in JOB_KINDS.values())
+        resource_parameters = (*names_of_jobs, *resource_parameters)
+    for parameter_name, arn_suffix_pattern in resource_parameters:
         name_or_arn = parameters.get(parameter_name)
         if not isinstance(name_or_arn, str) or not name_or_arn:
             continue

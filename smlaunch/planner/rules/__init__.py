@@ -1,8 +1,9 @@
-"""The registry of the planner's rules: every rule in a module of this package belongs to it. Pure.
+"""The registry of the planner's rules: those in the modules of this package, which are loaded because they
+lie here, and those that others add (docs/extending.md). Pure.
 
-A module is loaded because it lies here, so that a rule is added by one file (docs/extending.md). Each rule is
-small, has an id and cites its source; docs/refusals.md lists them. A strategy checks its own requirements
-(``check``), ``Job`` checks single fields, and ``smlaunch.api.validation`` checks the finished request.
+Each rule is small, has an id and cites its source; docs/refusals.md lists them. A strategy checks its own
+requirements (``check``), ``Job`` checks single fields, and ``smlaunch.api.validation`` checks the finished
+request.
 """
 
 from __future__ import annotations
@@ -12,13 +13,27 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 
+from smlaunch.catalog.registry import Registry
 from smlaunch.planner.plan_context import Diagnostics, PlanContext
 from smlaunch.planner.rules.rule import Phase, Rule
 
+_OTHER_RULES = Registry[Rule]("smlaunch.rules", "rule", "smlaunch.planner.rules.rule:Rule")
+"""Rules of scripts and other packages, by their ids."""
+
+
+def register_rule(rule: Rule) -> None:
+    """Add a rule for this process. Raises ValueError if one of its id is registered."""
+    _OTHER_RULES.register(rule.id, rule)
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Return all rules. Raises JobError for a rule of another package that cannot be loaded."""
+    return (*built_in_rules(), *_OTHER_RULES.values())
+
 
 @cache
-def all_rules() -> tuple[Rule, ...]:
-    """Return all rules: by the names of their modules, and in a module from top to bottom."""
+def built_in_rules() -> tuple[Rule, ...]:
+    """Return the rules of this package: by the names of their modules, and in a module from top to bottom."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     modules = [import_module(f"{__name__}.{name}") for name in names]
     return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Rule))
