@@ -90,11 +90,11 @@ class _EndpointSession:
 
     @cached_property
     def _botocore_session(self) -> Any:
-        import botocore.session
+        from smlaunch.aws.model_loader import create_session
 
         no_value = (None, None, None, None)
         no_file = (None, None, os.devnull, None)
-        session = botocore.session.Session(
+        session = create_session(
             session_vars={"profile": no_value, "config_file": no_file, "credentials_file": no_file}
         )
         address = self._locate_endpoint()
@@ -140,11 +140,12 @@ class Target:
         Raises AccountError when no region is configured, or the profile does not
         exist.
         """
-        import botocore.session
         from botocore.exceptions import BotoCoreError
 
+        from smlaunch.aws.model_loader import create_session
+
         if session is None:
-            session = botocore.session.Session(profile=profile)
+            session = create_session(profile=profile)
         elif not hasattr(session, "create_client"):  # boto3's: only botocore's has this method
             session = _Boto3Session(session)  # with the methods of botocore's
         try:
