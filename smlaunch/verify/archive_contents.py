@@ -10,10 +10,10 @@ from typing import IO, NamedTuple
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.runs.launch_target import Target
+from smlaunch.verify.array_digests import ValueDigest
 from smlaunch.verify.value_digests import (
     MAX_FILE_BYTES,
     TextMask,
-    ValueDigest,
     ValueDigests,
     digest_chunks,
     digest_values,

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from smlaunch.verify import causes
-from smlaunch.verify.run_diff import Comparison, RunDifference, describe_file_difference, escape_unprintable
+from smlaunch.verify.run_diff import Comparison, describe_file_difference, escape_unprintable
+from smlaunch.verify.run_pair import RunDifference
 
 _CHANGING_NUMBERS = re.compile(r"[0-9a-f]{6,}|\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?$")

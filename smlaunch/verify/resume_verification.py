@@ -20,7 +20,8 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.verify import causes
 from smlaunch.verify.rank_killer import can_kill
 from smlaunch.verify.repeatability import TimeSpan, discount_unrepeatable, is_repeatable
-from smlaunch.verify.run_diff import Comparison, RunDifference, compare_runs
+from smlaunch.verify.run_diff import Comparison, compare_runs
+from smlaunch.verify.run_pair import RunDifference
 from smlaunch.verify.script_lint import LintFindings, lint_script
 from smlaunch.verify.trial_runner import AppliedCut, CutSignal, TrialResult, TrialRunner, draw_cuts
 

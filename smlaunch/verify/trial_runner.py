@@ -38,7 +38,7 @@ from smlaunch.runs.submit_job import submit_job_once
 from smlaunch.verify import archive_contents, step_traces
 from smlaunch.verify.archive_contents import ArtifactFiles
 from smlaunch.verify.rank_killer import kill_rank
-from smlaunch.verify.run_diff import RunRecord
+from smlaunch.verify.run_pair import RunRecord
 
 TRACE_VARIABLE = "SMLAUNCH_TRACE"
 """Equals smlaunch.train.step_trace.VARIABLE; the client does not import ``train``."""

@@ -7,7 +7,6 @@ and zip, tar and gzip around them. Any other or unreadable file is one value: it
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
 import io
@@ -17,10 +16,16 @@ import re
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from smlaunch.verify import pickle_parser
+from smlaunch.verify.array_digests import ValueDigest, digest_npy
+from smlaunch.verify.pickle_digests import (
+    MAX_BYTES_OF_NO_WEIGHT,
+    PickleDigester,
+    state_without_layer_versions,
+)
 from smlaunch.verify.pickle_parser import (
     ConstructedObject,
     DictItems,
@@ -37,21 +42,10 @@ _MAX_ARCHIVE_DEPTH = 3
 """Nested archives."""
 
 _MAX_VALUES = 300_000
-_MAX_REORDERED_ELEMENTS = 1 << 22
-"""Limit for elements that are put into row-major order one by one."""
-
 _MAX_SHORT_TEXT_LENGTH = 40
-_MAX_BYTES_OF_NO_WEIGHT = 16
-"""Longer byte strings may be weights."""
-
-_MAX_NPY_HEADER_BYTES = 10_000
-_UNFINISHED_SHA256 = ""
-"""In place of the hash of a container whose items are being hashed."""
-
-
 _T = TypeVar("_T")
 _ZIP_MAGIC, _ZIP_END_MAGIC = b"PK\x03\x04", b"PK\x05\x06"
-_GZIP_MAGIC, _NPY_MAGIC = b"\x1f\x8b", b"\x93NUMPY"
+_GZIP_MAGIC = b"\x1f\x8b"
 _PICKLE_MAGIC = b"\x80"
 """Opcode PROTO, with which pickles of protocol 2 and later begin."""
 
@@ -60,16 +54,6 @@ _TAR_MAGIC_OFFSET = 257
 _TORCH_PICKLE_NAME = "data.pkl"
 
 _SAFETENSORS_HEADER_LENGTH = struct.Struct("<Q")
-
-
-class ValueDigest(NamedTuple):
-    """Digest of one value in a file."""
-
-    sha256: str
-    is_weight_like: bool
-    """Many numbers, or bytes of unknown format: what weights look like."""
-    short_value_text: str = ""
-    """A short value as text; else empty."""
 
 
 ValueDigests = Mapping[str, ValueDigest]
@@ -103,9 +87,6 @@ class _FileDigester:
     """Computes the digests of one file's values, and of those of all files packed in it. ``mask_text``: see
     TextMask."""
 
-    """Computes the digests of one file's values, and of those of all files packed in it. ``mask_text``: see
-    TextMask."""
-
     def __init__(self, mask_text: TextMask) -> None:
         self._mask_text = mask_text
         self._remaining_unpack_bytes = MAX_FILE_BYTES
@@ -119,7 +100,7 @@ class _FileDigester:
         or pickle.
         """
         # These return None for content of another format.
-        for digest_format in (_digest_npy, self._digest_safetensors, self._digest_json):
+        for digest_format in (digest_npy, self._digest_safetensors, self._digest_json):
             digests = digest_format(content)
             if digests is not None:
                 return digests
@@ -263,13 +244,13 @@ class _FileDigester:
             tree = json.loads(content)
         except ValueError:
             return None
-        return _number_duplicate_paths(self._digest_tree(_convert_json_dicts(tree), "", _PickleDigester({})))
+        return _number_duplicate_paths(self._digest_tree(_convert_json_dicts(tree), "", PickleDigester({})))
 
     def _digest_pickle(
         self, content: bytes, storage_bytes_by_key: Mapping[str, bytes]
     ) -> dict[str, ValueDigest]:
         return _number_duplicate_paths(
-            self._digest_tree(pickle_parser.parse_pickle(content), "", _PickleDigester(storage_bytes_by_key))
+            self._digest_tree(pickle_parser.parse_pickle(content), "", PickleDigester(storage_bytes_by_key))
         )
 
     def _digest_text(self, content: bytes) -> ValueDigest | None:
@@ -289,7 +270,7 @@ class _FileDigester:
     # ---- trees ---------------------------------------------------------------------------------------------
 
     def _digest_tree(
-        self, node: Any, path: str, pickle_digester: _PickleDigester
+        self, node: Any, path: str, pickle_digester: PickleDigester
     ) -> Iterator[tuple[str, ValueDigest]]:
         """Yield path and digest of each array, list of numbers and single value in a parsed pickle or JSON
         document.
@@ -322,7 +303,7 @@ class _FileDigester:
             yield path, self._digest_value(node, pickle_digester)
 
     def _digest_constructed_object(
-        self, node: ConstructedObject, path: str, pickle_digester: _PickleDigester
+        self, node: ConstructedObject, path: str, pickle_digester: PickleDigester
     ) -> Iterator[tuple[str, ValueDigest]]:
         """Yield path and digest of the call that would make a pickled object, and of each value in its
         content: state, and items of a list or dict."""
@@ -339,275 +320,21 @@ class _FileDigester:
             ),
         )
         # PyTorch adds layer versions (_metadata) to a state_dict(), and not to its copies: they are left out.
-        for content in (node.dict_items, _state_without_layer_versions(node), node.list_items):
+        for content in (node.dict_items, state_without_layer_versions(node), node.list_items):
             if content:
                 yield from self._digest_tree(content, path, pickle_digester)
 
-    def _digest_value(self, value: Any, pickle_digester: _PickleDigester | None = None) -> ValueDigest:
+    def _digest_value(self, value: Any, pickle_digester: PickleDigester | None = None) -> ValueDigest:
         """Return the digest of one value, with its text if it is short, for a message. ``pickle_digester``:
         knows the tensors that a pickle refers to; None for a value of another format."""
         if isinstance(value, str):
             value = self._mask_text(value)  # without names that differ from run to run
-        sha256 = (pickle_digester or _PickleDigester({})).sha256_of(value)  # {}: no tensors outside the value
-        is_weight_like = isinstance(value, (bytes, bytearray)) and len(value) > _MAX_BYTES_OF_NO_WEIGHT
+        sha256 = (pickle_digester or PickleDigester({})).sha256_of(value)  # {}: no tensors outside the value
+        is_weight_like = isinstance(value, (bytes, bytearray)) and len(value) > MAX_BYTES_OF_NO_WEIGHT
         short_value_text = ""
         if isinstance(value, (str, int, float)) or value is None:
             short_value_text = _text_if_short(value if isinstance(value, str) else repr(value))
         return ValueDigest(sha256, is_weight_like, short_value_text)
-
-
-class _PickleDigester:
-    """Digests of a pickle's values. ``storage_bytes_by_key``: PyTorch's storages beside the pickle, by
-    key."""
-
-    def __init__(self, storage_bytes_by_key: Mapping[str, bytes]) -> None:
-        self._storage_bytes_by_key = storage_bytes_by_key
-        self._node_and_sha256_by_id: dict[int, tuple[Any, str]] = {}
-        self._is_number_list_by_id: dict[int, bool] = {}
-
-    def sha256_of(self, node: Any) -> str:
-        """Return the SHA-256 of a value in the pickle, in hexadecimal.
-
-        An object that is referenced twice has the same hash as two equal ones, and is hashed once. Raises
-        UnreadableContent for a value that contains itself.
-        """
-        known = self._node_and_sha256_by_id.get(id(node))
-        if known is not None:
-            _, known_sha256 = known
-            if known_sha256 == _UNFINISHED_SHA256:
-                raise UnreadableContent("it contains itself")
-            return known_sha256
-        is_container = isinstance(node, (list, tuple, ConstructedObject))
-        if is_container:  # its items, which are hashed below, may lead back to it
-            self._node_and_sha256_by_id[id(node)] = (node, _UNFINISHED_SHA256)
-        array_digest = self.digest_array_object(node)  # None unless it is a tensor or a NumPy array
-        identifying_bytes = (
-            self._canonical_bytes(node) if array_digest is None else array_digest.sha256.encode()
-        )
-        sha256 = hashlib.sha256(identifying_bytes).hexdigest()
-        if is_container:
-            # The entry keeps the node alive, so that its id is not reused.
-            self._node_and_sha256_by_id[id(node)] = (node, sha256)
-        return sha256
-
-    def is_nested_number_list(self, items: Sequence[Any]) -> bool:
-        """Return whether these are numbers, or nested lists of numbers."""
-        is_number_list = self._is_number_list_by_id.get(id(items))
-        if is_number_list is None:
-            is_number_list = all(
-                isinstance(item, (int, float))
-                or (type(item) in (list, tuple) and self.is_nested_number_list(item))
-                for item in items
-            )
-            self._is_number_list_by_id[id(items)] = is_number_list
-        return is_number_list
-
-    def is_weight_like(self, node: Any) -> bool:
-        """Return whether a constructor's arguments look like weights: more than a few bytes, or several
-        floats."""
-        if isinstance(node, (bytes, bytearray)):
-            return len(node) > _MAX_BYTES_OF_NO_WEIGHT
-        if isinstance(node, (list, tuple)):
-            return len(node) > 1 and all(isinstance(item, float) for item in node)
-        return False
-
-    def digest_array_object(self, node: Any) -> ValueDigest | None:
-        """Return the digest of a pickled tensor or NumPy array by type, shape and elements in row-major
-        order; None for other values. A pickled object is described by the function that would make it."""
-        if not isinstance(node, ConstructedObject) or not isinstance(node.constructor, GlobalRef):
-            return None
-        try:
-            # The functions by which PyTorch and NumPy rebuild an array, given its type, shape and elements.
-            if node.constructor in _TENSOR_CONSTRUCTORS:
-                return self._digest_tensor(node.arguments)
-            if node.constructor in _PARAMETER_CONSTRUCTORS:  # a parameter around its tensor
-                return self.digest_array_object(node.arguments[0])
-            if node.constructor.name == "_reconstruct" and node.constructor.module in _NUMPY_MODULES:
-                return self._digest_numpy_array(node.state)
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError, struct.error):
-            return None  # not of the form that the constructor's name promises: compared as any other object
-        return None
-
-    def _digest_numpy_array(self, state: Any) -> ValueDigest:
-        """``state``: what ``ndarray.__setstate__`` takes."""
-        _, shape, dtype, is_fortran_order, data = state
-        element_type = self.sha256_of(dtype)
-        data_bytes = _numpy_data_bytes(data)
-        strides = _compute_element_strides(shape, is_fortran_order)
-        return _digest_array_elements(
-            element_type, data_bytes, _element_bytes(shape, data_bytes), shape, strides
-        )
-
-    def _digest_tensor(self, arguments: Any) -> ValueDigest | None:
-        """``arguments``: of ``torch._utils._rebuild_tensor_v2``."""
-        storage, offset, shape, strides = arguments[:4]
-        _, storage_type, key, _, element_count = storage.persistent_id
-        data_bytes = self._storage_bytes_by_key[str(key)]
-        element_bytes = len(data_bytes) // element_count if element_count else 1
-        return _digest_array_elements(storage_type.name, data_bytes, element_bytes, shape, strides, offset)
-
-    def _canonical_bytes(self, node: Any) -> bytes:
-        """Return bytes that are the same for equal values of a pickle only: a value's type as a word, and its
-        content or the hashes of its parts. They are hashed and never parsed."""
-        if isinstance(node, PersistentRef):  # to a tensor's elements, which are outside of the pickle
-            # The id says which of the storages, files beside the pickle, has them.
-            return self._canonical_storage_bytes(node.persistent_id)
-        if isinstance(node, GlobalRef):  # a function or class, by its name
-            return f"name {node.module} {node.name}".encode("utf-8", "surrogatepass")
-        if isinstance(node, DictItems):
-            # Sorted, because the order of keys does not matter.
-            pair_hashes = sorted(self.sha256_of(key) + self.sha256_of(value) for key, value in node)
-            return ("dict " + " ".join(pair_hashes)).encode()
-        if isinstance(node, SetItems):
-            return ("set " + " ".join(sorted(map(self.sha256_of, node)))).encode()
-        if isinstance(node, (list, tuple)):
-            type_name = "list" if isinstance(node, list) else "tuple"
-            if all(type(item) in (int, float, bool) for item in node):  # without a hash of each number
-                return f"{type_name} of {node!r}".encode()
-            return f"{type_name} {' '.join(map(self.sha256_of, node))}".encode()
-        if isinstance(node, ConstructedObject):  # an object, by the call that would make it
-            object_parts: tuple[Any, ...] = (
-                node.constructor,
-                node.arguments,
-                _state_without_layer_versions(node),  # without the _metadata of PyTorch's state_dict()
-                node.list_items,
-                node.dict_items,
-            )
-            return ("called " + " ".join(map(self.sha256_of, object_parts))).encode()
-        if isinstance(node, (bytes, bytearray)):
-            return b"bytes " + bytes(node)
-        return f"{type(node).__name__} {node!r}".encode("utf-8", "surrogatepass")
-
-    def _canonical_storage_bytes(self, persistent_id: Any) -> bytes:
-        """Return the canonical bytes of a tensor's storage, which PyTorch refers to by a tuple of "storage",
-        type, key, device and length. Any other persistent id counts as a value."""
-        storage_bytes = None
-        if isinstance(persistent_id, tuple) and len(persistent_id) > 2:
-            storage_bytes = self._storage_bytes_by_key.get(str(persistent_id[2]))
-        if storage_bytes is None:
-            return b"kept " + self.sha256_of(persistent_id).encode()
-        storage_type = persistent_id[1]
-        return b"storage " + self.sha256_of(storage_type).encode() + hashlib.sha256(storage_bytes).digest()
-
-
-_TENSOR_CONSTRUCTORS = (
-    GlobalRef("torch._utils", "_rebuild_tensor_v2"),
-    GlobalRef("torch._utils", "_rebuild_tensor_v3"),
-)
-_PARAMETER_CONSTRUCTORS = (GlobalRef("torch._utils", "_rebuild_parameter"),)
-_NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
-
-
-def _digest_npy(content: bytes) -> dict[str, ValueDigest] | None:
-    """Return the digest of a NumPy .npy file with one array, under an empty path; None for other content.
-
-    The format: 6 bytes of magic, 2 of version, the header's length, a header that is a Python literal, then
-    the elements.
-    """
-    if content[:6] != _NPY_MAGIC or len(content) < 12:
-        return None
-    major_version = content[6]
-    # The header's length has 2 bytes in version 1, and 4 bytes in later ones.
-    header_start, length_format = (10, "<H") if major_version == 1 else (12, "<I")
-    try:
-        (header_bytes,) = struct.unpack(length_format, content[8:header_start])
-        data_start = header_start + header_bytes
-        header_end = min(data_start, header_start + _MAX_NPY_HEADER_BYTES)
-        header = ast.literal_eval(content[header_start:header_end].decode("latin-1").strip())
-        type_text, shape, data_bytes = repr(header["descr"]), header["shape"], content[data_start:]
-        # The type is, for example, '<f4': byte order, kind, bytes of an element. Any other file is no match.
-        if "O" in type_text:  # Python objects: a pickle follows
-            return None
-        type_match = re.fullmatch(r"'[<>|=]?[biufcmMSV](\d+)(\[.*\])?'", type_text)
-        if type_match is None:
-            return None  # elements that are records
-        element_bytes = int(type_match[1])
-        if math.prod(shape) * element_bytes != len(data_bytes):
-            return None  # more than one array in the file, or a type whose unit is not a byte
-        strides = _compute_element_strides(shape, is_fortran_order=header["fortran_order"])
-        return {
-            "": _digest_array_elements(
-                element_type=type_text,
-                data_bytes=data_bytes,
-                element_bytes=element_bytes,
-                shape=shape,
-                strides=strides,
-            )
-        }
-    except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, struct.error):
-        return None
-
-
-def _digest_array_elements(
-    element_type: str,
-    data_bytes: bytes,
-    element_bytes: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    offset: int = 0,
-) -> ValueDigest:
-    """Return the digest of an array by type, shape and elements in row-major order, however they are stored.
-
-    A stride is the distance of neighbours along one axis. Strides and ``offset`` (of the first element in
-    ``data_bytes``) count elements, not bytes. An array that is too large to be reordered is hashed as it is
-    stored. Raises ValueError for too little data.
-    """
-    element_count = math.prod(shape)
-    row_major_strides = _compute_element_strides(shape, is_fortran_order=False)
-    # The effective layout leaves out axes of length 1, whose strides have no meaning.
-    is_row_major = _effective_layout(shape, strides) == _effective_layout(shape, row_major_strides)
-    if is_row_major or element_count == 0:
-        end = offset + element_count
-        content = memoryview(data_bytes)[offset * element_bytes : end * element_bytes]
-    elif 0 < element_count <= _MAX_REORDERED_ELEMENTS:
-        content = memoryview(_reorder_elements(data_bytes, element_bytes, shape, strides, offset))
-    else:  # the layout becomes part of what is hashed
-        element_type, content = f"{element_type} {strides} {offset}", memoryview(data_bytes)
-    if content.nbytes < element_count * element_bytes:
-        raise ValueError("it ends too early")
-    header = f"array {element_type} {tuple(shape)} ".encode()
-    return ValueDigest(hashlib.sha256(header + content).hexdigest(), is_weight_like=element_count > 1)
-
-
-def _reorder_elements(
-    data_bytes: bytes, element_bytes: int, shape: Sequence[int], strides: Sequence[int], offset: int
-) -> bytes:
-    """Return an array's elements in row-major order: the last index changes fastest."""
-    element_indexes = [offset]
-    for length, stride in zip(shape, strides, strict=True):
-        element_indexes = [index + step * stride for index in element_indexes for step in range(length)]
-    return b"".join(
-        data_bytes[index * element_bytes : (index + 1) * element_bytes] for index in element_indexes
-    )
-
-
-def _effective_layout(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Return length and stride of each axis that has more or less than one element: the stride of any other
-    axis has no meaning."""
-    return [(length, stride) for length, stride in zip(shape, strides, strict=True) if length != 1]
-
-
-def _compute_element_strides(shape: Sequence[int], is_fortran_order: bool) -> list[int]:
-    """Return the distance, in elements, of neighbours along each axis of an array. In Fortran's order the
-    first index changes fastest; otherwise the last one does (row-major order)."""
-    axis_lengths = list(shape) if is_fortran_order else list(reversed(shape))
-    strides, stride = [], 1
-    for length in axis_lengths:  # from the fastest axis to the slowest
-        strides.append(stride)
-        stride *= length
-    return strides if is_fortran_order else strides[::-1]
-
-
-def _element_bytes(shape: Sequence[int], data_bytes: bytes) -> int:
-    element_count = math.prod(shape)
-    return len(data_bytes) // element_count if element_count else 1
-
-
-def _numpy_data_bytes(data: Any) -> bytes:
-    """Return the bytes of an array's data. Pickle protocols before 3 have no bytes and store latin-1 text."""
-    if isinstance(data, ConstructedObject) and data.constructor == GlobalRef("_codecs", "encode"):
-        return bytes(data.arguments[0], "latin-1")
-    return bytes(data)
 
 
 def _convert_json_dicts(document: Any) -> Any:
@@ -633,15 +360,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _state_without_layer_versions(node: ConstructedObject) -> Any:
-    """Return an object's state without the layer versions that PyTorch adds to a ``state_dict()``, but not to
-    its copies."""
-    state = node.state
-    if node.constructor == GlobalRef("collections", "OrderedDict") and isinstance(state, DictItems):
-        return DictItems(pair for pair in state if pair[0] != "_metadata") or None
-    return state
-
-
 def _number_duplicate_paths(path_value_pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
     """Return the values by path. Of several values with the same path, all but the first get a number after
     it, so that none is lost."""
@@ -655,7 +373,7 @@ def _number_duplicate_paths(path_value_pairs: Iterable[tuple[str, _T]]) -> dict[
     return value_by_path
 
 
-def _path_text_of_key(key: Any, pickle_digester: _PickleDigester) -> str:
+def _path_text_of_key(key: Any, pickle_digester: PickleDigester) -> str:
     """Return a dict's key as a part of a value's path; of a key that is no text or number, a short hash."""
     if isinstance(key, str):
         return key

@@ -9,17 +9,12 @@ import pytest
 
 from smlaunch.verify import step_traces
 from smlaunch.verify.archive_contents import ArtifactFile
+from smlaunch.verify.array_digests import ValueDigest
 from smlaunch.verify.repeatability import TimeSpan, discount_unrepeatable, is_repeatable
-from smlaunch.verify.run_diff import (
-    Comparison,
-    RunDifference,
-    RunRecord,
-    compare_runs,
-    describe_file_difference,
-)
+from smlaunch.verify.run_diff import Comparison, compare_runs, describe_file_difference
+from smlaunch.verify.run_pair import RunDifference, RunRecord
 from smlaunch.verify.script_lint import LintFindings, lint_script
 from smlaunch.verify.step_traces import RankTrace, TracedState, TracedStep
-from smlaunch.verify.value_digests import ValueDigest
 
 STEPS = 6
 STATE_DIGESTS = {"model": "m", "optimizer": "o", "order": "p", "smlaunch.rng.torch": "r"}
