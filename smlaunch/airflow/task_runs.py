@@ -21,10 +21,9 @@ from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import prepare
 from smlaunch.runs.run import Run
+from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.run_outcome import RunOutcome
 from smlaunch.runs.submit_job import find_existing_job
-
-MessageCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from smlaunch.job.field_types import (
     ByteSize,
     ChannelName,
     DataUri,
-    Dollars,
     Duration,
     Entry,
     Hyperparameter,
@@ -122,7 +121,7 @@ class Compute(Section):
     """Use managed spot capacity, which is cheaper and may be interrupted."""
     on_demand_fallback: StrictBool = False
     """Retry a segment on demand when no spot capacity is available for it."""
-    price_per_hour: Dollars | None = None
+    price_per_hour: PositiveNumber | None = None
     """US dollars for one host and hour, where the catalog has no price or an old one."""
     instance_preferences: Annotated[tuple[InstanceTypeName, ...], at_most(5)] = ()
     """Instance types in order of preference, instead of one instance_type: the service uses the first with
@@ -148,7 +147,7 @@ class Limits(Section):
     """How long all ranks of a host may print nothing and use no CPU. None leaves it to the strategy."""
     attempts: PositiveInt | None = None
     """Jobs that are tried for each segment without progress. None means 3 in a chain and 1 otherwise."""
-    max_cost: Dollars | None = None
+    max_cost: PositiveNumber | None = None
     """US dollars. A plan of one job that could cost more is refused before anything starts; a chain ends at a
     checkpoint before it does."""
 

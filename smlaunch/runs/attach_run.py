@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,15 +26,13 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.orchestrator_driver import OrchestratorDriver
 from smlaunch.runs.parent_execution_driver import ParentExecutionDriver
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import RunDriver
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, ignore_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_format import check_format
 from smlaunch.runs.shard_drivers import ShardDrivers
 from smlaunch.runs.shard_group import ShardGroup
 from smlaunch.runs.single_job_driver import SingleJobDriver
 from smlaunch.text.did_you_mean import nearest_match
-
-MessageCallback = Callable[[str], None]
 
 _MAX_JOBS_FOR_SUGGESTION = 200
 """Jobs that are searched for a name similar to an unknown one."""
@@ -48,7 +46,7 @@ def attach(name: str, target: Target | None = None, on_message: MessageCallback 
     is no such run.
     """
     target = target or Target.region()
-    on_message = on_message or _ignore_message
+    on_message = on_message or ignore_message
     name_or_arn = name
     if name.startswith("arn:"):
         name = name.replace("/", ":").rpartition(":")[2]  # the last part is the execution's name
@@ -240,7 +238,3 @@ def _list_jobs(target: Target) -> Iterator[JobSummary]:
         yield from target.control_plane.list_jobs()
     except CallError:
         return  # only a suggestion depends on it
-
-
-def _ignore_message(_: str) -> None:
-    return None

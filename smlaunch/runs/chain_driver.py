@@ -31,7 +31,7 @@ from smlaunch.planner.plan import PlannedJob
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_checkpoints import RunCheckpoints
-from smlaunch.runs.run_driver import RunDriver, SleepFunction
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, SleepFunction, ignore_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_outcome import RunOutcome
 from smlaunch.runs.run_state import (
@@ -59,7 +59,7 @@ class ChainDriver(RunDriver):
         jobs: JobList | None = None,
         is_driving: bool = False,
         waits_for_quota: bool = False,
-        on_message: Callable[[str], None] | None = None,
+        on_message: MessageCallback | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.workflow = workflow
@@ -76,7 +76,7 @@ class ChainDriver(RunDriver):
         target.bucket_owners.add_from_environment(workflow.variants[0].request.get("Environment", {}))
         self._checkpoints = None if uri is None else RunCheckpoints(uri, target.storage)
         self._target = target
-        self._on_message = on_message or _ignore_message
+        self._on_message = on_message or ignore_message
         self._clock = clock
         self._failed_job_to_retry: JobName | None = None
         self._reported_due_time_by_job: dict[JobName, float] = {}
@@ -291,7 +291,3 @@ class ChainDriver(RunDriver):
                 f"{action.name} is due and no driver submits it; "
                 f"`smlaunch resume {self.workflow.run}` continues the run"
             )
-
-
-def _ignore_message(_: str) -> None:
-    return None

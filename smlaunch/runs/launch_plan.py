@@ -13,7 +13,6 @@ from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.attach_run import (
-    MessageCallback,
     prefix_messages,
     run_of_chain,
     run_of_shards,
@@ -32,6 +31,7 @@ from smlaunch.runs.plan_job import (
 )
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
+from smlaunch.runs.run_driver import MessageCallback, ignore_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.submit_job import SubmittedJob, find_existing_job, submit_job_once
 
@@ -60,7 +60,7 @@ def launch(
         prepared_run = job_or_plan
     else:
         raise wrong_type_error(job_or_plan, "a Job or a Plan", "Job(entry='train.py')")
-    return _launch_prepared(prepared_run, on_message or _ignore_message, on_progress)
+    return _launch_prepared(prepared_run, on_message or ignore_message, on_progress)
 
 
 def _launch_prepared(
@@ -215,7 +215,3 @@ def _submit_shards_until_quota_is_used(
 
 def _retry_message(error: CallError, seconds: float) -> str:
     return f"{error.operation}: {error.code}; trying again in {seconds:.0f} s"
-
-
-def _ignore_message(_: str) -> None:
-    return None

@@ -17,6 +17,7 @@ from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.planner.plan import RunPlan, Upload
 from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.runtime_archive import build_runtime_archive
 from smlaunch.runs.source_archive import SourceArchive
 
@@ -46,7 +47,7 @@ def upload_plan_files(
     plan: RunPlan,
     source: SourceArchive | None,
     target: Target,
-    on_message: Callable[[str], None],
+    on_message: MessageCallback,
     on_progress: ProgressCallback | None = None,
 ) -> None:
     """Upload the files of a plan that S3 does not have yet, and create the run's bucket if it does not exist.
@@ -81,7 +82,7 @@ def _upload_and_create_bucket(
     upload: _ObjectUpload,
     job_facts: DiscoveredFacts,
     storage: ObjectStorage,
-    on_message: Callable[[str], None],
+    on_message: MessageCallback,
 ) -> None:
     try:
         _put_object(upload, storage)
@@ -134,7 +135,7 @@ def _upload_data(
     upload: Upload,
     include_secrets: bool,
     target: Target,
-    on_message: Callable[[str], None],
+    on_message: MessageCallback,
     on_progress: ProgressCallback | None,
 ) -> None:
     """Upload the files of a local input channel that S3 does not have yet.

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 SleepFunction = Callable[[float], object]
 """Sleeps for some seconds. Returns True when the caller must stop waiting."""
 
+MessageCallback = Callable[[str], None]
+"""Receives sentences about what happens, for the user."""
+
+
+def ignore_message(_: str) -> None:
+    return None
+
 
 class RunDriver(Protocol):
     """Nobody (``SingleJobDriver``), a process with a ``ChainDriver``, one for each shard (``ShardDrivers``),
