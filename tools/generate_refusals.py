@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -49,6 +50,7 @@ rules and that file; a test compares them.
 
 The source is a page of the service's documents or of the official SDKs, with what it says in short. Each rule
 is a function in a module of `smlaunch/planner/rules`; [extending.md](extending.md) shows how one is added.
+[planner.md](planner.md) lists the rules that choose strategy and machines.
 
 | rule | rejected | source |
 |---|---|---|
@@ -210,7 +212,7 @@ def _rows(phase: str) -> str:
     return "".join(_row(rule) for rule in all_rules() if rule.phase == phase)
 
 
-def _row(rule: Rule) -> str:
+def _row(rule: Rule[Any, Any]) -> str:
     quote = rule.quote.replace("|", "\\|")
     return f"| `{rule.id}` | {rule.summary} | [{quote}]({rule.source}) |\n"
 

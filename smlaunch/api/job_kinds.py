@@ -70,6 +70,9 @@ class JobKind:
     has_secondary_status: bool = False
     """Whether Describe tells more than the status: by whom the job was stopped."""
 
+    has_quotas: bool = False
+    """Whether the account's quotas for hosts of this kind are read, and a plan is checked against them."""
+
     check_rules: Callable[[Mapping[str, Any]], Iterator[Violation]] = lambda request: iter(())
     """Yields violations of the service's rules beyond its model, by a request of the right types."""
 
@@ -208,6 +211,7 @@ TRAINING = JobKind(
     constants={"input_mode": "File", "entrypoint": runtime_entrypoint(Paths())},
     resources=("ResourceConfig",),
     has_secondary_status=True,
+    has_quotas=True,
     check_rules=check_training_job,
 )
 

@@ -16,24 +16,16 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.compute_demand import (
     ComputeDemand,
+    ComputeOption,
+    EvaluatedOption,
+    Rejection,
     derive_compute_demand,
     instance_type_of_job,
     starts_one_process,
 )
 from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
-from smlaunch.planner.compute_rules import (
-    COMPUTE_RULES,
-    OVER_BUDGET,
-    QUOTA_TOO_SMALL,
-    TOO_SLOW,
-    ComputeOption,
-    EvaluatedOption,
-    Rejection,
-    cost_above_cap,
-    find_rejection,
-)
 from smlaunch.planner.plan import Candidate
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, Objection
 from smlaunch.planner.workload_estimate import speedup
 from smlaunch.strategies.base import Strategy
 
@@ -48,7 +40,7 @@ TABLE_BYTES_PER_HOST = 1e11
 """Bytes of tables per Spark host: what "enters the compute node's local storage" (Alliance, Machine
 Learning: about 100 GB). The type, 16 vCPU and 64 GiB, is an assumption."""
 
-ONE_HOST_SUFFICES = Rejection(rule="scale.up-before-out", objection="one instance is enough")
+ONE_HOST_SUFFICES = Rejection("scale.up-before-out", Objection("one instance is enough"))
 """A rule over all candidates. AWS, best practices: scale vertically first."""
 
 
@@ -67,7 +59,7 @@ def choose_compute(
     if demand is None:
         return job, ()
     evaluated_options = [
-        EvaluatedOption(option, rejection=find_rejection(option)) for option in _generate_options(demand)
+        EvaluatedOption(option, rejection=option.rejection) for option in _generate_options(demand)
     ]
     # Also unsuitable, but only by comparison: several hosts where one is enough.
     evaluated_options = _reject_hosts_beyond_one_that_suffices(demand, evaluated_options)
@@ -167,8 +159,7 @@ def _smallest_sufficient_option(
     """Return the option with the smallest of ``larger_host_counts``, which ascend, that no rule rejects; if
     all are rejected, the last one tried. None if more hosts than ``smallest_option`` has are not needed, or
     do not help."""
-    demand = smallest_option.demand  # what the workload needs of machines
-    rejection = find_rejection(smallest_option)
+    rejection = smallest_option.rejection
     if rejection is None or not larger_host_counts:
         return None
     # Fewer hosts than this are too slow in any case.
@@ -180,10 +171,10 @@ def _smallest_sufficient_option(
     last_option = None
     for host_count in host_counts:
         # More hosts help against too little time or memory, and not against, say, a missing price.
-        if rejection is None or not _may_more_hosts_help(rejection.rule, demand):
+        if rejection is None or not rejection.objection.may_more_hosts_help:
             break
         last_option = replace(smallest_option, host_count=host_count)
-        rejection = find_rejection(last_option)
+        rejection = last_option.rejection
     return last_option
 
 
@@ -247,13 +238,6 @@ def _host_counts_to_compare(demand: ComputeDemand) -> Sequence[int]:
     return [1]
 
 
-def _may_more_hosts_help(rule_name: str, demand: ComputeDemand) -> bool:
-    """Whether more hosts may satisfy the rule that rejected an option."""
-    if rule_name in (TOO_SLOW, "memory.model-too-large"):
-        return rule_name != "memory.model-too-large" or demand.capability.shards_model
-    return rule_name == "memory.data-too-large" and demand.has_split_input
-
-
 def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
     """Ranks per host on this instance type."""
     requested = demand.job.compute.processes_per_host
@@ -264,7 +248,6 @@ def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
 
 def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bool = False) -> Candidate:
     """The option as a row of the plan."""
-    rule_name, objection = rejection or ("", "")
     demand = option.demand
     is_one_process = demand.job.compute.processes_per_host is None and starts_one_process(demand.strategy)
     estimates = (option.estimated_seconds, option.estimated_dollars, option.price_per_hour)
@@ -277,8 +260,8 @@ def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bo
         hosts=option.host_count,
         processes_per_host=1 if is_one_process else option.ranks_per_host,
         chosen=chosen,
-        rule=rule_name,
-        objection=objection,
+        rule="" if rejection is None else rejection.rule_id,
+        objection="" if rejection is None else rejection.objection.clause,
         seconds=seconds,
         dollars=dollars,
         per_hour=per_hour,
@@ -291,57 +274,15 @@ def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bo
 def _report_nearest_option(
     demand: ComputeDemand, rejected: Sequence[tuple[ComputeOption, Rejection]], diagnostics: Diagnostics
 ) -> Job:
-    """Add the problem of the option that passed the most rules, and return the job with its machines. Called
-    if all options are rejected, each by the first rule that it breaks."""
-    option, (rule_name, objection) = min(
-        rejected, key=lambda option_and_rejection: _distance_from_suitable(*option_and_rejection)
+    """Add the problem of the option that is nearest to a suitable one, and return the job with its machines.
+    Called if all options are rejected, each by the first rule that it breaks: the later that rule, the nearer
+    the option; then the lower the estimate that the rule is about; then the cheaper."""
+    option, rejection = min(
+        rejected,
+        key=lambda row: (-row[1].rule_number, row[1].objection.estimate, row[0].listed_price_per_hour),
     )
-    # Every plan checks its cost cap and its quotas; those two problems are reported there.
-    exceeds_cost_cap = rule_name == OVER_BUDGET and cost_above_cap(option) is not None
-    is_reported_elsewhere = rule_name == QUOTA_TOO_SMALL or exceeds_cost_cap
-    if not is_reported_elsewhere:
-        job_field = next(rule.field for rule in COMPUTE_RULES if rule.name == rule_name)
+    if not rejection.objection.is_reported_elsewhere:
         comparison = f", the nearest of {len(rejected)} that were compared" if len(rejected) > 1 else ""
-        diagnostics.add_problem(
-            job_field, f"{option.describe()}{comparison}: {objection}; {_suggest_change(rule_name, demand)}"
-        )
+        clause, remedy, *_ = rejection.objection
+        diagnostics.add_problem(rejection.field, f"{option.describe()}{comparison}: {clause}; {remedy}")
     return _job_with_option(demand.job, option)
-
-
-def _distance_from_suitable(option: ComputeOption, rejection: Rejection) -> tuple[int, float, float]:
-    """Return a sort key by which the option nearest to a suitable one comes first: the later the rule that
-    rejects it, the nearer; then the lower the estimate that the rule is about; then the cheaper."""
-    # COMPUTE_RULES are in the order in which they are checked; the first that rejects counts.
-    rule_number = next(number for number, rule in enumerate(COMPUTE_RULES) if rule.name == rejection.rule)
-    # An estimate is a range of seconds or dollars; None without a measurement.
-    estimate = None
-    if rejection.rule == TOO_SLOW:
-        estimate = option.estimated_seconds
-    elif rejection.rule == OVER_BUDGET:
-        estimate = option.estimated_dollars
-    highest_estimate = 0.0 if estimate is None else estimate.high
-    return -rule_number, highest_estimate, option.listed_price_per_hour
-
-
-def _suggest_change(rule_name: str, demand: ComputeDemand) -> str:
-    """Return what the user can change about the job if the named rule rejects all machines."""
-    if rule_name == TOO_SLOW:
-        return _suggest_change_for_speed(demand)
-    suggestion_by_rule = {
-        "memory.model-too-large": (
-            "shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type"
-        ),
-        OVER_BUDGET: "raise it, or shorten limits.max_runtime",
-        "capability.one-accelerator": "let the script use several (docs/planner.md)",
-    }
-    return suggestion_by_rule.get(rule_name, "name compute.instance_type to use one anyway")
-
-
-def _suggest_change_for_speed(demand: ComputeDemand) -> str:
-    """Return what the user can change if all machines are too slow."""
-    capability = demand.capability
-    uses_one_accelerator = capability.uses_accelerators and capability.accelerator_use == "one"
-    # Split data can be processed by more hosts, even if each of them uses one accelerator.
-    if uses_one_accelerator and not demand.has_split_input:
-        return "let the script use several accelerators (docs/planner.md), or allow more time"
-    return "allow more time, or more hosts" if demand.names_instance_type else "allow more time"

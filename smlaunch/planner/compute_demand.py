@@ -1,19 +1,30 @@
-"""What the workload demands of machines, read once from job and facts. Pure."""
+"""What the workload demands of machines, by job and facts, and machines that may meet it. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from smlaunch.catalog import algorithms, instances
+from smlaunch.catalog.instances import InstanceType
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.script_capability import ScriptCapability, script_capability
 from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
-from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.planner.workload_estimate import Measurement
-from smlaunch.storage.read_time_estimates import DataShare
+from smlaunch.planner.plan_context import Diagnostics, Objection, PlanContext
+from smlaunch.planner.rules import AnyRule, rules_of
+from smlaunch.planner.workload_estimate import (
+    MODEL_MEMORY_SHARE,
+    HostGroup,
+    Measurement,
+    estimate_duration,
+    estimate_hourly_price,
+    estimate_price,
+)
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from smlaunch.strategies.base import Strategy, find_imported_library
 
 ASSUMED_ACCELERATOR_TYPE = "ml.g5.xlarge"
@@ -33,12 +44,12 @@ IN_MEMORY_LIBRARIES = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
 
 
 @dataclass(frozen=True)
-class ComputeDemand:
+class ComputeDemand(PlanContext):
     """What the workload demands of machines."""
 
-    job: Job
-    facts: DiscoveredFacts
-    strategy: Strategy
+    rules: tuple[AnyRule, ...]
+    """Rules that may reject machines."""
+
     capability: ScriptCapability
     """What the script can use."""
 
@@ -87,6 +98,112 @@ class ComputeDemand:
         return starts_one_process(self.strategy) and self.capability.accelerator_use != "instance"
 
 
+class Rejection(NamedTuple):
+    """Why an option is unsuitable."""
+
+    rule_id: str
+    objection: Objection
+    field: str = ""
+    """The job's field that is reported if no option is suitable."""
+
+    rule_number: int = 0
+    """How many rules the option satisfies."""
+
+
+@dataclass(frozen=True)
+class ComputeOption:
+    """A choice of machines for a workload, with estimates."""
+
+    demand: ComputeDemand
+    instance: InstanceType
+    host_count: int
+    ranks_per_host: int
+    """Ranks per host."""
+
+    @property
+    def host_group(self) -> HostGroup:
+        """The option's hosts for the estimates."""
+        bound = self.demand.vcpu_per_accelerator is not None
+        return HostGroup(
+            self.instance, self.host_count, self.ranks_per_host, self.demand.ranks_communicate, bound
+        )
+
+    @property
+    def device_memory_gib(self) -> float:
+        """Memory of one accelerator, or of a host without accelerators."""
+        return self.instance.accelerator_memory_gib or self.instance.memory_gib
+
+    @property
+    def usable_bytes_per_device(self) -> float:
+        """Memory of one accelerator that a model may use: the rest is for CUDA and fragmentation."""
+        return self.device_memory_gib * 2**30 * MODEL_MEMORY_SHARE
+
+    @property
+    def usable_device_memory_text(self) -> str:
+        return f"{MODEL_MEMORY_SHARE:.0%} of {self.device_memory_gib:g} GiB"
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Number of accelerators (or hosts without) that one replica of the model is sharded over."""
+        if not self.demand.capability.shards_model:
+            return 1
+        return self.host_count * max(1, self.host_group.busy_accelerators)
+
+    @cached_property
+    def estimated_seconds(self) -> EstimateRange | None:
+        """Duration of the work; None without a measurement."""
+        if self.demand.measurement is None:
+            return None
+        split_count = self.host_count if self.demand.has_split_input else 1
+        host_data = DataShare(
+            bytes=self.demand.copied_input.bytes / split_count,
+            files=self.demand.copied_input.files / split_count,
+        )
+        return estimate_duration(self.host_group, self.demand.measurement, host_data)
+
+    @cached_property
+    def price_per_hour(self) -> EstimateRange | None:
+        """Dollars per hour of all hosts, as a range; None if unknown."""
+        stated_price = self.demand.job.compute.price_per_hour
+        if stated_price is not None and self.demand.names_instance_type:
+            return EstimateRange(low=stated_price * self.host_count, high=stated_price * self.host_count)
+        return estimate_hourly_price(self.instance, self.host_count)
+
+    @cached_property
+    def estimated_dollars(self) -> EstimateRange | None:
+        """Cost of the work; None if duration or price is unknown."""
+        if self.estimated_seconds is None or self.price_per_hour is None:
+            return None
+        return estimate_price(self.price_per_hour, self.estimated_seconds)
+
+    @property
+    def listed_price_per_hour(self) -> float:
+        """Dollars per hour of all hosts, by the catalog or the job."""
+        stated_price = self.demand.job.compute.price_per_hour if self.demand.names_instance_type else None
+        price = self.instance.usd_per_hour if stated_price is None else stated_price
+        return (price or 0.0) * self.host_count
+
+    @cached_property
+    def rejection(self) -> Rejection | None:
+        """The objection of the first rule that rejects the machines; None if they are suitable."""
+        for number, rule in enumerate(self.demand.rules):
+            for objection in rule.check(self):
+                # Most rules are about the plan's own choice, and leave a type that the job names to the user.
+                if objection.holds_for_named_type or not self.demand.names_instance_type:
+                    return Rejection(rule.id, objection, rule.fields[0], number)
+        return None
+
+    def describe(self) -> str:
+        return f"{self.host_count} x {self.instance.name}" if self.host_count > 1 else self.instance.name
+
+
+class EvaluatedOption(NamedTuple):
+    """An option, and why it is unsuitable; None if it is suitable."""
+
+    option: ComputeOption
+    rejection: Rejection | None
+
+
 def starts_one_process(strategy: Strategy) -> bool:
     """Whether the strategy starts one process per host unless the job asks for more."""
     return strategy.one_process_per_host or strategy.one_process_by_default
@@ -126,6 +243,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         job=job,
         facts=facts,
         strategy=strategy,
+        rules=rules_of("choose machines"),
         capability=dataclasses.replace(
             capability,
             uses_accelerators=on_accelerators,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smlaunch.api.job_kinds import TRAINING
-from smlaunch.planner.compute_rules import (
-    ComputeOption,
-    EvaluatedOption,
-    device_memory_gib,
-    devices_per_replica,
-)
+from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE
 from smlaunch.text.format import format_dollar_range, format_size
@@ -114,7 +109,7 @@ def _decisive_reason(
     if demand.vcpu_per_accelerator is not None:
         return "compute.cpu-budget", _vcpu_reason(chosen, demand.vcpu_per_accelerator, evaluated_options)
     if chosen.host_count > 1:
-        return "compute.scale-out", _scale_out_reason(chosen, suitable, evaluated_options)
+        return "compute.scale-out", _scale_out_reason(chosen, suitable)
     # Accelerators of the one host that have a rank.
     busy_accelerators = chosen.host_group.busy_accelerators
     if busy_accelerators > 1:
@@ -160,7 +155,7 @@ def _vcpu_reason(
         option.instance.name
         for option, rejection in evaluated_options
         if rejection is not None
-        and rejection.rule == "cpu.too-few-per-accelerator"
+        and rejection.rule_id == "cpu.too-few-per-accelerator"
         and option.instance.accelerators > 1
         and option.instance.accelerator == chosen.instance.accelerator
     ]
@@ -172,9 +167,7 @@ def _vcpu_reason(
     )
 
 
-def _scale_out_reason(
-    chosen: ComputeOption, suitable: Sequence[ComputeOption], evaluated_options: Sequence[EvaluatedOption]
-) -> str:
+def _scale_out_reason(chosen: ComputeOption, suitable: Sequence[ComputeOption]) -> str:
     """Reason for several hosts."""
     fixed_hosts = "hosts" in chosen.demand.job.compute.stated_fields
     if fixed_hosts:
@@ -196,9 +189,9 @@ def _in_memory_reason(chosen: ComputeOption, needed_bytes: float) -> str:
 
 def _model_memory_reason(chosen: ComputeOption, needed_bytes: float) -> str:
     """How the model fits into the accelerators' memory."""
-    instance, devices = chosen.instance, devices_per_replica(chosen)
+    instance, devices = chosen.instance, chosen.devices_per_replica
     device = instance.accelerator or instance.name
-    usable_memory = f"{MODEL_MEMORY_SHARE:.0%} of the {device_memory_gib(instance):g} GiB of {device}"
+    usable_memory = f"{MODEL_MEMORY_SHARE:.0%} of the {chosen.device_memory_gib:g} GiB of {device}"
     if devices > 1:
         bytes_each = format_size(int(needed_bytes / devices))
         return (

@@ -6,113 +6,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, InstanceChoice, InstanceType
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, JobContext
+from smlaunch.planner.rules import rules_of
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy
-from smlaunch.strategies.detection import detect_strategy
 from smlaunch.text.did_you_mean import nearest_match
 
 
-def choose_strategy(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) -> str:
-    """Return the name of the strategy that starts the program on hosts and ranks, such as ``ddp`` or ``mpi``,
-    and add the reason."""
-    match = _strategy_stated_by_job(job, facts.source.entry) or _strategy_by_script(job, facts)
-    summary = load_strategy(match.strategy_name).summary
-    diagnostics.add_reason(f"strategy.{match.rule}", f"{match.evidence}: {match.strategy_name} {summary}.")
-    return match.strategy_name
-
-
-class _StrategyMatch(NamedTuple):
-    """A strategy, the rule by which it was chosen, and what speaks for it, as the beginning of a sentence."""
-
-    strategy_name: str
-    rule: str
-    evidence: str
-
-
-def _strategy_stated_by_job(job: Job, entry: str) -> _StrategyMatch | None:
-    """Return the strategy that follows from the job's own fields; None if it depends on its Python script.
-    ``entry``: path of the program that the job names. A match: name of the strategy, name of the rule that
-    chose it, and evidence, the beginning of a sentence."""
-    if job.strategy is not None:
-        return _StrategyMatch(strategy_name=job.strategy, rule="given", evidence="The job says so")
-    if job.algorithm is not None:
-        evidence = f"The job names the built-in algorithm {job.algorithm}"
-        return _StrategyMatch(strategy_name="builtin", rule="algorithm", evidence=evidence)
-    if job.entry is None:
-        return _StrategyMatch(
-            strategy_name="custom", rule="own-image", evidence="The image contains its own program"
-        )
-    if entry.endswith(".sh"):
-        evidence = f"{entry} is a shell script, which starts what it needs itself"
-        return _StrategyMatch(strategy_name="custom", rule="shell-script", evidence=evidence)
-    if not entry.endswith(".py"):
-        return _StrategyMatch(
-            strategy_name="custom", rule="program", evidence=f"{entry} is a program that cannot be analyzed"
-        )
-    return None
-
-
-def _strategy_by_script(job: Job, facts: DiscoveredFacts) -> _StrategyMatch:
-    """Return the strategy for a Python script: the first rule that matches decides, and earlier rules are
-    stronger evidence. A match: name of the strategy, name of the rule, and evidence, the beginning of a
-    sentence."""
-    script, entry = facts.script, facts.source.entry
-    # What the libraries that the script imports speak for; None if for nothing.
-    detected = detect_strategy(script.imports)
-    detected_strategy = None if detected is None else load_strategy(detected.strategy)
-    # Its scripts distribute records among hosts themselves, as batch inference needs.
-    detected_serves_inference = detected_strategy is not None and detected_strategy.distributes_records
-    detected_is_processing = detected_strategy is not None and detected_strategy.job_kind is PROCESSING
-    # The job states one process, or leaves it to the strategy.
-    takes_one_process_per_host = job.compute.processes_per_host in (None, 1)
-    is_data_split = any(channel.split is not None for channel in job.inputs.values())
-    hosts_read_own_shares = takes_one_process_per_host and is_data_split
-    if job.workload.kind == "inference" and not detected_serves_inference:
-        return _StrategyMatch(
-            strategy_name="share-nothing",
-            rule="inference",
-            evidence="In batch inference records are independent",
-        )
-    if job.workload.kind == "preparation" and not detected_is_processing:
-        return _StrategyMatch(
-            strategy_name="processing",
-            rule="preparation",
-            evidence="The job prepares data and trains nothing",
-        )
-    if script.reads_resource_config and takes_one_process_per_host:
-        # The file names the other hosts: the script connects to them itself.
-        return _StrategyMatch(
-            strategy_name="custom", rule="reads-resourceconfig", evidence=f"{entry} reads resourceconfig.json"
-        )
-    # joins_hosts: the ranks of all hosts work together. A library that trains on each host separately leaves
-    # the choice to how the data is split.
-    if detected is not None and (detected.joins_hosts or not hosts_read_own_shares):
-        return _StrategyMatch(
-            strategy_name=detected.strategy,
-            rule=detected.rule,
-            evidence=f"{entry} imports {detected.library}",
-        )
-    if hosts_read_own_shares:
-        evidence = "Hosts read their own shares of the data, and nothing joins ranks"
-        return _StrategyMatch(strategy_name="share-nothing", rule="shards", evidence=evidence)
-    if job.compute.hosts == 1 and takes_one_process_per_host:
-        return _StrategyMatch(
-            strategy_name="custom",
-            rule="single-process",
-            evidence="One process on one host needs no rendezvous",
-        )
-    return _StrategyMatch(
-        strategy_name="ddp", rule="several-processes", evidence="The job asks for several processes"
-    )
+def choose_strategy(context: JobContext, diagnostics: Diagnostics) -> Strategy:
+    """Return the strategy that starts the program on hosts and ranks, such as ``ddp`` or ``mpi``, by the
+    first rule that applies, and add the reason."""
+    for rule in rules_of("choose strategy"):
+        for name, evidence, reason_rule in rule.check(context):
+            strategy = load_strategy(name)
+            diagnostics.add_reason(reason_rule or rule.id, f"{evidence}: {name} {strategy.summary}.")
+            return strategy
+    raise LookupError("no rule chooses a strategy")
 
 
 def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:

@@ -1,34 +1,50 @@
-"""What rules and quotas look at (a job, the facts and the chosen strategy), and what they report. Pure."""
+"""What rules look at (a job, the facts and the chosen strategy), and what they report. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
-from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
+from smlaunch.api.job_kinds import PROCESSING, JobKind
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import Reason
-
-if TYPE_CHECKING:
-    from smlaunch.strategies.base import Strategy
+from smlaunch.strategies.base import Strategy
+from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
 
 
 @dataclass(frozen=True)
-class PlanContext:
-    """What rules look at."""
+class JobContext:
+    """What rules that choose the strategy look at."""
 
     job: Job
     facts: DiscoveredFacts
-    strategy: Strategy | None = None
-    """The chosen strategy; None if none could be chosen."""
+
+    @cached_property
+    def detected_strategy(self) -> DetectedStrategy | None:
+        """The strategy that the script's imports indicate."""
+        return detect_strategy(self.facts.script.imports)
+
+
+@dataclass(frozen=True)
+class PlanContext(JobContext):
+    """What rules look at once the strategy is chosen."""
+
+    strategy: Strategy
 
     @property
     def job_kind(self) -> JobKind:
-        return TRAINING if self.strategy is None else self.strategy.job_kind
+        return self.strategy.job_kind
+
+    @property
+    def quotas(self) -> Mapping[str, float | None]:
+        """Values, by name, of the account's quotas that limit the job."""
+        return self.facts.quotas if self.job_kind.has_quotas else {}
 
     @property
     def is_processing(self) -> bool:
@@ -85,6 +101,38 @@ class PlanWarning(NamedTuple):
 
 Finding = Problem | Reason | PlanWarning
 """What a rule finds."""
+
+
+class StrategyMatch(NamedTuple):
+    """A strategy that a rule chooses."""
+
+    strategy_name: str
+    evidence: str
+    """What indicates it, as the beginning of a sentence."""
+
+    reason_rule: str = ""
+    """Name of the plan's reason; empty for the rule's id."""
+
+
+class Objection(NamedTuple):
+    """Why machines are unsuitable for a workload, and what the user can do."""
+
+    clause: str
+    """Why, for the user."""
+
+    remedy: str = "name compute.instance_type to use one anyway"
+    """What to change about the job if no machines are left."""
+
+    holds_for_named_type: bool = False
+    """The objection also rejects a type that the job names."""
+
+    may_more_hosts_help: bool = False
+    is_reported_elsewhere: bool = False
+    """Every plan checks this and reports it."""
+
+    estimate: float = 0.0
+    """Dollars or seconds that the objection is about: the less, the nearer the machines are to suitable
+    ones."""
 
 
 @dataclass

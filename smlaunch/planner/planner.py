@@ -34,9 +34,9 @@ from smlaunch.planner.plan import (
     Schedule,
     job_hash,
 )
-from smlaunch.planner.plan_context import Diagnostics, PlanContext
+from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext
 from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler
-from smlaunch.planner.rules import apply_rules
+from smlaunch.planner.rules import apply_rules, rules_of
 from smlaunch.planner.rules.rule import paths_overlap
 from smlaunch.planner.run_cost import plan_cost
 from smlaunch.planner.script_advice import (
@@ -46,7 +46,6 @@ from smlaunch.planner.script_advice import (
     warn_of_idle_accelerators,
 )
 from smlaunch.planner.shard_plans import plan_shard_runs
-from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy
 
 CHAIN_OPERATION = TRAINING.create_operation
@@ -73,7 +72,7 @@ def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> RunPlan:
     for name, input_facts in facts.inputs.items():
         for warning in input_facts.warnings:
             diagnostics.add_warning(f"inputs.{name}: {warning}")
-    strategy = load_strategy(choose_strategy(job, facts, diagnostics))
+    strategy = choose_strategy(JobContext(job, facts), diagnostics)
     # The candidates are the machines that were compared; none if the job names its machines.
     job_with_machines, candidates = _choose_machines(job, strategy, facts, diagnostics)
     sharding_by_channel = plan_sharding(job_with_machines, facts, diagnostics)
@@ -125,17 +124,12 @@ def check_partial_job(job: Job, facts: DiscoveredFacts, unknown_fields: Sequence
     if "entry" in unknown_fields:
         # Both are about the script's folder.
         unknown_fields = [*unknown_fields, "source", "requirements"]
-    # The strategy, how the program is started, is known if no unknown field could change its choice. Paths
-    # overlap if they are equal, or one is inside the other (compute, compute.hosts).
-    may_strategy_differ = any(
-        paths_overlap(unknown_field, decisive_field)
-        for unknown_field in unknown_fields
-        for decisive_field in _FIELDS_THAT_DECIDE_STRATEGY
+    # The strategy is known if no unknown field could change its choice.
+    is_strategy_known = job.strategy is not None or not any(
+        rule.reads_any(unknown_fields) for rule in rules_of("choose strategy")
     )
-    strategy, undecided_fields = None, [*unknown_fields, "strategy"]
-    if job.strategy is not None or not may_strategy_differ:
-        strategy = load_strategy(choose_strategy(job, facts, Diagnostics()))
-        undecided_fields = list(unknown_fields)
+    undecided_fields = [*unknown_fields] if is_strategy_known else [*unknown_fields, "strategy"]
+    strategy = choose_strategy(JobContext(job, facts), Diagnostics())
     # Rules that depend on an undecided field are not applied.
     apply_rules("validate", PlanContext(job, facts, strategy), diagnostics, undecided_fields)
     return [
@@ -143,10 +137,6 @@ def check_partial_job(job: Job, facts: DiscoveredFacts, unknown_fields: Sequence
         for problem in diagnostics.problems
         if not any(paths_overlap(problem.path, unknown_field) for unknown_field in unknown_fields)
     ]
-
-
-_FIELDS_THAT_DECIDE_STRATEGY = ("strategy", "entry", "algorithm", "image", "workload", "compute", "inputs")
-"""If one of these is unknown, the strategy cannot be chosen."""
 
 
 def plan_single_run(

@@ -9,7 +9,7 @@ import pytest
 
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
-from tests.planner.fixtures import make_plan, region
+from tests.planner.fixtures import TORCH, make_plan, region
 
 JOB = {"entry": "train.py"}
 
@@ -51,3 +51,15 @@ def test_one_that_cannot_be_loaded_is_not_skipped(
         make_plan(Job.from_mapping(JOB), region(), "digits")
     assert f"the rule 'tags', which another package registers as {address}" in str(caught.value)
     assert reason in str(caught.value) and "repair or uninstall that package" in str(caught.value)
+
+
+def test_a_rule_for_machines_rejects_them_and_none_that_the_job_names(
+    import_example: Callable[[str], Any],
+) -> None:
+    import_example("company_machines.py")
+    large, job = "ml.p5.48xlarge", {**JOB, "workload": {"model_memory": "60GB"}}
+    plan = make_plan(Job.from_mapping(job), region(script=TORCH), "digits")
+    objections = {option.rule for option in plan.candidates if option.instance_type == large}
+    assert objections == {"company.largest-type"}
+    stated_job = {**job, "compute": {"instance_type": large}}
+    assert make_plan(Job.from_mapping(stated_job), region(script=TORCH), "digits").instance_type == large

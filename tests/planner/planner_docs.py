@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from smlaunch.catalog.catalog_tables import load_catalog_table
-from smlaunch.planner.compute_rules import COMPUTE_RULES
+from smlaunch.planner.rules import rules_of
+from smlaunch.planner.rules.rule import Rule
 from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE, STARTUP_RANGE
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan import Plan
@@ -27,18 +28,32 @@ _COMPUTE = ("compute.", "capacity.", "instance-type.", "strategy.", "scaling.", 
 def parts() -> dict[str, str]:
     """Returns the text of every generated part, by the name in its markers."""
     return {
+        "strategy rules": "\n".join(_strategy_rules()),
         "rules": "\n".join(_rules()),
         "figures": "\n".join(_figures()),
         "workloads": "\n".join(line for name in sorted(WORKLOADS) for line in _workload(name)),
     }
 
 
-def _rules() -> Iterator[str]:
-    yield "| rule | refused by its field where nothing gets past | source |"
+def _strategy_rules() -> Iterator[str]:
+    yield "| rule | strategy | source |"
     yield "|---|---|---|"
-    for rule in COMPUTE_RULES:
-        yield f"| `{rule.name}` | `{rule.field}` | {rule.source} |"
-    yield "| `scale.up-before-out` | | AWS, best practices: scale vertically first |"
+    for rule in rules_of("choose strategy"):
+        yield f"| `{rule.id}` | {rule.summary} | {_source_link(rule)} |"
+
+
+def _rules() -> Iterator[str]:
+    yield "| rule | rejected | field that is reported if no machines are left | source |"
+    yield "|---|---|---|---|"
+    for rule in rules_of("choose machines"):
+        yield f"| `{rule.id}` | {rule.summary} | `{rule.fields[0]}` | {_source_link(rule)} |"
+    best_practices = "https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-training-options.html"
+    link = f"[scale vertically first]({best_practices})"
+    yield f"| `scale.up-before-out` | several hosts if one is enough | | {link} |"
+
+
+def _source_link(rule: Rule[Any, Any]) -> str:
+    return f"[{rule.quote}]({rule.source.removeprefix('docs/')})"
 
 
 def _figures() -> Iterator[str]:

@@ -14,12 +14,11 @@ from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.job.model import Job
 from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.planner.launch_choices import choose_strategy
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, JobContext
 from smlaunch.planner.rules import PlanContext as RuleCase
 from smlaunch.planner.rules import all_rules
 from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.plan_job import add_remaining_problems
-from smlaunch.strategies import load_strategy
 from tests.planner.bad_jobs import Case, cases, target_of, write_source
 from tests.runs.fakes import gather_needed_facts
 from tests.tables import table
@@ -79,7 +78,7 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
         job = parse_readable_job(case.job)
         if job is not None:
             facts = gather_needed_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
-            rule_case = RuleCase(job, facts, load_strategy(choose_strategy(job, facts, Diagnostics())))
+            rule_case = RuleCase(job, facts, choose_strategy(JobContext(job, facts), Diagnostics()))
             broken_rules |= {rule.id for rule in validating if list(rule.check(rule_case))}
     assert broken_rules == {rule.id for rule in validating}
 

@@ -16,9 +16,9 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner.compute_choice import MAX_HOSTS
-from smlaunch.planner.compute_rules import COMPUTE_RULES
 from smlaunch.planner.fact_needs import relevant_quotas
 from smlaunch.planner.plan import Candidate
+from smlaunch.planner.rules import rules_of
 from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
@@ -348,7 +348,7 @@ def test_what_is_chosen_will_do(
     if "wanted_time" in work and choice.seconds is not None:
         end = choice.seconds[0] if "instance_type" in compute else choice.seconds[1]
         assert end <= parse_duration(work["wanted_time"])
-    names = {rule.name for rule in COMPUTE_RULES} | {"scale.up-before-out"}
+    names = {rule.id for rule in rules_of("choose machines")} | {"scale.up-before-out"}
     assert {candidate.rule for candidate in job_plan.candidates if not candidate.is_feasible} <= names
     for candidate in job_plan.candidates:
         assert candidate.hosts <= max(MAX_HOSTS, compute.get("hosts", 1))
@@ -404,8 +404,3 @@ def test_prices_are_ranges_by_their_confidence() -> None:
     unknown = find_instance_type("ml.p5e.48xlarge")
     assert unknown is not None
     assert estimate_hourly_price(unknown, 1) is None
-
-
-def test_every_rule_has_a_name_of_its_own_and_a_source() -> None:
-    assert len({rule.name for rule in COMPUTE_RULES}) == len(COMPUTE_RULES)
-    assert all(rule.source and rule.field for rule in COMPUTE_RULES)

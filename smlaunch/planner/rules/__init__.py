@@ -12,31 +12,39 @@ import pkgutil
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from smlaunch.catalog.registry import Registry
 from smlaunch.planner.plan_context import Diagnostics, PlanContext
 from smlaunch.planner.rules.rule import Phase, Rule
 
-_OTHER_RULES = Registry[Rule]("smlaunch.rules", "rule", "smlaunch.planner.rules.rule:Rule")
+AnyRule = Rule[Any, Any]
+
+_OTHER_RULES = Registry[AnyRule]("smlaunch.rules", "rule", "smlaunch.planner.rules.rule:Rule")
 """Rules of scripts and other packages, by their ids."""
 
 
-def register_rule(rule: Rule) -> None:
+def register_rule(rule: AnyRule) -> None:
     """Add a rule for this process. Raises ValueError if one of its id is registered."""
     _OTHER_RULES.register(rule.id, rule)
 
 
-def all_rules() -> tuple[Rule, ...]:
+def all_rules() -> tuple[AnyRule, ...]:
     """Return all rules. Raises JobError for a rule of another package that cannot be loaded."""
     return (*built_in_rules(), *_OTHER_RULES.values())
 
 
 @cache
-def built_in_rules() -> tuple[Rule, ...]:
+def built_in_rules() -> tuple[AnyRule, ...]:
     """Return the rules of this package: by the names of their modules, and in a module from top to bottom."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     modules = [import_module(f"{__name__}.{name}") for name in names]
     return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Rule))
+
+
+def rules_of(phase: Phase) -> tuple[AnyRule, ...]:
+    """Return the rules of a phase, in their order."""
+    return tuple(rule for rule in all_rules() if rule.phase == phase)
 
 
 def apply_rules(
@@ -45,7 +53,7 @@ def apply_rules(
     """Add what the rules of a phase find. ``unknown_fields``: could not be read; rules that read them are
     skipped."""
     unreadable_fields = tuple(unknown_fields)
-    for rule in all_rules():
-        if rule.phase == phase and not rule.reads_any(unreadable_fields):
+    for rule in rules_of(phase):
+        if not rule.reads_any(unreadable_fields):
             for finding in rule.check(context):
                 diagnostics.add(finding)

@@ -109,7 +109,7 @@ def reject_framework_unknown_to_strategy(context: PlanContext) -> Problems:
     job = context.job
     # Framework of one of AWS's images, by its name; None for other images.
     framework = None if job.image is None else framework_of(job.image)
-    if context.strategy is None or framework is None or framework.retired or job.requirements is not None:
+    if framework is None or framework.retired or job.requirements is not None:
         return
     needed_frameworks = context.strategy.frameworks
     if needed_frameworks is not None and framework.name not in needed_frameworks:
@@ -161,7 +161,7 @@ def reject_image_for_other_accelerator(context: PlanContext) -> Problems:
 )
 def reject_strategy_on_trainium(context: PlanContext) -> Problems:
     trainium_types = [name for name in context.instance_types if is_neuron(name)]
-    if context.strategy is not None and trainium_types and context.strategy.trainium_support == "no":
+    if trainium_types and context.strategy.trainium_support == "no":
         message = (
             f"{context.strategy.name} does not work on {trainium_types[0]}, where ranks are torchrun's on "
             "NeuronCores"

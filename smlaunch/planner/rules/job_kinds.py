@@ -174,7 +174,7 @@ def reject_long_spot_wait_of_algorithm(context: PlanContext) -> Problems:
 )
 def explain_processing_folders(context: PlanContext) -> Findings:
     job, strategy = context.job, context.strategy
-    if not context.is_processing or strategy is None or job.entry is None:
+    if not context.is_processing or job.entry is None:
         return
     is_apart = not strategy.joins_hosts and not context.facts.script.reads_resource_config
     if job.compute.hosts > 1 and is_apart and not any(channel.split for channel in job.inputs.values()):

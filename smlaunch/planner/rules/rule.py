@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from smlaunch.errors import Problem
-from smlaunch.planner.plan_context import Finding, PlanContext
+from smlaunch.planner.plan_context import Finding
 
-Phase = Literal["validate", "advise"]
-"""``validate``: the rule rejects jobs that cannot work. ``advise``: it explains and warns."""
+Phase = Literal["choose strategy", "choose machines", "validate", "advise"]
+"""``choose strategy``: the rule names the strategy for a ``JobContext``; the first match decides.
+``choose machines``: it objects to a ``ComputeOption``; the first objection rejects the option.
+``validate``: it rejects jobs that cannot work. ``advise``: it explains and warns. Both look at a
+``PlanContext``."""
 
 FactName = Literal["account", "inputs", "quotas", "script"]
 """A part of ``DiscoveredFacts``."""
@@ -19,32 +22,35 @@ FactName = Literal["account", "inputs", "quotas", "script"]
 Problems = Iterator[Problem]
 Findings = Iterator[Finding]
 
+Subject = TypeVar("Subject")
+Found = TypeVar("Found")
+
 
 @dataclass(frozen=True)
-class Rule:
-    """One rule of the registry."""
+class Rule(Generic[Subject, Found]):
+    """One rule of the registry, of what it looks at and what it finds."""
 
     id: str
     """Dotted, such as ``spot.checkpoints``."""
 
     phase: Phase
     summary: str
-    """What the rule rejects or reports, in a phrase."""
+    """What the rule chooses, rejects or reports, in a phrase."""
 
     source: str
-    """Address of the page that states it."""
+    """Address of the page that states it; a page of this project by its path, such as ``docs/planner.md``."""
 
     quote: str
     """What the source says, in short."""
 
     fields: tuple[str, ...]
     """Fields of the job that the check reads; if one could not be read, the rule is skipped. A field that
-    ends in ``.*`` is checked entry by entry."""
+    ends in ``.*`` is checked entry by entry. The first one is reported if no machines are left."""
 
     facts: tuple[FactName, ...]
     """Facts that the check reads."""
 
-    check: Callable[[PlanContext], Findings]
+    check: Callable[[Subject], Iterator[Found]]
 
     def reads_any(self, unknown_fields: Iterable[str]) -> bool:
         """Whether the rule reads one of ``unknown_fields``, or a field above or below one."""
@@ -61,7 +67,7 @@ def rule(
     fields: tuple[str, ...],
     facts: tuple[FactName, ...] = (),
     phase: Phase = "validate",
-) -> Callable[[Callable[[PlanContext], Findings]], Rule]:
+) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule[Subject, Found]]:
     """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
     return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check)
 

@@ -1,0 +1,282 @@
+"""Rules that reject machines which a workload cannot run on, or should not. The first objection decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from smlaunch.planner.fact_needs import instance_quota_pattern
+from smlaunch.planner.plan_context import Objection
+from smlaunch.planner.rules.rule import rule
+from smlaunch.strategies.base import LaunchContext
+from smlaunch.text.format import format_dollars, format_size
+
+if TYPE_CHECKING:
+    # Loaded only if machines are compared: most jobs name theirs.
+    from smlaunch.planner.compute_demand import ComputeOption
+
+Objections = Iterator[Objection]
+
+RETIRED_FAMILIES = ("p2", "p3")
+BURSTABLE_FAMILIES = ("t2", "t3")
+
+
+@rule(
+    "instance.retired",
+    phase="choose machines",
+    summary="types that are retired, or vanish from price lists",
+    source="https://aws.amazon.com/sagemaker/ai/pricing/",
+    quote="P2 is retired, P3 vanishing from price lists",
+    fields=("workload",),
+)
+def reject_retired_family(option: ComputeOption) -> Objections:
+    family = option.instance.name.split(".")[1]
+    if family.startswith(RETIRED_FAMILIES):
+        yield Objection(f"{family} is retired or vanishing from price lists")
+
+
+@rule(
+    "instance.burstable",
+    phase="choose machines",
+    summary="types whose processors are available for bursts only",
+    source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html",
+    quote="burstable performance instances: CPU credits",
+    fields=("workload",),
+)
+def reject_burstable_family(option: ComputeOption) -> Objections:
+    family = option.instance.name.split(".")[1]
+    if family.startswith(BURSTABLE_FAMILIES):
+        yield Objection(f"{family} has its processors for bursts only, by credits")
+
+
+@rule(
+    "price.unknown",
+    phase="choose machines",
+    summary="types without a known price",
+    source="docs/planner.md",
+    quote="Of the remaining candidates it chooses the cheapest",
+    fields=("limits.max_cost", "compute.price_per_hour"),
+)
+def reject_unknown_price(option: ComputeOption) -> Objections:
+    if option.price_per_hour is None:
+        yield Objection("its price is unknown; name the type and compute.price_per_hour to use it anyway")
+
+
+_MACHINE_FIELDS = ("compute.instance_type", "compute.hosts", "compute.processes_per_host")
+
+
+@rule(
+    "strategy.machines",
+    phase="choose machines",
+    summary="machines that the strategy does not run on",
+    source="docs/strategies.md",
+    quote="what each strategy runs on",
+    fields=("strategy", "entry", "compute"),
+    facts=("script",),
+)
+def reject_machines_unsuited_to_strategy(option: ComputeOption) -> Objections:
+    """Yield what the strategy objects to about the machines; its other problems are reported elsewhere."""
+    demand, job = option.demand, option.demand.job
+    context = LaunchContext(
+        entry_point=demand.facts.source.entry,
+        host_count=option.host_count,
+        processes_per_host=option.ranks_per_host,
+        imports=demand.facts.script.imports,
+        has_split_input=demand.has_split_input,
+        options=job.options,
+        algorithm=job.algorithm,
+        instance_type=option.instance.name,
+        instance_spec=option.instance,
+        image=job.image or "",
+        framework_version=job.framework_version,
+        channels=job.inputs,
+        hyperparameters=job.hyperparameters,
+        is_spot=job.compute.spot,
+        target=demand.facts.target,
+    )
+    for problem in demand.strategy.find_problems(context):
+        if problem.path in _MACHINE_FIELDS:
+            yield Objection(problem.message)
+
+
+@rule(
+    "capability.one-accelerator",
+    phase="choose machines",
+    summary="several accelerators for a script that uses one",
+    source="https://docs.alliancecan.ca/wiki/Tutoriel_Apprentissage_machine/en",
+    quote="use a single GPU unless you are certain that your program uses several",
+    fields=("entry", "compute.processes_per_host"),
+    facts=("script",),
+)
+def reject_idle_accelerators(option: ComputeOption) -> Objections:
+    demand, count = option.demand, option.instance.accelerators
+    uses_one = demand.is_single_process or demand.capability.accelerator_use == "one"
+    if count > 1 and demand.job.compute.processes_per_host is None and uses_one:
+        program = demand.facts.source.entry or demand.job.program
+        yield Objection(
+            f"{program} uses one accelerator, and {count - 1} of its {count} would be idle",
+            remedy="let the script use several (docs/planner.md)",
+        )
+
+
+@rule(
+    "memory.model-too-large",
+    phase="choose machines",
+    summary="accelerators whose memory is too small for the model",
+    source="https://www.adaltas.com/en/2018/05/30/yarn-and-gpu-distribution-for-machine-learning/",
+    quote="a training often exceeds the GPU's memory",
+    fields=("workload.model_memory",),
+    facts=("script",),
+)
+def reject_too_little_accelerator_memory(option: ComputeOption) -> Objections:
+    """With FSDP, DeepSpeed and the like one replica of the model is sharded over several accelerators."""
+    model_bytes, device_count = option.demand.model_bytes, option.devices_per_replica
+    if model_bytes is None or model_bytes <= option.usable_bytes_per_device * device_count:
+        return
+    clause = f"{format_size(int(model_bytes))} do not fit in {option.usable_device_memory_text}"
+    yield Objection(
+        f"{clause} on each of {device_count} accelerators" if device_count > 1 else clause,
+        remedy="shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type",
+        holds_for_named_type=True,
+        may_more_hosts_help=option.demand.capability.shards_model,
+    )
+
+
+@rule(
+    "memory.data-too-large",
+    phase="choose machines",
+    summary="hosts whose memory is too small for the data that a program loads",
+    source="https://wesmckinney.com/blog/apache-arrow-pandas-internals/",
+    quote="5 to 10 times as much RAM as the size of your dataset",
+    fields=("inputs", "entry"),
+    facts=("inputs", "script"),
+)
+def reject_too_little_host_memory(option: ComputeOption) -> Objections:
+    """Each host loads only its share of an input that is split among the hosts."""
+    has_split_input, total_bytes = option.demand.has_split_input, option.demand.in_memory_bytes
+    if total_bytes is None:
+        return
+    bytes_per_host = total_bytes / (option.host_count if has_split_input else 1)
+    if bytes_per_host > option.instance.memory_gib * 2**30:
+        yield Objection(
+            f"{option.instance.memory_gib:g} GiB of memory are less than {format_size(int(bytes_per_host))}",
+            may_more_hosts_help=has_split_input,
+        )
+
+
+@rule(
+    "cpu.too-few-per-accelerator",
+    phase="choose machines",
+    summary="too few vCPU per accelerator for heavy preprocessing",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-training-options.html",
+    quote="the CPU budget is high and the CPU-to-GPU ratio too low",
+    fields=("workload.preprocessing", "workload.measured_on"),
+)
+def reject_too_few_vcpu(option: ComputeOption) -> Objections:
+    needed_vcpu, accelerators = option.demand.vcpu_per_accelerator, option.instance.accelerators
+    if needed_vcpu is not None and accelerators and option.instance.vcpu / accelerators < needed_vcpu:
+        vcpu_each = option.instance.vcpu / accelerators
+        yield Objection(f"{vcpu_each:g} vCPU for each accelerator; preprocessing keeps {needed_vcpu:g} busy")
+
+
+@rule(
+    "data.more-hosts-than-files",
+    phase="choose machines",
+    summary="more hosts than files of a split input",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html",
+    quote="don't use more instances than objects (some nodes get nothing, you still pay)",
+    fields=("inputs",),
+    facts=("inputs",),
+)
+def reject_hosts_without_files(option: ComputeOption) -> Objections:
+    file_count = option.demand.fewest_files
+    if file_count is not None and option.host_count > file_count:
+        yield Objection(f"{option.host_count} hosts for {file_count} files: some would get none")
+
+
+@rule(
+    "time.too-slow",
+    phase="choose machines",
+    summary="machines that take longer than `workload.wanted_time`",
+    source="docs/planner.md",
+    quote="how long it may take",
+    fields=("workload.wanted_time", "workload.time_on_one", "workload.measured_on"),
+)
+def reject_too_slow_machines(option: ComputeOption) -> Objections:
+    """The estimate is a range of seconds; without a measurement nothing is estimated."""
+    demand, estimated = option.demand, option.estimated_seconds
+    if demand.wanted_seconds is None or demand.measurement is None:
+        return
+    remedy = _remedy_for_speed(option)
+    if estimated is None:
+        # The catalog cannot compare this accelerator with the measured one.
+        unknown = option.instance.accelerator or "processors"
+        clause = f"how fast its {unknown} are is not known"
+        yield Objection(clause, remedy, holds_for_named_type=True, may_more_hosts_help=True)
+        return
+    # A type that the job names is rejected only if even the fast end is too slow; otherwise the plan warns.
+    decisive_seconds = estimated.low if demand.names_instance_type else estimated.high
+    if decisive_seconds > demand.wanted_seconds:
+        yield Objection(
+            f"takes {estimated}, and {demand.job.workload.wanted_time} are wanted",
+            remedy,
+            holds_for_named_type=True,
+            may_more_hosts_help=True,
+            estimate=estimated.high,
+        )
+
+
+def _remedy_for_speed(option: ComputeOption) -> str:
+    """Return what the user can change if all machines are too slow."""
+    capability = option.demand.capability
+    uses_one_accelerator = capability.uses_accelerators and capability.accelerator_use == "one"
+    # Split data can be processed by more hosts, even if each of them uses one accelerator.
+    if uses_one_accelerator and not option.demand.has_split_input:
+        return "let the script use several accelerators (docs/planner.md), or allow more time"
+    return "allow more time, or more hosts" if option.demand.names_instance_type else "allow more time"
+
+
+@rule(
+    "quota.too-small",
+    phase="choose machines",
+    summary="more hosts than the account's quota for the type",
+    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
+    quote='Quota names: "ml.<type> for training job usage", "… for spot training job usage"',
+    fields=("workload", "compute.hosts", "compute.spot"),
+    facts=("quotas",),
+)
+def reject_hosts_above_quota(option: ComputeOption) -> Objections:
+    quota_name = instance_quota_pattern(option.demand.job).format(option.instance.name)
+    quota = option.demand.quotas.get(quota_name)
+    if quota is not None and quota < option.host_count:
+        yield Objection(f"the account may have {quota:g} of it", is_reported_elsewhere=True)
+
+
+@rule(
+    "cost.over-budget",
+    phase="choose machines",
+    summary="machines that may cost more than `limits.max_cost`",
+    source="docs/planner.md",
+    quote="no machines are chosen that could cost more",
+    fields=("limits.max_cost", "limits.max_runtime", "compute.price_per_hour"),
+)
+def reject_machines_over_budget(option: ComputeOption) -> Objections:
+    """Two costs must be within the cap: the most that a single job can cost, until its time limit, and what
+    the work is estimated to cost."""
+    demand, estimated = option.demand, option.estimated_dollars
+    # Nothing is billed for local hosts.
+    if demand.max_cost is None or demand.facts.target == "local":
+        return
+    cap_text, remedy = format_dollars(demand.max_cost), "raise it, or shorten limits.max_runtime"
+    high_estimate = 0.0 if estimated is None else estimated.high
+    dollars_until_limit = option.listed_price_per_hour * demand.limit_seconds / 3600
+    # A run of several segments stops itself before its cap.
+    if not demand.is_multi_segment and dollars_until_limit > demand.max_cost:
+        clause = (
+            f"may cost {format_dollars(dollars_until_limit)} until the time limit of "
+            f"{demand.limit_seconds / 3600:g} h, more than {cap_text}"
+        )
+        yield Objection(clause, remedy, is_reported_elsewhere=True, estimate=high_estimate)
+    elif high_estimate > demand.max_cost:
+        clause = f"may cost {format_dollars(high_estimate)}, more than {cap_text}"
+        yield Objection(clause, remedy, estimate=high_estimate)

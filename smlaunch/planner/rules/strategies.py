@@ -1,0 +1,197 @@
+"""Rules that choose the strategy. The first one that applies decides; earlier ones have stronger evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smlaunch.api.job_kinds import PROCESSING
+from smlaunch.planner.plan_context import JobContext, StrategyMatch
+from smlaunch.planner.rules.rule import rule
+from smlaunch.strategies import load_strategy
+
+StrategyMatches = Iterator[StrategyMatch]
+
+_ORDER_SOURCE = "docs/strategies.md"
+
+
+@rule(
+    "strategy.given",
+    phase="choose strategy",
+    summary="the `strategy` that the job states",
+    source=_ORDER_SOURCE,
+    quote="The job names a strategy: that one.",
+    fields=("strategy",),
+)
+def choose_stated_strategy(context: JobContext) -> StrategyMatches:
+    if context.job.strategy is not None:
+        yield StrategyMatch(context.job.strategy, "The job says so")
+
+
+@rule(
+    "strategy.algorithm",
+    phase="choose strategy",
+    summary="`builtin` for a built-in algorithm",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/algos.html",
+    quote="Built-in algorithms and pretrained models",
+    fields=("algorithm",),
+)
+def choose_builtin(context: JobContext) -> StrategyMatches:
+    if context.job.algorithm is not None:
+        yield StrategyMatch("builtin", f"The job names the built-in algorithm {context.job.algorithm}")
+
+
+@rule(
+    "strategy.own-image",
+    phase="choose strategy",
+    summary="`custom` for an image that contains its own program",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-dockerfile.html",
+    quote="docker run image train",
+    fields=("entry", "image"),
+)
+def choose_custom_for_image(context: JobContext) -> StrategyMatches:
+    if context.job.entry is None:
+        yield StrategyMatch("custom", "The image contains its own program")
+
+
+@rule(
+    "strategy.shell-script",
+    phase="choose strategy",
+    summary="`custom` for a shell script",
+    source=_ORDER_SOURCE,
+    quote="The script is a shell script",
+    fields=("entry",),
+)
+def choose_custom_for_shell_script(context: JobContext) -> StrategyMatches:
+    entry = context.facts.source.entry
+    if entry.endswith(".sh"):
+        yield StrategyMatch("custom", f"{entry} is a shell script, which starts what it needs itself")
+
+
+@rule(
+    "strategy.program",
+    phase="choose strategy",
+    summary="`custom` for a program that is not written in Python",
+    source=_ORDER_SOURCE,
+    quote="a program that smlaunch cannot analyze",
+    fields=("entry",),
+)
+def choose_custom_for_program(context: JobContext) -> StrategyMatches:
+    entry = context.facts.source.entry
+    if not entry.endswith(".py"):
+        yield StrategyMatch("custom", f"{entry} is a program that cannot be analyzed")
+
+
+@rule(
+    "strategy.inference",
+    phase="choose strategy",
+    summary="`share-nothing` for batch inference, unless the script's library distributes records itself",
+    source=_ORDER_SOURCE,
+    quote="`workload.kind` is inference",
+    fields=("workload", "entry"),
+    facts=("script",),
+)
+def choose_share_nothing_for_inference(context: JobContext) -> StrategyMatches:
+    detected = context.detected_strategy
+    serves_inference = detected is not None and load_strategy(detected.strategy).distributes_records
+    if context.job.workload.kind == "inference" and not serves_inference:
+        yield StrategyMatch("share-nothing", "In batch inference records are independent")
+
+
+@rule(
+    "strategy.preparation",
+    phase="choose strategy",
+    summary="`processing` for the preparation of data, unless the script's library runs in processing jobs",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/processing-job.html",
+    quote="run data pre and post processing, feature engineering, and model evaluation tasks",
+    fields=("workload", "entry"),
+    facts=("script",),
+)
+def choose_processing_for_preparation(context: JobContext) -> StrategyMatches:
+    detected = context.detected_strategy
+    is_processing = detected is not None and load_strategy(detected.strategy).job_kind is PROCESSING
+    if context.job.workload.kind == "preparation" and not is_processing:
+        yield StrategyMatch("processing", "The job prepares data and trains nothing")
+
+
+@rule(
+    "strategy.reads-resourceconfig",
+    phase="choose strategy",
+    summary="`custom` for a script that reads the names of the other hosts",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
+    quote="/opt/ml/input/config/resourceconfig.json",
+    fields=("compute", "entry"),
+    facts=("script",),
+)
+def choose_custom_for_resource_config(context: JobContext) -> StrategyMatches:
+    """The script connects to the other hosts itself."""
+    if context.facts.script.reads_resource_config and _takes_one_process_per_host(context):
+        yield StrategyMatch("custom", f"{context.facts.source.entry} reads resourceconfig.json")
+
+
+@rule(
+    "strategy.library",
+    phase="choose strategy",
+    summary="the strategy of the library that the script imports",
+    source=_ORDER_SOURCE,
+    quote="The script imports a library that indicates a strategy: that strategy.",
+    fields=("compute", "inputs", "entry"),
+    facts=("script",),
+)
+def choose_strategy_of_library(context: JobContext) -> StrategyMatches:
+    """A library that trains on each host separately leaves the choice to how the data is split."""
+    detected = context.detected_strategy
+    if detected is not None and (detected.joins_hosts or not _hosts_read_own_shares(context)):
+        yield StrategyMatch(
+            detected.strategy,
+            f"{context.facts.source.entry} imports {detected.library}",
+            f"strategy.{detected.rule}",
+        )
+
+
+@rule(
+    "strategy.shards",
+    phase="choose strategy",
+    summary="`share-nothing` for an input that is split among hosts",
+    source=_ORDER_SOURCE,
+    quote="An input is split: `share-nothing`.",
+    fields=("inputs", "compute"),
+)
+def choose_share_nothing_for_shards(context: JobContext) -> StrategyMatches:
+    if _hosts_read_own_shares(context):
+        evidence = "Hosts read their own shares of the data, and nothing joins ranks"
+        yield StrategyMatch("share-nothing", evidence)
+
+
+@rule(
+    "strategy.single-process",
+    phase="choose strategy",
+    summary="`custom` for one process on one host",
+    source=_ORDER_SOURCE,
+    quote="One host and one process: `custom`",
+    fields=("compute",),
+)
+def choose_custom_for_single_process(context: JobContext) -> StrategyMatches:
+    if context.job.compute.hosts == 1 and _takes_one_process_per_host(context):
+        yield StrategyMatch("custom", "One process on one host needs no rendezvous")
+
+
+@rule(
+    "strategy.several-processes",
+    phase="choose strategy",
+    summary="`ddp` for all other scripts",
+    source=_ORDER_SOURCE,
+    quote="otherwise `ddp`",
+    fields=("compute",),
+)
+def choose_ddp(_: JobContext) -> StrategyMatches:
+    yield StrategyMatch("ddp", "The job asks for several processes")
+
+
+def _takes_one_process_per_host(context: JobContext) -> bool:
+    """Whether the job states one process, or leaves it to the strategy."""
+    return context.job.compute.processes_per_host in (None, 1)
+
+
+def _hosts_read_own_shares(context: JobContext) -> bool:
+    is_data_split = any(channel.split is not None for channel in context.job.inputs.values())
+    return is_data_split and _takes_one_process_per_host(context)
