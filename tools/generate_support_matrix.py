@@ -1,4 +1,4 @@
-"""Writes docs/support-matrix.md from the table in smlaunch/local/api_support.py.
+"""Writes docs/support-matrix.md from the table in smlaunch/local/api_support.json.
 
     python tools/generate_support_matrix.py [--check]
 
@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from smlaunch.local.api_support import (
-    OTHER_OPERATION_SUPPORT,
-    PIPELINE_SUPPORT,
-    PROCESSING_CONTAINER_SUPPORT,
-    PROCESSING_JOB_SUPPORT,
-    TRAINING_CONTAINER_SUPPORT,
-    TRAINING_JOB_SUPPORT,
-    SupportRow,
-)
+from smlaunch.local.api_support import SUPPORT_TABLES
 from smlaunch.local.endpoint_settings import Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "support-matrix.md"
 _HEAD = """# Support matrix of the local endpoint
 
-This page is generated from `smlaunch/local/api_support.py` by `tools/generate_support_matrix.py`; a test
+This page is generated from `smlaunch/local/api_support.json` by `tools/generate_support_matrix.py`; a test
 compares them. A row applies to all fields below it that have no row of their own. A **supported** field has
 the same effect as on SageMaker. A **recorded** field is stored and returned by Describe, and has no effect;
 the plan and the first host's log say so. A **rejected** field causes a ValidationException that names it.
@@ -58,27 +49,19 @@ def page() -> str:
         for setting in fields(Settings)
         if setting.name != "inherit_environment"
     )
-    return (
-        _HEAD
-        + _table("CreateTrainingJob", TRAINING_JOB_SUPPORT)
-        + "\n"
-        + _table("CreateProcessingJob", PROCESSING_JOB_SUPPORT)
-        + "\n"
-        + _table("Other operations", OTHER_OPERATION_SUPPORT)
-        + "\n"
-        + _table("Pipelines", PIPELINE_SUPPORT)
-        + _CONTAINERS
-        + _table("CreateTrainingJob in containers", TRAINING_CONTAINER_SUPPORT, 3)
-        + "\n"
-        + _table("CreateProcessingJob in containers", PROCESSING_CONTAINER_SUPPORT, 3)
-        + _SETTINGS
-        + settings_rows
-    )
+    sections = [
+        _HEAD + _table("CreateTrainingJob"),
+        _table("CreateProcessingJob"),
+        _table("Other operations"),
+        _table("Pipelines") + _CONTAINERS + _table("CreateTrainingJob in containers", 3),
+        _table("CreateProcessingJob in containers", 3) + _SETTINGS + settings_rows,
+    ]
+    return "\n".join(sections)
 
 
-def _table(title: str, rows: Mapping[str, SupportRow], level: int = 2) -> str:
+def _table(title: str, level: int = 2) -> str:
     lines = [f"{'#' * level} {title}", "", "| field | support | note |", "|---|---|---|"]
-    for path, row in rows.items():
+    for path, row in SUPPORT_TABLES[title].items():
         notes = [row.note] if row.note else []
         notes += [f"`{value}` is rejected: {reason}" for value, reason in row.rejected_values.items()]
         lines.append(f"| `{path}` | {row.level} | {'; '.join(notes).replace('|', '/')} |")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, WaiterError
 
-from smlaunch.local import api_support
+from smlaunch.local import api_support, request_rejections
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.fault_injection import FaultPlan, HostLost, NoCapacity
@@ -19,7 +19,7 @@ from tests.local import changes
 from tests.local.client import PRELUDE, EndpointClient
 from tests.local.endpoint_harness import endpoint_harness
 from tests.local.executors.conftest import eventually
-from tests.local.test_training_jobs_api import fields, model
+from tests.local.test_training_jobs_api import fields, has_row_or_parent_row, model
 
 GROUP = "/aws/sagemaker/ProcessingJobs"
 FAULTS = FaultPlan(
@@ -379,7 +379,7 @@ def test_rejections_name_every_field(jobs: Jobs) -> None:
 def test_the_support_matrix_has_every_field_of_the_request() -> None:
     known = set(fields("CreateProcessingJobRequest", ""))
     for path in known:
-        assert api_support.support_row_of_field(path, api_support.PROCESSING_JOB_SUPPORT) is not None, path
+        assert has_row_or_parent_row(path, api_support.PROCESSING_JOB_SUPPORT), path
     for path, row in api_support.PROCESSING_JOB_SUPPORT.items():
         assert path in known, f"{path} is no field of CreateProcessingJob"
         assert row.note or row.level == "supported", path
@@ -393,6 +393,6 @@ def test_an_input_with_the_location_of_an_output_lacks_its_own() -> None:
         "AppSpecification": {"ContainerEntrypoint": ["x"]},
         "ProcessingInputs": [{"InputName": "a", "S3Output": {"LocalPath": "/opt/ml/processing/a"}}],
     }
-    assert [field for field, _ in api_support.processing_rejections(request)] == [
+    assert [field for field, _ in request_rejections.processing_rejections(request)] == [
         "ProcessingInputs[0].S3Input"
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smlaunch.api.job_kinds import PROCESSING
-from smlaunch.local import api_support
+from smlaunch.local import request_rejections
 from smlaunch.local.services.job_operations import JobOperations, described_members, summary_members
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -21,7 +21,7 @@ class ProcessingJobOperations(JobOperations):
     missing_job_message = "Could not find requested job with name: {name}"
 
     def create_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        rejections = api_support.processing_rejections(params, self._job_manager.runs_images)
+        rejections = request_rejections.processing_rejections(params, self._job_manager.runs_images)
         return self._submit_job(self._create_job(params, rejections))
 
     def describe_job(self, params: dict[str, Any]) -> dict[str, Any]:

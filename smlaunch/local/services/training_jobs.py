@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from smlaunch.api.job_kinds import TRAINING
-from smlaunch.local import api_support
+from smlaunch.local import api_support, request_rejections
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.front.api_errors import ApiError, validation_error
 from smlaunch.local.front.request_context import current_request_context
@@ -36,7 +36,7 @@ class TrainingJobOperations(JobOperations):
         self._settings = settings
 
     def create_job(self, params: dict[str, Any]) -> dict[str, Any]:
-        rejections = api_support.training_rejections(params, self._job_manager.can_mount_anywhere)
+        rejections = request_rejections.training_rejections(params, self._job_manager.can_mount_anywhere)
         billable_share = (
             self._settings.spot_billable_share if params.get("EnableManagedSpotTraining") else 1.0
         )
