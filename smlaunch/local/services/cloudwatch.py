@@ -12,19 +12,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
-from smlaunch.api.job_kinds import method_name
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
-from smlaunch.local.front.request_context import current_request_context
 from smlaunch.local.services import cbor
 from smlaunch.local.services.cbor_errors import CBOR_HEADERS, CborErrors, is_cbor_request
-from smlaunch.local.services.query_service import to_xml
+from smlaunch.local.services.query_service import (
+    MAX_BODY_BYTES,
+    find_operation_method,
+    parse_query_request,
+    query_response,
+)
+from smlaunch.local.services.timestamp import Timestamp
 from smlaunch.local.stores.metric_store import MetricPeriod, MetricSample, MetricStore
 
 NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
-_MAX_BODY_BYTES = 1 << 20
 _METRICS_PER_PAGE = 500
 _POINTS_PER_PAGE = 100_800
 _STATISTIC_BY_NAME: Mapping[str, Callable[[MetricPeriod], float]] = {
@@ -89,7 +91,7 @@ class CloudWatchOperations:
         periods = self._read_periods(params, params, int(_get_required_member(params, "Period")))
         datapoints = [
             {
-                "Timestamp": cbor.CborTimestamp(period.start),
+                "Timestamp": Timestamp(period.start),
                 **{name: compute(period) for name, compute in statistic_functions.items()},
                 "Unit": period.unit,
             }
@@ -129,7 +131,7 @@ class CloudWatchOperations:
                 {
                     "Id": _get_required_member(metric_query, "Id"),
                     "Label": metric_query.get("Label") or metric["MetricName"],
-                    "Timestamps": [cbor.CborTimestamp(period.start) for period in page],
+                    "Timestamps": [Timestamp(period.start) for period in page],
                     "Values": [compute_statistic(period) for period in page],
                     "StatusCode": "PartialData" if is_partial else "Complete",
                 }
@@ -166,7 +168,7 @@ class CloudWatchService:
     def serve(self, request: Request, payload: Payload) -> Response:
         """Respond to an HTTP request to CloudWatch in the protocol of the client: rpc-v2-cbor, JSON or
         query."""
-        body = payload.read_all(_MAX_BODY_BYTES)
+        body = payload.read_all(MAX_BODY_BYTES)
         if is_cbor_request(request):
             return self._serve_cbor(request, body)
         if request.headers.get("x-amz-target"):
@@ -189,23 +191,14 @@ class CloudWatchService:
 
     def _serve_query(self, request: Request, body: bytes) -> Response:
         """Respond in the query protocol: form fields, of which Action names the operation, and XML."""
-        fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
-        operation = fields.get("Action", "")
-        result = self._call_operation(operation, _nest_query_fields(fields))
-        response = {
-            f"{operation}Result": _replace_timestamps_by_datetimes(result),
-            "ResponseMetadata": {"RequestId": current_request_context().request_id},
-        }
-        return Response(
-            200, {"Content-Type": "text/xml"}, to_xml({f"{operation}Response": response}, NAMESPACE)
-        )
+        operation, params = parse_query_request(request, body)
+        return query_response(operation, self._call_operation(operation, params), NAMESPACE)
 
     def error_response(self, error: ApiError, request_id: str) -> Response:
         return CborErrors().error_response(error, request_id)
 
     def _call_operation(self, operation: str, params: Any) -> dict[str, Any]:
-        name = method_name(operation)
-        method = getattr(self._handler, name, None) if name.isidentifier() and name[0] != "_" else None
+        method = find_operation_method(self._handler, operation)
         if method is None or not isinstance(params, Mapping):
             supported = "PutMetricData, ListMetrics, GetMetricStatistics, GetMetricData"
             message = f"The local endpoint has no cloudwatch:{operation}; it has {supported}"
@@ -219,43 +212,6 @@ def _decode_cbor_body(body: bytes) -> Any:
         return cbor.decode(body) if body else {}
     except cbor.InvalidCbor as error:
         raise ApiError("SerializationException", str(error)) from None
-
-
-def _nest_query_fields(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a form of the query protocol as one document: ``MetricData.member.1.Value=3``
-    becomes ``{"MetricData": [{"Value": "3"}]}``."""
-    root: dict[str, Any] = {}
-    for name, value in fields.items():
-        current_dict = root
-        # "member" stands before the number of a list's item, and says nothing.
-        *parent_names, last_name = [part for part in name.split(".") if part != "member"]
-        for parent in parent_names:
-            child = current_dict.setdefault(parent, {})
-            # ``a=1`` and ``a.b=2`` contradict each other: the second is written to a dict that nobody reads.
-            current_dict = child if isinstance(child, dict) else {}
-        current_dict[last_name] = value
-    document = _replace_numbered_dicts_by_lists(root)  # {"1": a, "2": b} becomes [a, b]
-    return document if isinstance(document, dict) else {}  # a list: there are only numbers for names
-
-
-def _replace_numbered_dicts_by_lists(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    if node and all(key.isdecimal() for key in node):
-        return [_replace_numbered_dicts_by_lists(node[key]) for key in sorted(node, key=int)]
-    return {key: _replace_numbered_dicts_by_lists(value) for key, value in node.items()}
-
-
-def _replace_timestamps_by_datetimes(value: Any) -> Any:
-    """Replace the CborTimestamps in a result, however deep, by datetimes, which the query protocol
-    encodes."""
-    if isinstance(value, cbor.CborTimestamp):
-        return datetime.datetime.fromtimestamp(value, datetime.timezone.utc)
-    if isinstance(value, Mapping):
-        return {key: _replace_timestamps_by_datetimes(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_timestamps_by_datetimes(item) for item in value]
-    return value
 
 
 def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +9,7 @@ from urllib.parse import quote
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.request_context import ACCOUNT, ROLE_ARN, ROLE_NAME
 from smlaunch.local.services.query_service import required_parameter
+from smlaunch.local.services.timestamp import Timestamp
 
 NAMESPACE = "https://iam.amazonaws.com/doc/2010-05-08/"
 _POLICY_ARN = "arn:aws:iam::aws:policy/AmazonSageMakerFullAccess"
@@ -24,7 +24,7 @@ _ROLE = {
     "RoleName": ROLE_NAME,
     "RoleId": "AROASMLAUNCHLOCAL",
     "Arn": ROLE_ARN,
-    "CreateDate": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
+    "CreateDate": Timestamp(1_767_225_600),
     "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
     "Description": "The role of smlaunch's local endpoint. It has no effect.",
     "MaxSessionDuration": 43200,

@@ -6,7 +6,6 @@ the endpoint does not load these models, which take much memory.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -42,8 +41,8 @@ class JsonService(JsonErrors):
     """A service whose ``handlers`` have a method ``create_training_job(params) -> result`` for each
     operation.
 
-    Parameters and results are dicts with the members of the API; times in a result are datetimes or seconds
-    since the epoch. Methods raise ApiError.
+    Parameters and results are dicts with the members of the API; times in a result are seconds since the
+    epoch. Methods raise ApiError.
     """
 
     def __init__(self, service: str, *handlers: object) -> None:
@@ -61,7 +60,7 @@ class JsonService(JsonErrors):
         parameters = _parse(payload.read_all(_MAX_BODY_BYTES))
         _require_valid(check_request(operation, parameters, self._service))
         result = method(_without_nulls(parameters))
-        body = json.dumps(result or {}, default=_json_default, separators=(",", ":"))
+        body = json.dumps(result or {}, separators=(",", ":"))
         return Response(200, {"Content-Type": _CONTENT_TYPE}, body.encode())
 
     def _find_method(self, operation: str) -> Any:
@@ -113,9 +112,3 @@ def _without_nested_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nested_nulls(item) for item in value]
     return value
-
-
-def _json_default(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):
-        return value.timestamp()
-    raise TypeError(f"{type(value).__name__} cannot be part of a response: {value!r}")

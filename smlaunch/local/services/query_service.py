@@ -1,19 +1,19 @@
-"""The query protocol of STS and IAM: form-encoded requests, XML responses."""
+"""The query protocol of STS, IAM and older clients of CloudWatch: form-encoded requests, XML responses."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
-from xml.sax.saxutils import escape
 
 from smlaunch.api.job_kinds import method_name
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import current_request_context
+from smlaunch.local.services.xml_encoding import xml_document
 
-_MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
+_XML_HEADERS = {"Content-Type": "text/xml"}
 
 
 class QueryErrors:
@@ -22,8 +22,8 @@ class QueryErrors:
     def error_response(self, error: ApiError, request_id: str) -> Response:
         kind = "Sender" if error.status < 500 else "Receiver"
         fields = {"Type": kind, "Code": error.code, "Message": error.message}
-        document = {"ErrorResponse": {"Error": fields, "RequestId": request_id}}
-        return Response(error.status, {"Content-Type": "text/xml"}, to_xml(document))
+        document = {"Error": fields, "RequestId": request_id}
+        return Response(error.status, dict(_XML_HEADERS), xml_document("ErrorResponse", document))
 
 
 class QueryService(QueryErrors):
@@ -37,23 +37,27 @@ class QueryService(QueryErrors):
         self._handler = handler
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        fields = dict(
-            parse_qsl(payload.read_all(_MAX_BODY_BYTES).decode("utf-8", "replace"), keep_blank_values=True)
-        )
-        fields = {**request.query, **fields}
-        action = fields.get("Action", "")
-        name = method_name(action)
-        method = getattr(self._handler, name, None) if name.isidentifier() and name[0] != "_" else None
+        operation, params = parse_query_request(request, payload.read_all(MAX_BODY_BYTES))
+        method = find_operation_method(self._handler, operation)
         if method is None:
-            message = f"The local endpoint does not provide the action {action!r} of this service"
+            message = f"The local endpoint does not provide the action {operation!r} of this service"
             raise ApiError("InvalidAction", message)
-        result = method(_group_numbered_parameters(fields))
-        response = {
-            f"{action}Result": result,
-            "ResponseMetadata": {"RequestId": current_request_context().request_id},
-        }
-        body = to_xml({f"{action}Response": response}, self._namespace)
-        return Response(200, {"Content-Type": "text/xml"}, body)
+        return query_response(operation, method(params), self._namespace)
+
+
+def find_operation_method(handler: object, operation: str) -> Any:
+    """Return the handler's method for an operation: ``get_role`` for GetRole; None without one."""
+    name = method_name(operation)
+    return getattr(handler, name, None) if name.isidentifier() and name[0] != "_" else None
+
+
+def query_response(operation: str, result: Mapping[str, Any], namespace: str) -> Response:
+    document = {
+        f"{operation}Result": result,
+        "ResponseMetadata": {"RequestId": current_request_context().request_id},
+    }
+    body = xml_document(f"{operation}Response", document, namespace, list_item_tag="member")
+    return Response(200, dict(_XML_HEADERS), body)
 
 
 def required_parameter(params: Mapping[str, Any], name: str) -> Any:
@@ -67,42 +71,28 @@ def required_parameter(params: Mapping[str, Any], name: str) -> Any:
     return params[name]
 
 
-def to_xml(document: Mapping[str, Any], namespace: str = "", list_item_tag: str = "member") -> bytes:
-    """Encode a document with one root element. Mappings become elements, lists ``<member>`` elements; None is
-    omitted."""
-    (name, value), *_ = document.items()
-    attribute = f' xmlns="{escape(namespace)}"' if namespace else ""
-    body = _encode_element_content(value, list_item_tag)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{body}</{name}>'.encode()
-
-
-def _encode_element_content(value: Any, list_item_tag: str) -> str:
-    """Return a value of a response as XML, without the element around it. Members that are None are left out.
-    ``list_item_tag``: the tag of the items of a list."""
-    if isinstance(value, Mapping):
-        return "".join(
-            f"<{key}>{_encode_element_content(child, list_item_tag)}</{key}>"
-            for key, child in value.items()
-            if child is not None
-        )
-    if isinstance(value, (list, tuple)):
-        return "".join(
-            f"<{list_item_tag}>{_encode_element_content(child, list_item_tag)}</{list_item_tag}>"
-            for child in value
-        )
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return escape(str(value), {"\r": "&#13;"})  # a parser would turn a bare carriage return into a newline
-
-
-def _group_numbered_parameters(fields: Mapping[str, str]) -> dict[str, Any]:
-    params: dict[str, Any] = {}
+def parse_query_request(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the operation of a request, and its parameters as one document: the field
+    ``MetricData.member.1.Value=3`` becomes ``{"MetricData": [{"Value": "3"}]}``. Fields are in the query and in
+    the body, a form."""
+    fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
+    root: dict[str, Any] = {}
     for name, value in fields.items():
-        group, *suffix = name.split(".")
-        if suffix:
-            params.setdefault(group, []).append(value)
-        else:
-            params[group] = value
-    return params
+        current_dict = root
+        # "member" stands before the number of a list's item, and says nothing.
+        *parent_names, last_name = [part for part in name.split(".") if part != "member"] or [name]
+        for parent in parent_names:
+            child = current_dict.setdefault(parent, {})
+            # ``a=1`` and ``a.b=2`` contradict each other: the second is written to a dict that nobody reads.
+            current_dict = child if isinstance(child, dict) else {}
+        current_dict[last_name] = value
+    document = _replace_numbered_dicts_by_lists(root)  # {"1": a, "2": b} becomes [a, b]
+    return fields.get("Action", ""), document if isinstance(document, dict) else {}  # a list: only numbers
+
+
+def _replace_numbered_dicts_by_lists(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if node and all(key.isdecimal() for key in node):
+        return [_replace_numbered_dicts_by_lists(node[key]) for key in sorted(node, key=int)]
+    return {key: _replace_numbered_dicts_by_lists(value) for key, value in node.items()}

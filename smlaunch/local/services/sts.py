@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 import time
 from typing import Any
@@ -11,6 +10,7 @@ from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.credentials import Keyring
 from smlaunch.local.front.request_context import ACCOUNT, assumed_role_arn, current_request_context
 from smlaunch.local.services.query_service import required_parameter
+from smlaunch.local.services.timestamp import Timestamp
 
 NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 _ROLE_ARN_PATTERN = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/(?:[\w+=,.@/-]*/)?[\w+=,.@-]+")
@@ -64,5 +64,5 @@ class StsOperations:
             "AccessKeyId": issued.access_key,
             "SecretAccessKey": issued.secret_key,
             "SessionToken": issued.session_token,
-            "Expiration": datetime.datetime.fromtimestamp(issued.expires, datetime.timezone.utc),
+            "Expiration": Timestamp(issued.expires),
         }

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.local.services import cbor
+from smlaunch.local.services.timestamp import Timestamp
 from smlaunch.local.stores.metric_store import MetricSample, MetricStore
 from tests.local.front.conftest import ServerHarness
 
@@ -133,7 +134,7 @@ def test_cbor_of_other_encoders() -> None:
     assert cbor.decode(b"\x7f\x61a\x61b\xff") == "ab"
     assert cbor.decode(b"\xf9\x3c\x00") == 1.0
     moment = cbor.decode(b"\xc1\x1a\x00\x00\x00\x05")
-    assert isinstance(moment, cbor.CborTimestamp)
+    assert isinstance(moment, Timestamp)
     assert cbor.decode(cbor.encode(moment)) == 5.0
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Response
+from smlaunch.local.services.xml_encoding import xml_document
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MAX_BODY_BYTES = 8 << 20
-_INVALID_XML_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 class S3Errors:
@@ -26,34 +24,11 @@ class S3Errors:
         return Response(error.status, {"Content-Type": "application/xml"}, xml_document("Error", fields))
 
 
-def xml_document(name: str, value: Any, namespace: str = "") -> bytes:
-    """Encode a document. Mappings become elements, a list repeats its element, None is omitted."""
-    attribute = f' xmlns="{namespace}"' if namespace else ""
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_xml_content(value)}</{name}>'.encode()
-    )
-
-
 def xml_response(
     name: str, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     all_headers = {"Content-Type": "application/xml", **(headers or {})}
     return Response(status, all_headers, xml_document(name, value, NAMESPACE))
-
-
-def _xml_content(value: Any) -> str:
-    """Return the content of an XML element: of a mapping, its members as elements (a member that is a list as
-    one element for each item); of any other value, its text. Members that are None are left out: ``{"A": [1,
-    2], "B": None}`` becomes ``<A>1</A><A>2</A>``."""
-    if not isinstance(value, Mapping):
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        # Characters that XML 1.0 excludes are replaced; clients that list such keys use encoding-type=url.
-        return escape(_INVALID_XML_CHARACTERS.sub("\ufffd", text), {"\r": "&#13;", "\n": "&#10;"})
-    elements = []
-    for name, member_value in value.items():
-        items = member_value if isinstance(member_value, (list, tuple)) else (member_value,)
-        elements += [f"<{name}>{_xml_content(item)}</{name}>" for item in items if item is not None]
-    return "".join(elements)
 
 
 def parse_xml_body(payload: Payload) -> ElementTree.Element:

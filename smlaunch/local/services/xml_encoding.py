@@ -1,0 +1,49 @@
+"""XML of responses, as S3 and the query protocol write it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+from xml.sax.saxutils import escape
+
+from smlaunch.local.services.timestamp import Timestamp
+
+_INVALID_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""Characters that XML 1.0 excludes."""
+
+
+def xml_document(name: str, value: Any, namespace: str = "", list_item_tag: str = "") -> bytes:
+    """Encode a document with the root element ``name``. Mappings become elements, and members that are None
+    are left out. The items of a list are elements ``list_item_tag`` in the list's own element; without that
+    tag each item repeats the list's element: ``{"A": [1, 2], "B": None}`` becomes ``<A>1</A><A>2</A>``."""
+    element = _encode_element(name, value, list_item_tag)
+    attribute = f' xmlns="{namespace}"' if namespace else ""
+    root = f"<{name}{attribute}{element.removeprefix(f'<{name}')}"
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}'.encode()
+
+
+def _encode_element(name: str, value: Any, list_item_tag: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        content = "".join(
+            _encode_element(member_name, member, list_item_tag) for member_name, member in value.items()
+        )
+    elif isinstance(value, (list, tuple)):
+        items = "".join(_encode_element(list_item_tag or name, item, list_item_tag) for item in value)
+        if not list_item_tag:
+            return items
+        content = items
+    else:
+        content = _escape_text(value)
+    return f"<{name}>{content}</{name}>"
+
+
+def _escape_text(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, Timestamp):
+        text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    # A parser would change bare line breaks. Clients that list keys with invalid characters ask for URLs.
+    return escape(_INVALID_CHARACTERS.sub("\ufffd", text), {"\r": "&#13;", "\n": "&#10;"})
