@@ -20,7 +20,8 @@ from smlaunch.cli.main import run_command
 from smlaunch.connection.open_connection import open_connection
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import ACCOUNT
-from smlaunch.local.services.s3.service import S3Service, bucket_and_key
+from smlaunch.local.services.s3.operations import bucket_and_key
+from smlaunch.local.services.s3.service import S3Service
 from tests.e2e.chains import drive_command, write_script
 
 OTHER_ACCOUNT = "999999999999"

@@ -22,7 +22,12 @@ from smlaunch.api.job_kinds import JOB_KINDS
 from smlaunch.errors import EndpointError
 from smlaunch.local.front.http_messages import Request, Response
 from smlaunch.local.front.request_context import RequestContext, arn_partition
-from smlaunch.local.services.s3.service import SUBRESOURCES, bucket_and_key
+from smlaunch.local.services.s3.operations import (
+    S3Operation,
+    bucket_and_key,
+    find_operation,
+    requested_subresource,
+)
 
 _VIA = re.compile(r"smlaunch-via/(\w+)")
 
@@ -80,9 +85,7 @@ class CallLog:
     ) -> None:
         """Log one answered call. ``body``: the request's body; empty for S3."""
         parameters = _request_parameters(request, body)
-        operation = (
-            _s3_operation_and_action(request)[0] if service == "s3" else _operation_name(request, parameters)
-        )
+        operation = _s3_operation(request).name if service == "s3" else _operation_name(request, parameters)
         via_match = _VIA.search(request.headers.get("user-agent", ""))
         call = LoggedCall(
             time.time(),
@@ -213,61 +216,16 @@ def _resource_arn(service: str, parameters: Mapping[str, Any], context: RequestC
     return "*"
 
 
-_OBJECT_OPERATION_AND_ACTION = {
-    ("GET", ""): ("GetObject", "GetObject"),
-    ("HEAD", ""): ("HeadObject", "GetObject"),
-    ("PUT", ""): ("PutObject", "PutObject"),
-    ("DELETE", ""): ("DeleteObject", "DeleteObject"),
-    ("GET", "tagging"): ("GetObjectTagging", "GetObjectTagging"),
-    ("PUT", "tagging"): ("PutObjectTagging", "PutObjectTagging"),
-    ("DELETE", "tagging"): ("DeleteObjectTagging", "DeleteObjectTagging"),
-    ("GET", "attributes"): ("GetObjectAttributes", "GetObjectAttributes"),
-    ("GET", "acl"): ("GetObjectAcl", "GetObjectAcl"),
-    ("POST", "uploads"): ("CreateMultipartUpload", "PutObject"),
-    ("PUT", "uploadId"): ("UploadPart", "PutObject"),
-    ("POST", "uploadId"): ("CompleteMultipartUpload", "PutObject"),
-    ("DELETE", "uploadId"): ("AbortMultipartUpload", "AbortMultipartUpload"),
-    ("GET", "uploadId"): ("ListParts", "ListMultipartUploadParts"),
-}
-_BUCKET_OPERATION_AND_ACTION = {
-    ("GET", ""): ("ListObjects", "ListBucket"),
-    ("HEAD", ""): ("HeadBucket", "ListBucket"),
-    ("PUT", ""): ("CreateBucket", "CreateBucket"),
-    ("DELETE", ""): ("DeleteBucket", "DeleteBucket"),
-    ("GET", "location"): ("GetBucketLocation", "GetBucketLocation"),
-    ("GET", "versions"): ("ListObjectVersions", "ListBucketVersions"),
-    ("GET", "uploads"): ("ListMultipartUploads", "ListBucketMultipartUploads"),
-    ("POST", "delete"): ("DeleteObjects", "DeleteObject"),
-}
-"""S3 operation and IAM action by method and sub-resource (Service Authorization Reference, "Actions,
-resources, and condition keys for Amazon S3")."""
-
-
-def _s3_operation_and_action(request: Request) -> tuple[str, str]:
-    """Return an S3 request's operation, such as ListObjectsV2, and its IAM action without ``s3:``, such as
-    ListBucket; for an unknown operation, the method and the sub-resource as both."""
-    bucket, key = bucket_and_key(request)
-    if not bucket:
-        return "ListBuckets", "ListAllMyBuckets"
-    # A sub-resource is a query parameter that selects the operation, such as ``?tagging``. Only one is
-    # expected; min makes the choice definite.
-    subresource = min(SUBRESOURCES.intersection(request.query), default="")
-    known_operations = _OBJECT_OPERATION_AND_ACTION if key else _BUCKET_OPERATION_AND_ACTION
-    if (request.method, subresource) not in known_operations:
-        unknown_operation = f"{request.method} ?{subresource}"
-        return unknown_operation, unknown_operation
-    operation, action = known_operations[request.method, subresource]
-    if operation == "ListObjects" and request.query.get("list-type") == "2":
-        return "ListObjectsV2", action
-    if operation == "PutObject" and "x-amz-copy-source" in request.headers:
-        return "CopyObject", action
-    return operation, action
+def _s3_operation(request: Request) -> S3Operation:
+    """Return an S3 request's operation. An unknown one has the method and the sub-resource as its name."""
+    unknown_name = f"{request.method} ?{requested_subresource(request)}"
+    return find_operation(request) or S3Operation(unknown_name, unknown_name)
 
 
 def _required_s3_permissions(request: Request, context: RequestContext) -> list[IamPermission]:
     """Return the IAM permissions that an S3 request needs; a copy also needs to read its source.
     ``context``: the caller's account and region."""
-    operation, action = _s3_operation_and_action(request)
+    operation, action = _s3_operation(request)
     bucket, key = bucket_and_key(request)
     arn_prefix = f"arn:{arn_partition(context.region)}:s3:::"
     if not bucket:

@@ -73,8 +73,8 @@ def required_parameter(params: Mapping[str, Any], name: str) -> Any:
 
 def parse_query_request(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
     """Return the operation of a request, and its parameters as one document: the field
-    ``MetricData.member.1.Value=3`` becomes ``{"MetricData": [{"Value": "3"}]}``. Fields are in the query and in
-    the body, a form."""
+    ``MetricData.member.1.Value=3`` becomes ``{"MetricData": [{"Value": "3"}]}``. Fields are in the query and
+    in the body, a form."""
     fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
     root: dict[str, Any] = {}
     for name, value in fields.items():

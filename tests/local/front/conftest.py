@@ -42,7 +42,7 @@ class FakeSageMaker:
         import datetime
 
         created_at = datetime.datetime(2026, 11, 1, 12, 0, tzinfo=datetime.timezone.utc)
-        times = {"CreationTime": created_at, "LastModifiedTime": created_at.timestamp() + 0.25}
+        times = {"CreationTime": created_at.timestamp(), "LastModifiedTime": created_at.timestamp() + 0.25}
         job = {"TrainingJobName": "a", "TrainingJobArn": "arn", "TrainingJobStatus": "Completed", **times}
         return {"TrainingJobSummaries": [job]}
 

@@ -10,7 +10,14 @@ from urllib.parse import quote
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import ACCOUNT, current_request_context
-from smlaunch.local.services.s3.responses import child_text, format_iso_date, parse_xml_body, xml_response
+from smlaunch.local.services.s3.operations import S3Call
+from smlaunch.local.services.s3.responses import (
+    child_text,
+    default_acl_response,
+    format_iso_date,
+    parse_xml_body,
+    xml_response,
+)
 from smlaunch.local.stores.object_index import first_key_after_prefix
 from smlaunch.local.stores.object_store import ObjectInfo, ObjectPage, ObjectStore
 
@@ -22,8 +29,9 @@ class S3Buckets:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def list_buckets(self, request: Request) -> Response:
-        name_prefix, requested_region = request.query.get("prefix", ""), request.query.get("bucket-region")
+    def list_buckets(self, call: S3Call) -> Response:
+        query = call.request.query
+        name_prefix, requested_region = query.get("prefix", ""), query.get("bucket-region")
         bucket_elements = [
             {
                 "Name": bucket.name,
@@ -37,13 +45,13 @@ class S3Buckets:
             "ListAllMyBucketsResult", {"Owner": _OWNER, "Buckets": {"Bucket": bucket_elements}}
         )
 
-    def create_bucket(self, payload: Payload, bucket: str) -> Response:
+    def create_bucket(self, call: S3Call) -> Response:
         """Respond to CreateBucket: create a bucket in the region that the request's XML names
         (LocationConstraint). Raises ApiError if it names none and was signed for another region than
         us-east-1, or if the bucket exists."""
         region = None
-        if payload_has_body(payload):  # the XML is optional
-            region = child_text(parse_xml_body(payload), "LocationConstraint")
+        if payload_has_body(call.payload):  # the XML is optional
+            region = child_text(parse_xml_body(call.payload), "LocationConstraint")
         request_region = current_request_context().region  # of the request's signature
         if region is None and request_region != "us-east-1":
             message = (
@@ -52,34 +60,38 @@ class S3Buckets:
             )
             raise ApiError("IllegalLocationConstraintException", message)
         region = region or "us-east-1"
-        is_created = self._store.create_bucket(bucket, region)
+        is_created = self._store.create_bucket(call.bucket, region)
         if not is_created and request_region != "us-east-1":  # in us-east-1, S3 responds with 200
             message = "Your previous request to create the named bucket succeeded and you already own it."
-            raise ApiError("BucketAlreadyOwnedByYou", message, 409, BucketName=bucket)
-        return Response(200, {"Location": f"/{bucket}"})
+            raise ApiError("BucketAlreadyOwnedByYou", message, 409, BucketName=call.bucket)
+        return Response(200, {"Location": f"/{call.bucket}"})
 
-    def head_bucket(self, bucket: str) -> Response:
-        return Response(200, {"x-amz-bucket-region": self._store.require_bucket(bucket).region})
+    def head_bucket(self, call: S3Call) -> Response:
+        return Response(200, {"x-amz-bucket-region": self._store.require_bucket(call.bucket).region})
 
-    def delete_bucket(self, bucket: str) -> Response:
-        self._store.delete_bucket(bucket)
+    def delete_bucket(self, call: S3Call) -> Response:
+        self._store.delete_bucket(call.bucket)
         return Response(204)
 
-    def get_bucket_location(self, bucket: str) -> Response:
-        region = self._store.require_bucket(bucket).region
+    def get_bucket_location(self, call: S3Call) -> Response:
+        region = self._store.require_bucket(call.bucket).region
         return xml_response("LocationConstraint", "" if region == "us-east-1" else region)
 
-    def list_objects_v2(self, request: Request, bucket: str) -> Response:
+    def get_bucket_acl(self, call: S3Call) -> Response:
+        self._store.require_bucket(call.bucket)  # raises NoSuchBucket
+        return default_acl_response()  # ACLs cannot be changed here
+
+    def list_objects_v2(self, call: S3Call) -> Response:
         """Respond to ListObjectsV2 with a page of a bucket's objects. The page begins with the key that the
         request's continuation token encodes, or else after the key ``start-after``."""
-        query = request.query
+        request, query = call.request, call.request.query
         token, start_after = query.get("continuation-token"), query.get("start-after", "")
         if token is not None:
             first_key = _decode_continuation_token(token)  # made below, for the page before
         else:
             first_key = _smallest_key_after(start_after) if start_after else b""
         # The response, which becomes XML, with the elements that all list operations have.
-        document, page = self._list_page_of_objects(request, bucket, first_key)
+        document, page = self._list_page_of_objects(request, call.bucket, first_key)
         if query.get("fetch-owner") == "true":
             document["Contents"] = [{**entry, "Owner": _OWNER} for entry in document["Contents"]]
         next_token = None  # on the last page
@@ -93,10 +105,10 @@ class S3Buckets:
         }
         return xml_response("ListBucketResult", document)
 
-    def list_objects_v1(self, request: Request, bucket: str) -> Response:
+    def list_objects(self, call: S3Call) -> Response:
         """Respond to ListObjects (version 1) with a page of a bucket's objects after the key ``marker``: the
         last key or common prefix of the page before."""
-        query = request.query
+        request, query = call.request, call.request.query
         marker, delimiter = query.get("marker", ""), query.get("delimiter", "")
         first_key = _smallest_key_after(marker) if marker else b""
         is_marker_common_prefix = bool(delimiter) and marker.endswith(delimiter)
@@ -104,7 +116,7 @@ class S3Buckets:
             # All keys with this prefix belong to the page before. No key begins with byte 0xFF.
             first_key = first_key_after_prefix(marker.encode()) or b"\xff"
         # The response, which becomes XML, with the elements that all list operations have.
-        document, page = self._list_page_of_objects(request, bucket, first_key)
+        document, page = self._list_page_of_objects(request, call.bucket, first_key)
         for entry in document["Contents"]:
             entry["Owner"] = _OWNER
         document["Marker"] = _url_encode_if_requested(request, marker)
@@ -114,12 +126,11 @@ class S3Buckets:
             document["NextMarker"] = _url_encode_if_requested(request, max(listed_keys, key=str.encode))
         return xml_response("ListBucketResult", document)
 
-    def list_object_versions(self, request: Request, bucket: str) -> Response:
+    def list_object_versions(self, call: S3Call) -> Response:
         """List versions: without versioning, each object has one version with the id ``null``."""
-        marker = request.query.get("key-marker", "")
-        document, page = self._list_page_of_objects(
-            request, bucket, _smallest_key_after(marker) if marker else b""
-        )
+        request, marker = call.request, call.request.query.get("key-marker", "")
+        first_key = _smallest_key_after(marker) if marker else b""
+        document, page = self._list_page_of_objects(request, call.bucket, first_key)
         versions = [{**entry, "VersionId": "null", "IsLatest": True} for entry in document.pop("Contents")]
         document |= {"KeyMarker": _url_encode_if_requested(request, marker), "Version": versions}
         if page.next_key is not None and versions:

@@ -51,6 +51,18 @@ def checksums_in_headers(fields: Mapping[str, str]) -> dict[str, str]:
     return {name: fields[header_name(name)] for name in ALGORITHMS if header_name(name) in fields}
 
 
+def checksum_headers(checksums: Mapping[str, str], checksum_type: str = "") -> dict[str, str]:
+    """Return the headers of a response that has checksums, given by algorithm, and their type, if given."""
+    headers = {header_name(algorithm): value for algorithm, value in checksums.items()}
+    return headers | ({"x-amz-checksum-type": checksum_type} if headers and checksum_type else {})
+
+
+def checksum_elements(checksums: Mapping[str, str], checksum_type: str = "") -> dict[str, str]:
+    """Return the same as XML elements."""
+    elements = {f"Checksum{algorithm}": value for algorithm, value in checksums.items()}
+    return elements | ({"ChecksumType": checksum_type} if elements and checksum_type else {})
+
+
 def new_checksum_digest(algorithm: str) -> ChecksumDigest | None:
     """Return a new digest of one of S3's checksum algorithms, such as CRC32C; None for CRC32C and CRC64NVME
     when the package awscrt, which computes them, is not installed."""

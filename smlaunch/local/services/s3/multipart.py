@@ -15,18 +15,18 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from smlaunch.local.front.api_errors import ApiError
-from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.front.http_messages import Request, Response
 from smlaunch.local.services.s3 import checksums
-from smlaunch.local.services.s3.objects import (
+from smlaunch.local.services.s3.object_attributes import attributes_from_headers
+from smlaunch.local.services.s3.object_conditions import check_copy_conditions, precondition_of_write
+from smlaunch.local.services.s3.object_transfers import (
     ReceivedBody,
-    attributes_from_headers,
-    check_copy_conditions,
     copy_byte_range,
-    copy_source_bucket_and_key,
     parse_byte_range,
-    precondition_of_write,
     receive_body,
 )
+from smlaunch.local.services.s3.objects import copy_source_bucket_and_key
+from smlaunch.local.services.s3.operations import S3Call
 from smlaunch.local.services.s3.responses import (
     child_elements,
     child_text,
@@ -79,10 +79,11 @@ class S3MultipartUploads:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def create_multipart_upload(self, request: Request, bucket: str, key: str) -> Response:
+    def create_multipart_upload(self, call: S3Call) -> Response:
         """Respond to CreateMultipartUpload: store the attributes of the object that the parts will become,
         under a new upload id. Raises ApiError for a checksum that S3 does not know, or if there is no such
         bucket."""
+        request, _, bucket, key = call
         algorithm, checksum_type = _requested_checksum(request)
         self._store.require_bucket(bucket)  # raises NoSuchBucket
         upload_id = secrets.token_hex(24)
@@ -98,18 +99,21 @@ class S3MultipartUploads:
         result = {"Bucket": bucket, "Key": key, "UploadId": upload_id}
         return xml_response("InitiateMultipartUploadResult", result, headers=headers)
 
-    def upload_part(self, request: Request, payload: Payload, bucket: str, key: str) -> Response:
-        """Store the request's body as a part of an upload (UploadPart)."""
-        upload, part_number = self._find_upload(request, bucket, key), _part_number(request)
+    def upload_part(self, call: S3Call) -> Response:
+        """Store a part of an upload: the request's body (UploadPart), or a range of another object's bytes
+        (UploadPartCopy)."""
+        request = call.request
+        upload, part_number = self._find_upload(call), _part_number(request)
+        if "x-amz-copy-source" in request.headers:
+            return self._copy_part(request, upload, part_number)
         with self._store.temporary_body_path() as body_path:
-            received = receive_body(request, payload, body_path, extra_algorithm=upload.checksum_algorithm)
+            received = receive_body(
+                request, call.payload, body_path, extra_algorithm=upload.checksum_algorithm
+            )
             self._store_part(upload, part_number, body_path, received)
-        checksum_headers = {checksums.header_name(name): value for name, value in received.checksums.items()}
-        return Response(200, {"ETag": f'"{received.etag}"', **checksum_headers})
+        return Response(200, {"ETag": f'"{received.etag}"', **checksums.checksum_headers(received.checksums)})
 
-    def upload_part_copy(self, request: Request, bucket: str, key: str) -> Response:
-        """Store a range of another object's bytes as a part of an upload (UploadPartCopy)."""
-        upload, part_number = self._find_upload(request, bucket, key), _part_number(request)
+    def _copy_part(self, request: Request, upload: _MultipartUpload, part_number: int) -> Response:
         source_object, source_file = self._store.open_object(*copy_source_bucket_and_key(request))
         with source_file, self._store.temporary_body_path() as part_path:
             check_copy_conditions(request, source_object)
@@ -126,18 +130,14 @@ class S3MultipartUploads:
                 etag, length, _compute_file_checksum(part_path, upload.checksum_algorithm)
             )
             modified_at = self._store_part(upload, part_number, part_path, received_body)
-        checksum_elements = {f"Checksum{name}": value for name, value in received_body.checksums.items()}
-        return xml_response(
-            "CopyPartResult",
-            {"LastModified": format_iso_date(modified_at), "ETag": f'"{etag}"', **checksum_elements},
-        )
+        elements = {"LastModified": format_iso_date(modified_at), "ETag": f'"{etag}"'}
+        return xml_response("CopyPartResult", elements | checksums.checksum_elements(received_body.checksums))
 
-    def complete_multipart_upload(
-        self, request: Request, payload: Payload, bucket: str, key: str
-    ) -> Response:
+    def complete_multipart_upload(self, call: S3Call) -> Response:
         """Join the parts that the request's document lists to the object ``key``
         (CompleteMultipartUpload)."""
-        upload = self._find_upload(request, bucket, key)
+        request, payload, bucket, key = call
+        upload = self._find_upload(call)
         parts = self._select_requested_parts(upload, parse_xml_body(payload))
         declared_size, total_bytes = (
             request.headers.get("x-amz-mp-object-size"),
@@ -160,11 +160,9 @@ class S3MultipartUploads:
                 bucket, key, body_path, etag, attributes, precondition_of_write(request)
             )
         self._delete_upload(upload)
-        checksum_elements = {
-            f"Checksum{name}": value for name, value in attributes.get("checksums", {}).items()
-        }
-        if checksum_elements:
-            checksum_elements["ChecksumType"] = attributes["checksum_type"]
+        elements = checksums.checksum_elements(
+            attributes.get("checksums", {}), attributes.get("checksum_type", "")
+        )
         host = request.headers.get("host", "")
         result = {
             "Location": f"http://{host}/{bucket}/{key}",
@@ -172,14 +170,15 @@ class S3MultipartUploads:
             "Key": key,
             "ETag": f'"{completed_object.etag}"',
         }
-        return xml_response("CompleteMultipartUploadResult", {**result, **checksum_elements})
+        return xml_response("CompleteMultipartUploadResult", {**result, **elements})
 
-    def abort_multipart_upload(self, request: Request, bucket: str, key: str) -> Response:
-        self._delete_upload(self._find_upload(request, bucket, key))
+    def abort_multipart_upload(self, call: S3Call) -> Response:
+        self._delete_upload(self._find_upload(call))
         return Response(204)
 
-    def list_parts(self, request: Request, bucket: str, key: str) -> Response:
-        upload = self._find_upload(request, bucket, key)
+    def list_parts(self, call: S3Call) -> Response:
+        request, _, bucket, key = call
+        upload = self._find_upload(call)
         part_number_marker, max_parts = (
             _query_number(request, "part-number-marker", 0),
             min(_query_number(request, "max-parts", _MAX_LISTED_ENTRIES), _MAX_LISTED_ENTRIES),
@@ -192,7 +191,7 @@ class S3MultipartUploads:
                 "LastModified": format_iso_date(part.modified),
                 "ETag": f'"{part.etag}"',
                 "Size": part.size,
-                **{f"Checksum{name}": value for name, value in part.checksums.items()},
+                **checksums.checksum_elements(part.checksums),
             }
             for part in page_parts
         ]
@@ -212,9 +211,10 @@ class S3MultipartUploads:
         }
         return xml_response("ListPartsResult", document)
 
-    def list_multipart_uploads(self, request: Request, bucket: str) -> Response:
+    def list_multipart_uploads(self, call: S3Call) -> Response:
         """Respond to ListMultipartUploads with a page of a bucket's uploads in progress, sorted by key and
         time. The page begins after the upload that the request's markers name."""
+        request, bucket = call.request, call.bucket
         prefix = request.query.get("prefix", "")
         key_marker = request.query.get("key-marker", "")
         upload_id_marker = request.query.get("upload-id-marker", "")
@@ -248,7 +248,8 @@ class S3MultipartUploads:
 
     # Parts
 
-    def _find_upload(self, request: Request, bucket: str, key: str) -> _MultipartUpload:
+    def _find_upload(self, call: S3Call) -> _MultipartUpload:
+        request, _, bucket, key = call
         upload_id = request.query.get("uploadId", "")
         with self._store.index.read_access() as db:
             statement = "SELECT attributes FROM uploads WHERE id = ? AND bucket = ? AND key = ?"

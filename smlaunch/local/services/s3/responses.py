@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Response
+from smlaunch.local.front.request_context import ACCOUNT
 from smlaunch.local.services.xml_encoding import xml_document
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -29,6 +30,20 @@ def xml_response(
 ) -> Response:
     all_headers = {"Content-Type": "application/xml", **(headers or {})}
     return Response(status, all_headers, xml_document(name, value, NAMESPACE))
+
+
+def default_acl_response() -> Response:
+    """Return the access control list that every bucket and object has."""
+    grantee = (
+        f'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser">'
+        f"<ID>{ACCOUNT}</ID></Grantee>"
+    )
+    document = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<AccessControlPolicy>'
+        f"<Owner><ID>{ACCOUNT}</ID></Owner><AccessControlList><Grant>{grantee}"
+        "<Permission>FULL_CONTROL</Permission></Grant></AccessControlList></AccessControlPolicy>"
+    )
+    return Response(200, {"Content-Type": "application/xml"}, document.encode())
 
 
 def parse_xml_body(payload: Payload) -> ElementTree.Element:
