@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from smlaunch.errors import EndpointError
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 FAULTS_VARIABLE = "SMLAUNCH_FAULTS"
 
@@ -250,9 +251,9 @@ def _fault_problems(fault_entry: Any, location: str) -> list[str]:
     return problems
 
 
-def _create_fault(fault_entry: Mapping[str, Any]) -> Fault:
+def _create_fault(fault_entry: JsonMapping) -> Fault:
     """Create the fault that a checked JSON object describes: ``fault`` is its kind, the rest its fields."""
-    field_values: dict[str, Any] = {
+    field_values: JsonObject = {
         field_name: tuple(value) if isinstance(value, list) else value
         for field_name, value in fault_entry.items()
         if field_name != "fault"

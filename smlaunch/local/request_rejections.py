@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.local.api_support import TRAINING_JOB_SUPPORT, SupportTable, support_rows, values_at_dotted_path
+from smlaunch.local.json_types import JsonMapping
 
 Rejection = tuple[str, str]
 """Path of a field with list indices, such as ``InputDataConfig[0].CompressionType``, and the reason."""
@@ -23,7 +23,7 @@ _SYSTEM_FOLDERS = frozenset(
 """Directories that a host needs, or that contain such. Directories inside them may be mounted over."""
 
 
-def training_rejections(request: Mapping[str, Any], mounts_any_path: bool = True) -> list[Rejection]:
+def training_rejections(request: JsonMapping, mounts_any_path: bool = True) -> list[Rejection]:
     """Return (path of the field, reason) for everything in a CreateTrainingJob request that makes the local
     endpoint reject it. A path has list indices, such as ``InputDataConfig[0].CompressionType``.
     ``mounts_any_path``: whether a host can have a directory at any path (not at isolation level plain)."""
@@ -35,9 +35,7 @@ def training_rejections(request: Mapping[str, Any], mounts_any_path: bool = True
     ]
 
 
-def _synchronized_directory_rejections(
-    request: Mapping[str, Any], mounts_any_path: bool
-) -> Iterator[Rejection]:
+def _synchronized_directory_rejections(request: JsonMapping, mounts_any_path: bool) -> Iterator[Rejection]:
     """Yield (field, reason) for directories of a training job that cannot be synchronized with S3.
     ``mounts_any_path``: whether a host can have a directory outside /opt/ml."""
     # Each field with the folders of /opt/ml that its directory must not use: input, model, output and code.
@@ -81,7 +79,7 @@ def _local_path_problem(
     return None
 
 
-def _metric_regex_rejections(request: Mapping[str, Any]) -> Iterator[Rejection]:
+def _metric_regex_rejections(request: JsonMapping) -> Iterator[Rejection]:
     """Yield (field, reason) for metric definitions whose regular expression Python cannot compile."""
     metric_definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     for index, metric_definition in enumerate(metric_definitions):
@@ -98,7 +96,7 @@ def _regex_problem(regex: str) -> str | None:
     return None
 
 
-def _gzip_manifest_rejections(request: Mapping[str, Any]) -> Iterator[Rejection]:
+def _gzip_manifest_rejections(request: JsonMapping) -> Iterator[Rejection]:
     """Yield (field, reason) for input channels that combine gzip with an augmented manifest."""
     for index, channel in enumerate(request.get("InputDataConfig") or ()):
         s3_source = (channel.get("DataSource") or {}).get("S3DataSource") or {}
@@ -108,7 +106,7 @@ def _gzip_manifest_rejections(request: Mapping[str, Any]) -> Iterator[Rejection]
             yield f"InputDataConfig[{index}].CompressionType", reason
 
 
-def processing_rejections(request: Mapping[str, Any], runs_images: bool = False) -> list[Rejection]:
+def processing_rejections(request: JsonMapping, runs_images: bool = False) -> list[Rejection]:
     """Return (path of the field, reason) for everything in a CreateProcessingJob request that makes the local
     endpoint reject it. A path has list indices, such as ``ProcessingInputs[0].S3Input``. ``runs_images``:
     whether the executor runs container images, and with them their own entry points."""
@@ -120,7 +118,7 @@ def processing_rejections(request: Mapping[str, Any], runs_images: bool = False)
     return rejections
 
 
-def _processing_directory_rejections(request: Mapping[str, Any]) -> Iterator[Rejection]:
+def _processing_directory_rejections(request: JsonMapping) -> Iterator[Rejection]:
     """Yield (field, reason) for the inputs and outputs of a processing job that have no S3 location, or whose
     directory on the host cannot be used or is another one's directory too. Those that the program transfers
     itself (AppManaged) are not checked."""
@@ -144,7 +142,7 @@ def _processing_directory_rejections(request: Mapping[str, Any]) -> Iterator[Rej
             )
 
 
-def _inputs_and_outputs_by_s3_field(request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _inputs_and_outputs_by_s3_field(request: JsonMapping) -> dict[str, JsonMapping]:
     """Return the inputs and outputs of a processing job by the path of their S3 field, such as
     ``ProcessingInputs[0].S3Input``, without those that the program transfers itself (AppManaged)."""
     inputs = request.get("ProcessingInputs") or ()
@@ -155,7 +153,7 @@ def _inputs_and_outputs_by_s3_field(request: Mapping[str, Any]) -> dict[str, Map
     return {field: entry for field, entry in entry_by_s3_field.items() if not entry.get("AppManaged")}
 
 
-def _rejections_by_support_rows(row_by_path: SupportTable, request: Mapping[str, Any]) -> list[Rejection]:
+def _rejections_by_support_rows(row_by_path: SupportTable, request: JsonMapping) -> list[Rejection]:
     """Return (path of the field with list indices, reason) for each field and value of a request that the
     support matrix rejects. Its rows say what this endpoint does with a field, here by dotted path without
     indices. A row's ``note`` is the reason for a rejected field; its ``rejected_values`` have a reason

@@ -15,13 +15,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from smlaunch.api.job_kinds import JOB_KINDS
 from smlaunch.errors import EndpointError
 from smlaunch.local.front.http_messages import Request, Response
 from smlaunch.local.front.request_context import RequestContext, arn_partition
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services.s3.operations import (
     S3Operation,
     bucket_and_key,
@@ -126,12 +126,12 @@ def read_call_log(path: Path) -> list[LoggedCall]:
     return calls
 
 
-def _request_parameters(request: Request, body: bytes) -> dict[str, Any]:
+def _request_parameters(request: Request, body: bytes) -> JsonObject:
     """Return an API call's top-level parameters: those of a JSON object as body, or those of the query and of
     a form. Empty for a body that is not valid JSON."""
     if body.startswith(b"{"):
         try:
-            parameters: dict[str, Any] = json.loads(body)
+            parameters: JsonObject = json.loads(body)
         except ValueError:
             return {}
         return parameters
@@ -140,7 +140,7 @@ def _request_parameters(request: Request, body: bytes) -> dict[str, Any]:
     return {**request.query, **dict(parse_qsl(form_text, keep_blank_values=True))}
 
 
-def _operation_name(request: Request, parameters: Mapping[str, Any]) -> str:
+def _operation_name(request: Request, parameters: JsonMapping) -> str:
     target = request.headers.get("x-amz-target", "")
     if target:
         return target.rpartition(".")[2]
@@ -174,7 +174,7 @@ part of the resource's ARN."""
 
 
 def _required_permissions(
-    request: Request, service: str, operation: str, parameters: Mapping[str, Any], context: RequestContext
+    request: Request, service: str, operation: str, parameters: JsonMapping, context: RequestContext
 ) -> list[IamPermission]:
     """Return the permissions that IAM would require for an API call. ``service``: its name in the signature;
     ``operation``: such as CreateTrainingJob; ``parameters``: of the call, at top level; ``context``: the
@@ -195,7 +195,7 @@ def _required_permissions(
     return permissions
 
 
-def _resource_arn(service: str, parameters: Mapping[str, Any], context: RequestContext) -> str:
+def _resource_arn(service: str, parameters: JsonMapping, context: RequestContext) -> str:
     """Return the ARN of the resource that an API call's parameters name; ``*`` if they name none.
     ``context``: the caller's account and region, which an ARN contains."""
     # The service's parameters that name a resource, in order of preference, each with the pattern of the

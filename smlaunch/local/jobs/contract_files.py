@@ -10,20 +10,20 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from smlaunch.contract.sagemaker_paths import SHARED_PYTHON_VARIABLE, Paths
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs.job_spec import DEFAULT_GROUP, JobSpec, TrainingSpec
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 
-def resource_config(spec: TrainingSpec, hosts: Sequence[JobHost], current_host: JobHost) -> dict[str, Any]:
+def resource_config(spec: TrainingSpec, hosts: Sequence[JobHost], current_host: JobHost) -> JsonObject:
     """Return the content of /opt/ml/input/config/resourceconfig.json on ``current_host``: the hosts of the
     training job and their instance groups. ``spec`` has the hosts as the request asks for them (algo-1, ...),
     ``hosts`` as they run, with the names under which they reach each other."""
     network_name_by_host = {host.name: host.network_name for host in hosts}
     current_host_spec = next(host_spec for host_spec in spec.hosts if host_spec.name == current_host.name)
-    instance_group_by_name: dict[str, dict[str, Any]] = {}
+    instance_group_by_name: dict[str, JsonObject] = {}
     for host_spec in spec.hosts:
         instance_group = instance_group_by_name.setdefault(
             host_spec.instance_group,
@@ -74,7 +74,7 @@ def write_host_files(spec: TrainingSpec, hosts: Sequence[JobHost], current_host:
     paths = Paths(str(current_host.opt_ml_folder))
     for folder in (paths.config, paths.data, paths.model, paths.output_data, paths.code):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    documents: Mapping[str, Any] = {
+    documents: JsonMapping = {
         paths.hyperparameters: dict(spec.hyperparameters),
         paths.input_data_config: input_data_config(spec, current_host.name),
         paths.resource_config: resource_config(spec, hosts, current_host),

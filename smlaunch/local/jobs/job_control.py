@@ -9,18 +9,18 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from smlaunch.local.jobs import job_state
 from smlaunch.local.jobs.job_state import JobState, StopCause
+from smlaunch.local.json_types import JsonMapping
 
 log = logging.getLogger(__name__)
 
 MAX_POLL_SECONDS = 86_400.0
 """Longest timeout for one call of poll: the kernel takes milliseconds as 31 bits, less than 28 days."""
 
-SaveState = Callable[[JobState, Mapping[str, Any] | None], None]
+SaveState = Callable[[JobState, JsonMapping | None], None]
 """Saves (state, result) in the job store; the result is None if it does not change."""
 
 
@@ -133,7 +133,7 @@ class JobControl:
         """Empty the wake-up pipe. Call it when ``wakeup_reader`` is readable."""
         os.read(self.wakeup_read_fd, 4096)
 
-    def finish(self, failure_reason: str | None, result: Mapping[str, Any]) -> JobState:
+    def finish(self, failure_reason: str | None, result: JsonMapping) -> JobState:
         """Move the job to its final status: Failed if there is a ``failure_reason``, else Completed or the
         status of the stop cause. Afterwards ``stop`` has no effect. Returns the final state."""
         with self._lock:
@@ -152,7 +152,7 @@ class JobControl:
             os.close(self._wakeup_write_fd)
             os.close(self.wakeup_read_fd)
 
-    def _save(self, state: JobState, result: Mapping[str, Any] | None = None) -> None:
+    def _save(self, state: JobState, result: JsonMapping | None = None) -> None:
         """Save a state and make it the current one. If the disk is full, only a final state raises:
         otherwise the hosts' output could end the job by filling the disk."""
         try:

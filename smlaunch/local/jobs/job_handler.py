@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from smlaunch.api.job_kinds import JobKind, member_value, put_member
 from smlaunch.local import api_support
@@ -14,6 +14,7 @@ from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs.job_spec import CapacityWaitByType, JobSpec
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.jobs.store_interfaces import S3ObjectStore
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.stores.job_store import JobRecord
 
 LogToHost = Callable[[str, str], None]
@@ -28,7 +29,7 @@ class AttemptOutcome:
     """FailureReason, if the attempt failed."""
     is_spot_interrupted: bool = False
     """Whether the hosts were taken away by a spot interruption."""
-    describe_members: Mapping[str, Any] = field(default_factory=dict)
+    describe_members: JsonMapping = field(default_factory=dict)
     """Members for the response of Describe."""
 
 
@@ -45,17 +46,17 @@ class JobHandler(Protocol):
     """One attempt at a job of a certain kind."""
 
     job_kind: JobKind
-    request: Mapping[str, Any]
+    request: JsonMapping
     spec: JobSpec
     working_directory: str
     """Where the hosts' programs start, relative to /opt/ml."""
     reads_failure_file: bool
     """Whether a host's file /opt/ml/output/failure gives the reason of its failure."""
 
-    def describe_selected_instance(self, selection: Mapping[str, Any]) -> Mapping[str, Any]:
+    def describe_selected_instance(self, selection: JsonMapping) -> JsonMapping:
         """Return the members of Describe that change when a type was selected from InstancePreferences.
         ``selection`` has SelectedInstanceType and SelectedInstanceCount."""
-        members: dict[str, Any] = {}
+        members: JsonObject = {}
         resources = self.job_kind.resources
         put_member(members, resources, {**member_value(self.request, resources), **selection})
         return members

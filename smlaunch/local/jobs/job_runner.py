@@ -12,8 +12,7 @@ import sqlite3
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from smlaunch.local.fault_injection import AttemptFaults, FaultPlan
 from smlaunch.local.jobs import job_state, warm_pool
@@ -25,6 +24,7 @@ from smlaunch.local.jobs.job_kinds import HANDLER_FACTORIES
 from smlaunch.local.jobs.job_spec import JobSpec
 from smlaunch.local.jobs.job_state import JobState, StopCause
 from smlaunch.local.jobs.metric_definitions import MetricReader
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.state_errors import StateDamaged
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -168,7 +168,7 @@ class JobRunner:
 
     def _store_final_status(self, outcome: AttemptOutcome) -> None:
         """Save the job's final status and result."""
-        describe_members: dict[str, Any] = dict(outcome.describe_members)
+        describe_members: JsonObject = dict(outcome.describe_members)
         metric_values = self._metric_reader.latest_values()
         if metric_values:
             describe_members["FinalMetricDataList"] = metric_values
@@ -178,7 +178,7 @@ class JobRunner:
         )
         self._job_control.finish(outcome.failure_reason, describe_members)
 
-    def _save_state(self, state: JobState, result: Mapping[str, Any] | None) -> None:
+    def _save_state(self, state: JobState, result: JsonMapping | None) -> None:
         self._services.job_store.save_job_state(self.arn, state, result)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
+
+from smlaunch.local.json_types import JsonMapping
 
 DEFAULT_GROUP = "homogeneousCluster"
 """The group in resourceconfig.json of a job without instance groups (training toolkit)."""
@@ -181,7 +182,7 @@ class TrainingSpec(JobSpec):
 
 
 def read_training_request(
-    request: Mapping[str, Any],
+    request: JsonMapping,
     arn: str,
     region: str,
     capacity_wait_by_type: CapacityWaitByType = lambda instance_type: 0.0,
@@ -252,13 +253,13 @@ def capacity_wait_of_hosts(
     return longest_wait_seconds
 
 
-def _tensorboard_location(uri: str, request: Mapping[str, Any]) -> S3Location:
+def _tensorboard_location(uri: str, request: JsonMapping) -> S3Location:
     location = S3Location.parse(uri)
     return S3Location(location.bucket, location.join_key(request["TrainingJobName"], "tensorboard-output"))
 
 
 def choose_preferred_instance(
-    resources: Mapping[str, Any], capacity_wait_by_type: CapacityWaitByType
+    resources: JsonMapping, capacity_wait_by_type: CapacityWaitByType
 ) -> tuple[str, int] | None:
     """Choose the instance type and count from InstancePreferences: the first that is available now,
     otherwise the one that is available soonest, otherwise the first. None if the request has no
@@ -267,7 +268,7 @@ def choose_preferred_instance(
     if not preferences:
         return None
 
-    def wait_seconds(preference: Mapping[str, Any]) -> float:
+    def wait_seconds(preference: JsonMapping) -> float:
         seconds = capacity_wait_by_type(preference["InstanceType"])
         return math.inf if seconds is None else seconds
 
@@ -276,9 +277,7 @@ def choose_preferred_instance(
     return chosen_preference["InstanceType"], instance_count
 
 
-def _read_hosts(
-    resources: Mapping[str, Any], selected_instance: tuple[str, int] | None
-) -> tuple[HostSpec, ...]:
+def _read_hosts(resources: JsonMapping, selected_instance: tuple[str, int] | None) -> tuple[HostSpec, ...]:
     if selected_instance is not None:
         groups = [(DEFAULT_GROUP, *selected_instance)]
     elif resources.get("InstanceGroups"):
@@ -303,7 +302,7 @@ def hosts_of_groups(groups: Sequence[tuple[str, str, int]]) -> tuple[HostSpec, .
     )
 
 
-def _read_channel(channel_member: Mapping[str, Any], default_mode: str) -> ChannelSpec:
+def _read_channel(channel_member: JsonMapping, default_mode: str) -> ChannelSpec:
     s3_source = channel_member["DataSource"]["S3DataSource"]
     return ChannelSpec(
         name=channel_member["ChannelName"],

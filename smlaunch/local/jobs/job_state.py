@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 StopCause = Literal["user", "max_runtime", "max_wait", "max_pending"]
 
@@ -159,12 +161,12 @@ class JobState:
             is_previous_counted = is_counted
         return total_seconds
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON form that the job store saves."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> JobState:
+    def from_dict(cls, document: JsonMapping) -> JobState:
         """Build a state from the form that ``to_dict`` returns."""
         transitions = tuple(Transition(**transition) for transition in document["transitions"])
         return cls(**{**document, "transitions": transitions})

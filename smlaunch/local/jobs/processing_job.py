@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import posixpath
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.contract.sagemaker_paths import ProcessingPaths
@@ -37,6 +36,7 @@ from smlaunch.local.jobs.job_spec import (
     hosts_of_groups,
 )
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
+from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.stores.job_store import JobRecord
 from smlaunch.local.untrusted_files import read_beginning
 
@@ -174,7 +174,7 @@ class ProcessingJobHandler(JobHandler):
 
 
 def read_processing_request(
-    request: Mapping[str, Any],
+    request: JsonMapping,
     arn: str,
     region: str,
     capacity_wait_by_type: CapacityWaitByType = lambda instance_type: 0.0,
@@ -283,7 +283,7 @@ def path_below_opt_ml(local_path: str) -> str:
     return posixpath.relpath(posixpath.normpath(local_path), OPT_ML_ROOT)
 
 
-def _parse_input(processing_input: Mapping[str, Any]) -> ChannelSpec:
+def _parse_input(processing_input: JsonMapping) -> ChannelSpec:
     s3_input = processing_input["S3Input"]
     return ChannelSpec(
         name=processing_input["InputName"],
@@ -295,7 +295,7 @@ def _parse_input(processing_input: Mapping[str, Any]) -> ChannelSpec:
     )
 
 
-def _parse_output(processing_output: Mapping[str, Any]) -> OutputSpec:
+def _parse_output(processing_output: JsonMapping) -> OutputSpec:
     s3_output = processing_output["S3Output"]
     location = S3Location.parse(s3_output["S3Uri"])
     return OutputSpec(

@@ -8,12 +8,12 @@ that take the store.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.stores.job_store import JobQuery, JobRecord, JobStore
 
 _MATCHING_RESOURCE_MEMBERS = (
@@ -33,17 +33,17 @@ _WARM_POOL_STATUS_MEMBER = "WarmPoolStatus"
 _AVAILABLE_TEXT = '"Available"'
 
 
-def keep_alive_seconds(request: Mapping[str, Any]) -> int:
+def keep_alive_seconds(request: JsonMapping) -> int:
     """Return KeepAlivePeriodInSeconds; 0 if the request asks for no pool."""
     resources = request.get("ResourceConfig") or {}  # processing jobs have no ResourceConfig and no pool
     return int(resources.get("KeepAlivePeriodInSeconds") or 0)
 
 
-def can_take_over_pool(pool_request: Mapping[str, Any], job_request: Mapping[str, Any]) -> bool:
+def can_take_over_pool(pool_request: JsonMapping, job_request: JsonMapping) -> bool:
     """Return whether the hosts of the request ``pool_request`` can be taken over by the request
     ``job_request``."""
 
-    def compared_values(request: Mapping[str, Any]) -> list[Any]:
+    def compared_values(request: JsonMapping) -> list[Any]:
         resources = request["ResourceConfig"]
         return [
             *(resources.get(name) or None for name in _MATCHING_RESOURCE_MEMBERS),
@@ -53,7 +53,7 @@ def can_take_over_pool(pool_request: Mapping[str, Any], job_request: Mapping[str
     return compared_values(pool_request) == compared_values(job_request)
 
 
-def pool_status_at(record: JobRecord, now: float) -> dict[str, Any] | None:
+def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
     """Return the member WarmPoolStatus of a training job at the time ``now`` (seconds since the epoch); None
     for a job that asks for no warm pool. A pool is stored as Available when its job ends; that its time is
     over is computed here."""
@@ -73,7 +73,7 @@ def pool_status_at(record: JobRecord, now: float) -> dict[str, Any] | None:
 
 def pool_status_at_job_end(
     store: JobStore, arn: str, failure_reason: str | None, max_warm_hosts: int | None, now: float
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """Return the part of a job's result that records its pool. ``max_warm_hosts`` is the maximum number of
     warm hosts in a region. A pool does not survive an infrastructure failure."""
     record = store.get_job_by_arn(arn)
@@ -134,7 +134,7 @@ def change_keep_alive(record: JobRecord, keep_alive_period: int, now: float) -> 
     return replace(changed_record, result={**record.result, _WARM_POOL_STATUS_MEMBER: terminated_status})
 
 
-def requested_host_count(request: Mapping[str, Any]) -> int:
+def requested_host_count(request: JsonMapping) -> int:
     """Return the number of hosts that a request asks for."""
     resources = request["ResourceConfig"]
     groups = resources.get("InstanceGroups") or ()

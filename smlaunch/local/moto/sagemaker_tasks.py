@@ -27,6 +27,7 @@ from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.utils.encoding import to_json_str
 
 from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind, method_name
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.moto.role_clients import RoleClients
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ MODELED_ERRORS = frozenset(
 JOB_KIND_BY_ACTION: Mapping[str, JobKind] = {f"create{kind.name}Job": kind for kind in (TRAINING, PROCESSING)}
 
 
-def _call_job_method(client: Any, operation: str, job_name: Mapping[str, str]) -> dict[str, Any]:
-    response: dict[str, Any] = getattr(client, method_name(operation))(**job_name)
+def _call_job_method(client: Any, operation: str, job_name: Mapping[str, str]) -> JsonObject:
+    response: JsonObject = getattr(client, method_name(operation))(**job_name)
     response.pop("ResponseMetadata", None)
     return response
 
@@ -83,7 +84,7 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         self,
         env: Any,
         resource_runtime_part: Any,
-        normalised_parameters: dict[str, Any],
+        normalised_parameters: JsonObject,
         state_credentials: Any,
     ) -> None:
         client = self._clients.client_for_role(
@@ -98,7 +99,7 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         self,
         env: Any,
         resource_runtime_part: Any,
-        normalised_parameters: dict[str, Any],
+        normalised_parameters: JsonObject,
         state_credentials: Any,
     ) -> None:
         """Wait for the job that a ``.sync`` task of a state machine has created, and put its description on

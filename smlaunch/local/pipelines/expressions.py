@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from smlaunch.api.job_kinds import PROCESSING, TRAINING
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 DocumentPath = tuple[str | int, ...]
 """Path to a value in a JSON document: member names and list indices."""
@@ -41,7 +42,7 @@ class ExpressionScope(Protocol):
     def execution_variable(self, name: str) -> Any:
         """Return the value of one of ``EXECUTION_VARIABLES``."""
 
-    def describe_step(self, name: str) -> Mapping[str, Any]:
+    def describe_step(self, name: str) -> JsonMapping:
         """Return the Describe response of a step's job."""
 
     def read_property_file(self, step: str, name: str) -> Any:
@@ -51,7 +52,7 @@ class ExpressionScope(Protocol):
         """Return the parsed JSON of an S3 object."""
 
 
-def without_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(document: JsonMapping) -> JsonObject:
     """Return an object of a definition without its null members: the SDK, version 3, writes null for some
     absent members."""
     return {name: value for name, value in document.items() if value is not None}
@@ -77,7 +78,7 @@ def expression_function(value: Any) -> str | None:
     return None
 
 
-def find_expressions(value: Any, path: DocumentPath = ()) -> Iterator[tuple[DocumentPath, Mapping[str, Any]]]:
+def find_expressions(value: Any, path: DocumentPath = ()) -> Iterator[tuple[DocumentPath, JsonMapping]]:
     """Yield (path, expression) for every expression in ``value``, a JSON document or a part of one at
     ``path``. An expression is an object with one function, such as ``{"Get": "Parameters.Epochs"}``; an outer
     one comes before those within it."""
@@ -119,7 +120,7 @@ def referenced_step_name(reference: str) -> str | None:
     return str(path[0]) if path else None
 
 
-def find_expression_problem(expression: Mapping[str, Any]) -> str | None:
+def find_expression_problem(expression: JsonMapping) -> str | None:
     """Return the error in the form of one expression, such as ``{"Get": "Steps.Train.ModelArtifacts"}``;
     None if there is none. Whether the referenced value exists is not checked."""
     ((function_name, argument),) = expression.items()  # an expression has one member
@@ -216,7 +217,7 @@ def _resolve_get(reference: str, scope: ExpressionScope) -> Any:
     return value_at_path(scope.describe_step(str(step_name)), field_path, reference)
 
 
-def _resolve_json_get(argument: Mapping[str, Any], scope: ExpressionScope) -> Any:
+def _resolve_json_get(argument: JsonMapping, scope: ExpressionScope) -> Any:
     document_path = parse_document_path(_without_dollar_root(argument["Path"])) or ()
     if "S3Uri" in argument:
         uri = resolve_expressions(argument["S3Uri"], scope)

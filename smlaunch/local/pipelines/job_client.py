@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.call_log import CallLog
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import current_request_context
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 _USER_AGENT = "smlaunch-via/pipelines"
 """Marks these calls in the call log."""
@@ -32,8 +33,8 @@ class JobOperations(Protocol):
 
     @property
     def job_kind(self) -> JobKind: ...
-    def describe_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
-    def stop_job(self, params: dict[str, Any]) -> dict[str, Any]: ...
+    def describe_job(self, params: JsonObject) -> JsonObject: ...
+    def stop_job(self, params: JsonObject) -> JsonObject: ...
 
 
 class JobClient:
@@ -51,7 +52,7 @@ class JobClient:
         self._call_log = call_log
         self._operations_by_step_type = {handler.job_kind.name: handler for handler in operations}
 
-    def create_job(self, step_type: str, members: Mapping[str, Any]) -> str:
+    def create_job(self, step_type: str, members: JsonMapping) -> str:
         """Create a job and return its ARN. Raises ApiError."""
         kind = self._operations_by_step_type[step_type].job_kind
         with self._log_request_at_end(kind.create_operation, members) as request:
@@ -60,7 +61,7 @@ class JobClient:
         document: dict[str, str] = json.loads(response.body)
         return document[kind.arn_member]
 
-    def describe_job(self, step_type: str, name: str) -> dict[str, Any]:
+    def describe_job(self, step_type: str, name: str) -> JsonObject:
         """Return the Describe response of a job. Raises ApiError for a job that was deleted. The fault plan
         does not apply: it is for clients' calls, and the service looks itself."""
         operations = self._operations_by_step_type[step_type]
@@ -76,7 +77,7 @@ class JobClient:
             operations.stop_job(params)
 
     @contextmanager
-    def _log_request_at_end(self, operation: str, members: Mapping[str, Any]) -> Iterator[Request]:
+    def _log_request_at_end(self, operation: str, members: JsonMapping) -> Iterator[Request]:
         """Context with the request as a client would send it, which is logged when the context ends."""
         body = json.dumps(members).encode()
         headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _USER_AGENT}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
 from smlaunch.api.validation.request_check import check_request
+from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.pipelines import expressions, pipeline_conditions, pipeline_parameters, step_retries
 from smlaunch.local.pipelines.expressions import DocumentPath, format_document_path, without_nulls
 from smlaunch.local.pipelines.pipeline_parameters import Parameter
@@ -78,7 +79,7 @@ class Step:
     name: str
     type: str
     """Training, Processing, Condition or Fail."""
-    arguments: Mapping[str, Any]
+    arguments: JsonMapping
     """With unresolved expressions. A condition has its Conditions alone, not its branches."""
     dependencies: frozenset[str] = frozenset()
     """Names of the steps in DependsOn and in references, and of the condition whose branch the step is in."""
@@ -102,7 +103,7 @@ class Definition:
     """In the order of the document; the steps of branches follow their condition."""
     topological_order: tuple[str, ...]
     """Names of all steps, each after its dependencies."""
-    experiment_config: Mapping[str, Any] = field(default_factory=dict)
+    experiment_config: JsonMapping = field(default_factory=dict)
     """PipelineExperimentConfig with unresolved expressions; empty without one."""
 
 
@@ -137,7 +138,7 @@ def parse_duration(text: str) -> float | None:
 class _DefinitionParser:
     """Collects steps and problems while it walks through one definition."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: JsonMapping) -> None:
         self._document = without_nulls(document)
         self._problems: list[str] = []
         self._parameter_by_name: dict[str, Parameter] = {}
@@ -184,7 +185,7 @@ class _DefinitionParser:
         for dependency in sorted(step.dependencies - self._step_by_name.keys()):
             self._add_problem((*path, "DependsOn"), f"there is no step {dependency!r}")
 
-    def _parse_config(self, name: str) -> Mapping[str, Any]:
+    def _parse_config(self, name: str) -> JsonMapping:
         execution_config = self._document.get(name, {})
         if not isinstance(execution_config, dict):
             self._add_problem((name,), "must be an object")
@@ -219,9 +220,7 @@ class _DefinitionParser:
                 continue
             self._parse_step(step_document, step_path, branch)
 
-    def _parse_step(
-        self, step_document: Mapping[str, Any], path: DocumentPath, branch: Branch | None
-    ) -> None:
+    def _parse_step(self, step_document: JsonMapping, path: DocumentPath, branch: Branch | None) -> None:
         """Parse one step at ``path`` of the definition, add it to the steps, and record its problems.
         ``branch``: the branch of a condition step that contains it; None outside a branch. Null members
         count as absent."""
@@ -270,9 +269,7 @@ class _DefinitionParser:
         elif step_type == "Fail" and set(arguments) != {"ErrorMessage"}:
             self._add_problem((*path, "Arguments"), "a Fail step has ErrorMessage, and nothing else")
 
-    def _check_step_members(
-        self, step_document: Mapping[str, Any], step_type: str, path: DocumentPath
-    ) -> None:
+    def _check_step_members(self, step_document: JsonMapping, step_type: str, path: DocumentPath) -> None:
         """Record the members of a step that steps of its type do not have, and texts that are no strings."""
         # Types that are not in the mapping have the members of all steps alone.
         for member in sorted(
@@ -295,7 +292,7 @@ class _DefinitionParser:
         self._add_problem((*path, "Name"), message)
         return f"?{format_document_path(path)}"
 
-    def _parse_condition_branches(self, name: str, arguments: Mapping[str, Any], path: DocumentPath) -> None:
+    def _parse_condition_branches(self, name: str, arguments: JsonMapping, path: DocumentPath) -> None:
         """Check the conditions of the condition step ``name``, and parse the steps of both branches.
         ``arguments`` are the step's Arguments at ``path`` of the definition."""
         arguments = without_nulls(arguments)
@@ -312,7 +309,7 @@ class _DefinitionParser:
             else:
                 self._add_problem((*path, member), "must be a list")
 
-    def _parse_dependencies(self, step_document: Mapping[str, Any], path: DocumentPath) -> set[str]:
+    def _parse_dependencies(self, step_document: JsonMapping, path: DocumentPath) -> set[str]:
         """Return the names of the steps in the member DependsOn of the step at ``path``, and record problems.
         An entry is a name, or an object such as ``{"Step": "Train", "Trigger": "Completed"}``."""
         entries = step_document.get("DependsOn", [])
@@ -337,7 +334,7 @@ class _DefinitionParser:
         return names
 
     def _parse_retry_policies(
-        self, step_document: Mapping[str, Any], path: DocumentPath
+        self, step_document: JsonMapping, path: DocumentPath
     ) -> tuple[RetryPolicy, ...]:
         """Return the valid retry policies of the step at ``path``, and record the problems of the others."""
         policy_documents = step_document.get("RetryPolicies", [])
@@ -354,7 +351,7 @@ class _DefinitionParser:
                 policies.append(step_retries.parse_retry_policy(policy_document))
         return tuple(policies)
 
-    def _parse_cache_config(self, step_document: Mapping[str, Any], path: DocumentPath) -> float | None:
+    def _parse_cache_config(self, step_document: JsonMapping, path: DocumentPath) -> float | None:
         """Return the greatest age in seconds of a cached result that the step at ``path`` may reuse, infinity
         without a limit; None if it uses no cache. Problems of its CacheConfig are recorded."""
         cache_config = step_document.get("CacheConfig")
@@ -379,7 +376,7 @@ class _DefinitionParser:
         return max_age_seconds if cache_config["Enabled"] else None
 
     def _parse_property_files(
-        self, step_document: Mapping[str, Any], path: DocumentPath
+        self, step_document: JsonMapping, path: DocumentPath
     ) -> dict[str, tuple[str, str]]:
         """Return (OutputName, FilePath) of each property file of the step at ``path``, by its name. A
         property file is a JSON file in an output of the step, whose values other steps may use."""

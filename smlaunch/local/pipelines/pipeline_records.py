@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from smlaunch.local.json_types import JsonMapping
 
 FINAL_STATUSES = ("Stopped", "Failed", "Succeeded")
 """Statuses in which an execution or a step has ended."""
@@ -54,7 +55,7 @@ class Execution:
     """Id of the endpoint process that runs the execution."""
     definition: str
     """The pipeline's definition when the execution was started."""
-    values: Mapping[str, Any]
+    values: JsonMapping
     """Values of the pipeline's parameters, by name."""
     status: str
     created: float
@@ -69,7 +70,7 @@ class Execution:
     description: str | None = None
     parallelism: int | None = None
     """Most job steps that run at a time; None without a limit."""
-    experiment: Mapping[str, Any] = field(default_factory=dict)
+    experiment: JsonMapping = field(default_factory=dict)
     """PipelineExperimentConfig with its references resolved; empty without one."""
     failure: str | None = None
     """FailureReason of the execution."""

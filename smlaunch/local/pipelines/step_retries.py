@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smlaunch.local.front.api_errors import ApiError
+from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.pipelines.expressions import DocumentPath, without_nulls
 
 THROTTLING = "Step.THROTTLING"
@@ -80,7 +81,7 @@ def classify_failure_reason(failure_reason: str) -> str | None:
     return _EXCEPTION_TYPE_BY_REASON.get(failure_reason.partition(":")[0].strip())
 
 
-def parse_retry_policy(document: Mapping[str, Any]) -> RetryPolicy:
+def parse_retry_policy(document: JsonMapping) -> RetryPolicy:
     """Parse a document without problems."""
     document = without_nulls(document)
     expire_after_minutes = document.get("ExpireAfterMin")
@@ -134,7 +135,7 @@ def _find_number_problem(name: str, value: Any) -> str | None:
     return f"{value!r} is not {type_text} {bounds_text}"
 
 
-def _get_exception_types(document: Mapping[str, Any]) -> Any:
+def _get_exception_types(document: JsonMapping) -> Any:
     """Return ExceptionType as a list, which the SDK writes; the published JSON schema of definitions has a
     single string."""
     exception_types = document.get("ExceptionType")

@@ -15,6 +15,7 @@ from typing import Any
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services import cbor
 from smlaunch.local.services.cbor_errors import CBOR_HEADERS, CborErrors, is_cbor_request
 from smlaunch.local.services.query_service import (
@@ -37,8 +38,6 @@ _STATISTIC_BY_NAME: Mapping[str, Callable[[MetricPeriod], float]] = {
     "Maximum": lambda bucket: bucket.maximum,
 }
 
-Params = Mapping[str, Any]
-
 
 class CloudWatchOperations:
     """One method for each operation. Times are in seconds since the epoch; numbers may be strings."""
@@ -46,7 +45,7 @@ class CloudWatchOperations:
     def __init__(self, metrics: MetricStore) -> None:
         self._metric_store = metrics
 
-    def put_metric_data(self, params: Params) -> dict[str, Any]:
+    def put_metric_data(self, params: JsonMapping) -> JsonObject:
         namespace = _get_required_member(params, "Namespace")
         for number, datum in enumerate(params.get("MetricData") or (), 1):
             field_path = f"MetricData.member.{number}"
@@ -60,7 +59,7 @@ class CloudWatchOperations:
             self._metric_store.put_samples(namespace, _dimension_values(datum), samples)
         return {}
 
-    def list_metrics(self, params: Params) -> dict[str, Any]:
+    def list_metrics(self, params: JsonMapping) -> JsonObject:
         dimension_filters = [(entry["Name"], entry.get("Value")) for entry in params.get("Dimensions") or ()]
         metrics = [
             {
@@ -74,12 +73,12 @@ class CloudWatchOperations:
             if all(key in dimensions and value in (None, dimensions[key]) for key, value in dimension_filters)
         ]
         start = _parse_page_offset(params)
-        response: dict[str, Any] = {"Metrics": metrics[start : start + _METRICS_PER_PAGE]}
+        response: JsonObject = {"Metrics": metrics[start : start + _METRICS_PER_PAGE]}
         if start + _METRICS_PER_PAGE < len(metrics):
             response["NextToken"] = str(start + _METRICS_PER_PAGE)
         return response
 
-    def get_metric_statistics(self, params: Params) -> dict[str, Any]:
+    def get_metric_statistics(self, params: JsonMapping) -> JsonObject:
         """Respond to GetMetricStatistics: the statistics of one metric for each period of a time range.
         Raises ApiError."""
         if params.get("ExtendedStatistics"):
@@ -99,7 +98,7 @@ class CloudWatchOperations:
         ]
         return {"Label": params["MetricName"], "Datapoints": datapoints}
 
-    def get_metric_data(self, params: Params) -> dict[str, Any]:
+    def get_metric_data(self, params: JsonMapping) -> JsonObject:
         """Respond to GetMetricData: one statistic of each of several metrics for each period of a time range,
         in pages. A page has periods N to M of each metric, and the token of the next page is M. Raises
         ApiError."""
@@ -136,12 +135,12 @@ class CloudWatchOperations:
                     "StatusCode": "PartialData" if is_partial else "Complete",
                 }
             )
-        response: dict[str, Any] = {"MetricDataResults": results, "Messages": []}
+        response: JsonObject = {"MetricDataResults": results, "Messages": []}
         if has_next_page:
             response["NextToken"] = str(page_end)
         return response
 
-    def _read_periods(self, time_range: Params, metric: Params, period: int) -> list[MetricPeriod]:
+    def _read_periods(self, time_range: JsonMapping, metric: JsonMapping, period: int) -> list[MetricPeriod]:
         if period < 1:
             raise _invalid_parameter_error("Period", "it must be positive")
         start, end = (
@@ -197,13 +196,13 @@ class CloudWatchService:
     def error_response(self, error: ApiError, request_id: str) -> Response:
         return CborErrors().error_response(error, request_id)
 
-    def _call_operation(self, operation: str, params: Any) -> dict[str, Any]:
+    def _call_operation(self, operation: str, params: Any) -> JsonObject:
         method = find_operation_method(self._handler, operation)
         if method is None or not isinstance(params, Mapping):
             supported = "PutMetricData, ListMetrics, GetMetricStatistics, GetMetricData"
             message = f"The local endpoint has no cloudwatch:{operation}; it has {supported}"
             raise ApiError("UnknownOperationException", message)
-        result: dict[str, Any] = method(params)
+        result: JsonObject = method(params)
         return result
 
 
@@ -214,7 +213,7 @@ def _decode_cbor_body(body: bytes) -> Any:
         raise ApiError("SerializationException", str(error)) from None
 
 
-def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:
+def _parse_samples(datum: JsonMapping, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:
     unit = datum.get("Unit") or "None"
     statistics = datum.get("StatisticValues")
     if statistics:
@@ -237,7 +236,7 @@ def _parse_samples(datum: Params, name: str, timestamp_ms: int, field_path: str)
     ]
 
 
-def _dimension_values(holder: Params) -> dict[str, str]:
+def _dimension_values(holder: JsonMapping) -> dict[str, str]:
     return {entry["Name"]: entry["Value"] for entry in holder.get("Dimensions") or ()}
 
 
@@ -270,14 +269,14 @@ def _parse_number(value: Any, field_path: str) -> float:
     return number
 
 
-def _get_required_member(holder: Params, name: str, parent: str = "") -> Any:
+def _get_required_member(holder: JsonMapping, name: str, parent: str = "") -> Any:
     if holder.get(name) in (None, ""):
         field_path = f"{parent}.{name}" if parent else name
         raise ApiError("MissingRequiredParameterException", f"The parameter {field_path} is required.")
     return holder[name]
 
 
-def _parse_page_offset(params: Params) -> int:
+def _parse_page_offset(params: JsonMapping) -> int:
     token = params.get("NextToken")
     if token and not str(token).isdecimal():
         raise ApiError("InvalidNextToken", "The next token is not valid.")

@@ -13,10 +13,10 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.request_context import current_request_context
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.log_patterns import compile_pattern
 from smlaunch.local.stores.log_store import LogStore, StoredLogEvent, StreamInfo
 
@@ -35,7 +35,7 @@ class CloudWatchLogsOperations:
 
     # Groups and streams
 
-    def create_log_group(self, params: dict[str, Any]) -> dict[str, Any]:
+    def create_log_group(self, params: JsonObject) -> JsonObject:
         """Respond to CreateLogGroup: create a log group. Raises ApiError if it exists, or for settings that
         this endpoint does not have."""
         for name in ("kmsKeyId", "tags", "deletionProtectionEnabled"):
@@ -48,20 +48,20 @@ class CloudWatchLogsOperations:
             raise ApiError("ResourceAlreadyExistsException", "The specified log group already exists")
         return {}
 
-    def create_log_stream(self, params: dict[str, Any]) -> dict[str, Any]:
+    def create_log_stream(self, params: JsonObject) -> JsonObject:
         if not self._log_store.create_stream(params["logGroupName"], params["logStreamName"]):
             raise ApiError("ResourceAlreadyExistsException", "The specified log stream already exists")
         return {}
 
-    def delete_log_group(self, params: dict[str, Any]) -> dict[str, Any]:
+    def delete_log_group(self, params: JsonObject) -> JsonObject:
         self._log_store.delete_group(params["logGroupName"])
         return {}
 
-    def delete_log_stream(self, params: dict[str, Any]) -> dict[str, Any]:
+    def delete_log_stream(self, params: JsonObject) -> JsonObject:
         self._log_store.delete_stream(params["logGroupName"], params["logStreamName"])
         return {}
 
-    def describe_log_groups(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_log_groups(self, params: JsonObject) -> JsonObject:
         _reject_unsupported_parameters(
             params, "accountIdentifiers", "includeLinkedAccounts", "logGroupClass", "logGroupIdentifiers"
         )
@@ -81,7 +81,7 @@ class CloudWatchLogsOperations:
         ]
         return _create_page_response("logGroups", groups, params)
 
-    def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_log_streams(self, params: JsonObject) -> JsonObject:
         """Respond to DescribeLogStreams: a page of a group's log streams, sorted by name or by the time of
         their last event."""
         name_prefix = params.get("logStreamNamePrefix", "")
@@ -101,7 +101,7 @@ class CloudWatchLogsOperations:
 
     # Events
 
-    def put_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+    def put_log_events(self, params: JsonObject) -> JsonObject:
         """Respond to PutLogEvents: append events to a log stream. As in the service, those older than 14 days
         or more than 2 hours in the future are dropped; the response names their indexes."""
         _reject_unsupported_parameters(params, "entity")
@@ -128,12 +128,12 @@ class CloudWatchLogsOperations:
         ]
         self._log_store.append_events(group_name, stream_name, accepted_events)
         new_size_bytes = self._log_store.stream_size_bytes(group_name, stream_name)
-        response: dict[str, Any] = {"nextSequenceToken": _format_sequence_token(new_size_bytes)}
+        response: JsonObject = {"nextSequenceToken": _format_sequence_token(new_size_bytes)}
         if rejected_info:
             response["rejectedLogEventsInfo"] = rejected_info
         return response
 
-    def get_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_log_events(self, params: JsonObject) -> JsonObject:
         """Respond to GetLogEvents: a page of one stream's events, and tokens for the pages before and after
         it. A token is a direction (f: forward, b: backward) with a byte offset in the stream; without one,
         the page has the stream's last events, or its first with startFromHead."""
@@ -165,7 +165,7 @@ class CloudWatchLogsOperations:
             "nextBackwardToken": _format_stream_token("b", backward_offset),
         }
 
-    def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+    def filter_log_events(self, params: JsonObject) -> JsonObject:
         """Respond to FilterLogEvents: a page of the events of several streams that match a pattern, by time.
         The token for the next page has the byte offset in each stream from which it goes on."""
         _reject_unsupported_parameters(params, "unmask")
@@ -178,7 +178,7 @@ class CloudWatchLogsOperations:
         )
         limit = params.get("limit", _EVENTS_PER_PAGE)
         page_bytes = 0
-        response: dict[str, Any] = {"events": [], "searchedLogStreams": []}
+        response: JsonObject = {"events": [], "searchedLogStreams": []}
         # Tuples of time, stream and event, from the offset where the page before ended.
         event_streams = [
             self._read_sortable_events(group_name, stream_name, next_offset_by_stream.get(stream_name, 0))
@@ -201,7 +201,7 @@ class CloudWatchLogsOperations:
             next_offset_by_stream[stream_name] = event.end
         return response
 
-    def _find_requested_stream_names(self, group_name: str, params: dict[str, Any]) -> list[str]:
+    def _find_requested_stream_names(self, group_name: str, params: JsonObject) -> list[str]:
         """Return the streams that a FilterLogEvents request names, by logStreamNames or by the beginning of
         their names; all of the group if it names none. Raises ApiError."""
         stream_names, name_prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix")
@@ -229,7 +229,7 @@ def _take_events_of_page(events: Iterator[StoredLogEvent], limit: int) -> list[S
     return page
 
 
-def _create_time_range_filter(params: dict[str, Any]) -> Callable[[StoredLogEvent], bool]:
+def _create_time_range_filter(params: JsonObject) -> Callable[[StoredLogEvent], bool]:
     """Return a filter for events from startTime (inclusive) to endTime (exclusive)."""
     start, end = params.get("startTime"), params.get("endTime")
     if start is None and end is None:
@@ -238,11 +238,11 @@ def _create_time_range_filter(params: dict[str, Any]) -> Callable[[StoredLogEven
     return lambda event: first <= event.timestamp < last
 
 
-def _describe_log_event(event: StoredLogEvent) -> dict[str, Any]:
+def _describe_log_event(event: StoredLogEvent) -> JsonObject:
     return {"timestamp": event.timestamp, "message": event.message, "ingestionTime": event.ingestion_time}
 
 
-def _describe_log_stream(info: StreamInfo) -> dict[str, Any]:
+def _describe_log_stream(info: StreamInfo) -> JsonObject:
     member = {
         "logStreamName": info.name,
         "creationTime": info.created,
@@ -263,7 +263,7 @@ def _group_arn(group: str) -> str:
     return current_request_context().resource_arn("logs", f"log-group:{group}")
 
 
-def _read_group_name(params: dict[str, Any]) -> str:
+def _read_group_name(params: JsonObject) -> str:
     """Return the group's name from logGroupName, or from logGroupIdentifier, which may be an ARN."""
     name, identifier = params.get("logGroupName"), params.get("logGroupIdentifier")
     if (name is None) == (identifier is None):
@@ -273,12 +273,10 @@ def _read_group_name(params: dict[str, Any]) -> str:
     return text.split(":log-group:", 1)[-1].removesuffix(":*")
 
 
-def _create_page_response(
-    member: str, entries: list[dict[str, Any]], params: dict[str, Any]
-) -> dict[str, Any]:
+def _create_page_response(member: str, entries: list[JsonObject], params: JsonObject) -> JsonObject:
     start = _decode_page_token(params["nextToken"]).get("at", 0) if params.get("nextToken") else 0
     end = start + params.get("limit", 50)
-    response: dict[str, Any] = {member: entries[start:end]}
+    response: JsonObject = {member: entries[start:end]}
     if end < len(entries):
         response["nextToken"] = _encode_page_token({"at": end})
     return response
@@ -319,7 +317,7 @@ def _invalid_token() -> ApiError:
     return ApiError("InvalidParameterException", "The specified nextToken is invalid.")
 
 
-def _reject_unsupported_parameters(params: dict[str, Any], *names: str) -> None:
+def _reject_unsupported_parameters(params: JsonObject, *names: str) -> None:
     for name in names:
         if params.get(name):
             raise _unsupported_parameter_error(name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import quote
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.request_context import ACCOUNT, ROLE_ARN, ROLE_NAME
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.query_service import required_parameter
 from smlaunch.local.services.timestamp import Timestamp
 
@@ -33,28 +33,28 @@ _NOT_TRUNCATED = {"IsTruncated": False}
 
 
 class IamOperations:
-    def get_role(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_role(self, params: JsonObject) -> JsonObject:
         _require_known_role(params)
         return {"Role": _ROLE}
 
-    def list_roles(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_roles(self, params: JsonObject) -> JsonObject:
         path = params.get("PathPrefix", "/")
         return {"Roles": [_ROLE] if "/".startswith(path) else [], **_NOT_TRUNCATED}
 
-    def list_attached_role_policies(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_attached_role_policies(self, params: JsonObject) -> JsonObject:
         _require_known_role(params)
         policy = {"PolicyName": "AmazonSageMakerFullAccess", "PolicyArn": _POLICY_ARN}
         return {"AttachedPolicies": [policy], **_NOT_TRUNCATED}
 
-    def list_role_policies(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_role_policies(self, params: JsonObject) -> JsonObject:
         _require_known_role(params)
         return {"PolicyNames": [], **_NOT_TRUNCATED}
 
-    def list_role_tags(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_role_tags(self, params: JsonObject) -> JsonObject:
         _require_known_role(params)
         return {"Tags": [], **_NOT_TRUNCATED}
 
-    def simulate_principal_policy(self, params: dict[str, Any]) -> dict[str, Any]:
+    def simulate_principal_policy(self, params: JsonObject) -> JsonObject:
         """Allow every action: the local endpoint has one account and no policies."""
         source = required_parameter(params, "PolicySourceArn")
         if source not in (ROLE_ARN, f"arn:aws:iam::{ACCOUNT}:root"):
@@ -74,7 +74,7 @@ class IamOperations:
         return {"EvaluationResults": results, **_NOT_TRUNCATED}
 
 
-def _require_known_role(params: dict[str, Any]) -> None:
+def _require_known_role(params: JsonObject) -> None:
     name = required_parameter(params, "RoleName")
     if name != ROLE_NAME:
         raise ApiError("NoSuchEntity", f"The role with name {name} cannot be found.", 404)

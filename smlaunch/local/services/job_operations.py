@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.local.front.api_errors import ApiError, validation_error
@@ -12,6 +12,7 @@ from smlaunch.local.front.request_context import current_request_context
 from smlaunch.local.jobs import job_state
 from smlaunch.local.jobs.job_manager import JobManager
 from smlaunch.local.jobs.job_spec import DEFAULT_MAX_RUNTIME
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services import job_listing_pages
 from smlaunch.local.stores.job_store import JobNameTaken, JobRecord, JobStore
 
@@ -29,10 +30,10 @@ class JobOperations:
         self._job_store = store
         self._job_manager = jobs
 
-    def describe_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_job(self, params: JsonObject) -> JsonObject:
         raise NotImplementedError
 
-    def stop_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def stop_job(self, params: JsonObject) -> JsonObject:
         record = self._get_job_record(params)
         if record.state.has_ended:
             raise validation_error(
@@ -42,7 +43,7 @@ class JobOperations:
         self._job_manager.stop(record)
         return {}
 
-    def delete_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def delete_job(self, params: JsonObject) -> JsonObject:
         """Delete a job that has ended. Raises ApiError for any other."""
         record = self._get_job_record(params, self.missing_job_code_of_delete)
         if not record.state.has_ended:
@@ -57,7 +58,7 @@ class JobOperations:
         self._job_store.delete_job(record.arn)
         return {}
 
-    def list_jobs(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_jobs(self, params: JsonObject) -> JsonObject:
         now = time.time()
         records, token = job_listing_pages.list_jobs_of_page(
             params,
@@ -71,16 +72,16 @@ class JobOperations:
     def _check_deletable(self, record: JobRecord) -> None:
         """Raise ApiError if something of a job that has ended is still in use."""
 
-    def _matches(self, record: JobRecord, params: Mapping[str, Any], now: float) -> bool:
+    def _matches(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
         """Return whether a job matches the filters of List that only jobs of this kind have."""
         return True
 
-    def _summarize(self, record: JobRecord, now: float) -> dict[str, Any]:
+    def _summarize(self, record: JobRecord, now: float) -> JsonObject:
         """Return the job's entry in the response of List, at a time in seconds since the epoch."""
         return summary_members(self.job_kind, record)
 
     def _create_job(
-        self, params: Mapping[str, Any], rejections: Sequence[tuple[str, str]], billable_share: float = 1.0
+        self, params: JsonMapping, rejections: Sequence[tuple[str, str]], billable_share: float = 1.0
     ) -> JobRecord:
         """Store a new job and return it. Raises ApiError if there are ``rejections``, as (field, reason), and
         if the name is in use."""
@@ -109,13 +110,13 @@ class JobOperations:
             ) from None
         return record
 
-    def _submit_job(self, record: JobRecord) -> dict[str, Any]:
+    def _submit_job(self, record: JobRecord) -> JsonObject:
         """Start a new job and return the response of Create."""
         self._job_manager.submit(record)
         return {self.job_kind.arn_member: record.arn}
 
     def _get_job_record(
-        self, params: Mapping[str, Any], missing_job_code: str = "ValidationException"
+        self, params: JsonMapping, missing_job_code: str = "ValidationException"
     ) -> JobRecord:
         kind, name = self.job_kind, params[self.job_kind.name_member]
         record = self._job_store.get_job(kind.arn_resource, current_request_context().region, name)
@@ -124,10 +125,10 @@ class JobOperations:
         return record
 
 
-def summary_members(kind: JobKind, record: JobRecord) -> dict[str, Any]:
+def summary_members(kind: JobKind, record: JobRecord) -> JsonObject:
     """Return the members that Describe and an entry of a list have in common."""
     state = record.state
-    members: dict[str, Any] = {
+    members: JsonObject = {
         kind.name_member: record.name,
         kind.arn_member: record.arn,
         kind.status_member: state.status,
@@ -139,7 +140,7 @@ def summary_members(kind: JobKind, record: JobRecord) -> dict[str, Any]:
     return members
 
 
-def described_members(kind: JobKind, record: JobRecord, members: Sequence[str]) -> dict[str, Any]:
+def described_members(kind: JobKind, record: JobRecord, members: Sequence[str]) -> JsonObject:
     """Return what Describe tells of a job of any kind. ``members``: those of the request that it repeats."""
     state, request = record.state, record.request
     response = {

@@ -7,7 +7,6 @@ the endpoint does not load these models, which take much memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from smlaunch.api.job_kinds import method_name
@@ -15,6 +14,7 @@ from smlaunch.api.validation.request_check import check_request, checkable_opera
 from smlaunch.api.validation.violation import Violation, aws_message
 from smlaunch.local.front.api_errors import ApiError, validation_error
 from smlaunch.local.front.http_messages import Payload, Request, Response
+from smlaunch.local.json_types import JsonMapping, JsonObject
 
 _MAX_BODY_BYTES = 64 << 20
 _CONTENT_TYPE = "application/x-amz-json-1.1"
@@ -74,7 +74,7 @@ class JsonService(JsonErrors):
         return None
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> JsonObject:
     try:
         parameters = json.loads(body or b"{}", parse_constant=_reject_constant)
     except ValueError as error:
@@ -101,7 +101,7 @@ def _require_valid(violations: list[Violation]) -> None:
         raise validation_error(aws_message(violations))
 
 
-def _without_nulls(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(parameters: JsonMapping) -> JsonObject:
     """Remove members that are null, which means the same as a missing member."""
     return {name: _without_nested_nulls(value) for name, value in parameters.items() if value is not None}
 

@@ -5,9 +5,10 @@ Times are in seconds since the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.pipelines.pipeline_definition import Step
 from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline, StepRecord
 from smlaunch.local.services.job_listing_pages import parse_offset
@@ -16,7 +17,7 @@ _ENTRIES_PER_PAGE = 10
 """Default of MaxResults."""
 
 
-def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+def describe_pipeline(pipeline: Pipeline) -> JsonObject:
     """Return the response of DescribePipeline."""
     created_by = _user_context(pipeline.created_by)
     return _without_none(
@@ -36,7 +37,7 @@ def describe_pipeline(pipeline: Pipeline) -> dict[str, Any]:
     )
 
 
-def pipeline_summary(pipeline: Pipeline) -> dict[str, Any]:
+def pipeline_summary(pipeline: Pipeline) -> JsonObject:
     """Return an entry of PipelineSummaries."""
     return _without_none(
         PipelineArn=pipeline.arn,
@@ -50,7 +51,7 @@ def pipeline_summary(pipeline: Pipeline) -> dict[str, Any]:
     )
 
 
-def describe_execution(execution: Execution) -> dict[str, Any]:
+def describe_execution(execution: Execution) -> JsonObject:
     """Return the response of DescribePipelineExecution."""
     created_by = _user_context(execution.created_by)
     return _without_none(
@@ -69,7 +70,7 @@ def describe_execution(execution: Execution) -> dict[str, Any]:
     )
 
 
-def execution_summary(execution: Execution) -> dict[str, Any]:
+def execution_summary(execution: Execution) -> JsonObject:
     """Return an entry of PipelineExecutionSummaries."""
     return _without_none(
         PipelineExecutionArn=execution.arn,
@@ -81,7 +82,7 @@ def execution_summary(execution: Execution) -> dict[str, Any]:
     )
 
 
-def step_summary(record: StepRecord, definition: Step) -> dict[str, Any]:
+def step_summary(record: StepRecord, definition: Step) -> JsonObject:
     """Return an entry of PipelineExecutionSteps."""
     return _without_none(
         StepName=record.name,
@@ -102,7 +103,7 @@ def _cache_hit(record: StepRecord) -> dict[str, str] | None:
     return None if arn is None else {"SourcePipelineExecutionArn": arn}
 
 
-def _describe_step_metadata(record: StepRecord) -> dict[str, Any] | None:
+def _describe_step_metadata(record: StepRecord) -> JsonObject | None:
     """Return the Metadata of a pipeline's step in the response of ListPipelineExecutionSteps: the outcome of
     a Condition step (whether the condition holds), the message of a Fail step, or the ARN of the job of a
     Training or Processing step; None before there is one."""
@@ -115,19 +116,19 @@ def _describe_step_metadata(record: StepRecord) -> dict[str, Any] | None:
     return None if job_arn is None else {f"{record.type}Job": {"Arn": job_arn}}
 
 
-def page_of_entries(params: Mapping[str, Any], member: str, entries: Sequence[Any]) -> dict[str, Any]:
+def page_of_entries(params: JsonMapping, member: str, entries: Sequence[Any]) -> JsonObject:
     """Return one page of ``entries``, which are in ascending order; the default order is descending. Raises
     ApiError for an invalid token."""
     sorted_entries = list(entries if params.get("SortOrder") == "Ascending" else reversed(entries))
     start = parse_offset(params.get("NextToken"))
     end = start + (params.get("MaxResults") or _ENTRIES_PER_PAGE)
-    response: dict[str, Any] = {member: sorted_entries[start:end]}
+    response: JsonObject = {member: sorted_entries[start:end]}
     if end < len(sorted_entries):
         response["NextToken"] = str(end)
     return response
 
 
-def _user_context(arn: str) -> dict[str, Any]:
+def _user_context(arn: str) -> JsonObject:
     return {"IamIdentity": {"Arn": arn}}
 
 
@@ -135,5 +136,5 @@ def _parallelism_configuration(steps: int | None) -> dict[str, int] | None:
     return None if steps is None else {"MaxParallelExecutionSteps": steps}
 
 
-def _without_none(**members: Any) -> dict[str, Any]:
+def _without_none(**members: Any) -> JsonObject:
     return {name: value for name, value in members.items() if value is not None}

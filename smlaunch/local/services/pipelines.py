@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from smlaunch.local import api_support
 from smlaunch.local.front.api_errors import ApiError, validation_error
 from smlaunch.local.front.request_context import RequestContext, current_request_context
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.pipelines import pipeline_definition as definitions
 from smlaunch.local.pipelines import pipeline_parameters
 from smlaunch.local.pipelines.expressions import expression_value_text, resolve_expressions
@@ -46,7 +45,7 @@ class PipelineOperations:
 
     # ---- pipelines
 
-    def create_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
+    def create_pipeline(self, params: JsonObject) -> JsonObject:
         """Respond to CreatePipeline: store a new pipeline after its definition was checked. A repeated
         request with the same token and definition gets the same response. Raises ApiError."""
         _reject_unsupported_members("CreatePipeline", params)
@@ -88,7 +87,7 @@ class PipelineOperations:
             ) from None
         return {"PipelineArn": pipeline.arn}
 
-    def update_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
+    def update_pipeline(self, params: JsonObject) -> JsonObject:
         _reject_unsupported_members("UpdatePipeline", params)
         pipeline = self._get_pipeline(params["PipelineName"])
         definition_text = self._read_definition_text(params)
@@ -109,11 +108,11 @@ class PipelineOperations:
         self._pipeline_store.update_pipeline(pipeline.arn, updated)
         return {"PipelineArn": pipeline.arn}
 
-    def describe_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_pipeline(self, params: JsonObject) -> JsonObject:
         _reject_unsupported_members("DescribePipeline", params)
         return responses.describe_pipeline(self._get_pipeline(params["PipelineName"]))
 
-    def list_pipelines(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_pipelines(self, params: JsonObject) -> JsonObject:
         prefix = params.get("PipelineNamePrefix", "")
         pipelines = [
             pipeline
@@ -128,7 +127,7 @@ class PipelineOperations:
             params, "PipelineSummaries", [responses.pipeline_summary(pipeline) for pipeline in pipelines]
         )
 
-    def delete_pipeline(self, params: dict[str, Any]) -> dict[str, Any]:
+    def delete_pipeline(self, params: JsonObject) -> JsonObject:
         pipeline = self._get_pipeline(params["PipelineName"])
         running = [
             execution.arn
@@ -146,7 +145,7 @@ class PipelineOperations:
 
     # ---- executions
 
-    def start_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def start_pipeline_execution(self, params: JsonObject) -> JsonObject:
         """Respond to StartPipelineExecution: start an execution of a pipeline with the given values of its
         parameters. A repeated request with the same token gets the same execution. Raises ApiError."""
         _reject_unsupported_members("StartPipelineExecution", params)
@@ -191,10 +190,10 @@ class PipelineOperations:
         self._executions.start(execution, definition)
         return {"PipelineExecutionArn": execution.arn}
 
-    def describe_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_pipeline_execution(self, params: JsonObject) -> JsonObject:
         return responses.describe_execution(self._get_execution(params))
 
-    def list_pipeline_executions(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_pipeline_executions(self, params: JsonObject) -> JsonObject:
         _reject_unsupported_members("ListPipelineExecutions", params)
         pipeline = self._get_pipeline(params["PipelineName"])
         executions = [
@@ -210,23 +209,23 @@ class PipelineOperations:
             [responses.execution_summary(execution) for execution in executions],
         )
 
-    def list_pipeline_execution_steps(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_pipeline_execution_steps(self, params: JsonObject) -> JsonObject:
         execution = self._get_execution(params)
         steps = _parse_definition(execution.definition).steps
         records = self._pipeline_store.get_steps(execution.arn).values()
         summaries = [responses.step_summary(record, steps[record.name]) for record in records]
         return page_of_entries(params, "PipelineExecutionSteps", summaries)
 
-    def describe_pipeline_definition_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_pipeline_definition_for_execution(self, params: JsonObject) -> JsonObject:
         execution = self._get_execution(params)
         return {"PipelineDefinition": execution.definition, "CreationTime": execution.created}
 
-    def list_pipeline_parameters_for_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_pipeline_parameters_for_execution(self, params: JsonObject) -> JsonObject:
         values = self._get_execution(params).values
         members = [{"Name": name, "Value": expression_value_text(value)} for name, value in values.items()]
         return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", members)
 
-    def stop_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def stop_pipeline_execution(self, params: JsonObject) -> JsonObject:
         execution = self._get_execution(params)
         if execution.has_ended:
             raise validation_error(
@@ -235,7 +234,7 @@ class PipelineOperations:
         self._executions.stop(execution)
         return {"PipelineExecutionArn": execution.arn}
 
-    def retry_pipeline_execution(self, params: dict[str, Any]) -> dict[str, Any]:
+    def retry_pipeline_execution(self, params: JsonObject) -> JsonObject:
         """Run an execution again, without the steps that have succeeded."""
         execution = self._get_execution(params)
         if execution.status not in ("Failed", "Stopped"):
@@ -268,14 +267,14 @@ class PipelineOperations:
             raise ApiError("ResourceNotFound", f"Pipeline '{arn}' does not exist.")
         return pipeline
 
-    def _get_execution(self, params: Mapping[str, Any]) -> Execution:
+    def _get_execution(self, params: JsonMapping) -> Execution:
         arn = params["PipelineExecutionArn"]
         execution = self._pipeline_store.get_execution(arn)
         if execution is None:
             raise ApiError("ResourceNotFound", f"Pipeline execution with ARN '{arn}' does not exist.")
         return execution
 
-    def _read_definition_text(self, params: Mapping[str, Any]) -> str | None:
+    def _read_definition_text(self, params: JsonMapping) -> str | None:
         """Return the pipeline's definition that a request has as text or as an object in S3, which the
         endpoint stores in a file; None without one. Raises ApiError."""
         inline_text: str | None = params.get("PipelineDefinition")
@@ -303,16 +302,16 @@ def _format_pipeline_arn(caller: RequestContext, name: str) -> str:
     return caller.resource_arn("sagemaker", f"pipeline/{name.lower()}")
 
 
-def _read_max_parallel_steps(params: Mapping[str, Any]) -> int | None:
+def _read_max_parallel_steps(params: JsonMapping) -> int | None:
     return (params.get("ParallelismConfiguration") or {}).get("MaxParallelExecutionSteps")
 
 
-def _was_created_within(params: Mapping[str, Any], created: float) -> bool:
+def _was_created_within(params: JsonMapping, created: float) -> bool:
     after, before = params.get("CreatedAfter"), params.get("CreatedBefore")
     return (after is None or created > after) and (before is None or created < before)
 
 
-def _reject_unsupported_members(operation: str, params: Mapping[str, Any]) -> None:
+def _reject_unsupported_members(operation: str, params: JsonMapping) -> None:
     """Raise ApiError with all parameters of an operation that the support matrix rejects."""
     rejections = [
         f"{member}: {row.note}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.local import request_rejections
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.job_operations import JobOperations, described_members, summary_members
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -20,14 +19,14 @@ class ProcessingJobOperations(JobOperations):
     job_kind = PROCESSING
     missing_job_message = "Could not find requested job with name: {name}"
 
-    def create_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def create_job(self, params: JsonObject) -> JsonObject:
         rejections = request_rejections.processing_rejections(params, self._job_manager.runs_images)
         return self._submit_job(self._create_job(params, rejections))
 
-    def describe_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_job(self, params: JsonObject) -> JsonObject:
         return described_members(PROCESSING, self._get_job_record(params), DESCRIBED_MEMBERS)
 
-    def _summarize(self, record: JobRecord, now: float) -> dict[str, Any]:
+    def _summarize(self, record: JobRecord, now: float) -> JsonObject:
         optional_members = {
             "FailureReason": record.state.failure_reason,
             "ExitMessage": record.result.get("ExitMessage"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -10,6 +9,7 @@ from smlaunch.api.job_kinds import method_name
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import current_request_context
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services.xml_encoding import xml_document
 
 MAX_BODY_BYTES = 1 << 20
@@ -51,7 +51,7 @@ def find_operation_method(handler: object, operation: str) -> Any:
     return getattr(handler, name, None) if name.isidentifier() and name[0] != "_" else None
 
 
-def query_response(operation: str, result: Mapping[str, Any], namespace: str) -> Response:
+def query_response(operation: str, result: JsonMapping, namespace: str) -> Response:
     document = {
         f"{operation}Result": result,
         "ResponseMetadata": {"RequestId": current_request_context().request_id},
@@ -60,7 +60,7 @@ def query_response(operation: str, result: Mapping[str, Any], namespace: str) ->
     return Response(200, dict(_XML_HEADERS), body)
 
 
-def required_parameter(params: Mapping[str, Any], name: str) -> Any:
+def required_parameter(params: JsonMapping, name: str) -> Any:
     """Return a required parameter. Raises ApiError. There are no validation tables for this protocol."""
     if not params.get(name):
         message = (
@@ -71,12 +71,12 @@ def required_parameter(params: Mapping[str, Any], name: str) -> Any:
     return params[name]
 
 
-def parse_query_request(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
+def parse_query_request(request: Request, body: bytes) -> tuple[str, JsonObject]:
     """Return the operation of a request, and its parameters as one document: the field
     ``MetricData.member.1.Value=3`` becomes ``{"MetricData": [{"Value": "3"}]}``. Fields are in the query and
     in the body, a form."""
     fields = {**request.query, **dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))}
-    root: dict[str, Any] = {}
+    root: JsonObject = {}
     for name, value in fields.items():
         current_dict = root
         # "member" stands before the number of a list's item, and says nothing.

@@ -10,7 +10,9 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-Document = Mapping[str, Any]
+from smlaunch.local.json_types import JsonMapping
+
+Document = JsonMapping
 
 _TIME_PROPERTIES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
 
@@ -19,7 +21,7 @@ class InvalidSearch(ValueError):
     """An invalid expression; the message explains the mistake."""
 
 
-def document_matches(expression: Mapping[str, Any], document: Document) -> bool:
+def document_matches(expression: JsonMapping, document: Document) -> bool:
     """Return whether a document matches an expression. Raises InvalidSearch."""
     results: list[bool] = [
         *(_document_matches_filter(entry, document) for entry in expression.get("Filters") or ()),
@@ -80,7 +82,7 @@ def _iterate_values_at(node: Any, property_path: str) -> Iterable[Any]:
             yield from _iterate_values_at(node[first_name], remaining_name)
 
 
-def _document_matches_nested_filter(entry: Mapping[str, Any], document: Document) -> bool:
+def _document_matches_nested_filter(entry: JsonMapping, document: Document) -> bool:
     """Return whether one member of the list matches all filters."""
     prefix = entry["NestedPropertyName"]
     members = list(_iterate_values_at(document, prefix))
@@ -94,7 +96,7 @@ def _document_matches_nested_filter(entry: Mapping[str, Any], document: Document
     )
 
 
-def _document_matches_filter(search_filter: Mapping[str, Any], document: Document) -> bool:
+def _document_matches_filter(search_filter: JsonMapping, document: Document) -> bool:
     """Return whether a document matches one Filter (Name, Operator, Value) of a SearchExpression. A property
     may have several values, one for each entry of a list: one that fits is enough. Raises InvalidSearch."""
     property_name, filter_value = search_filter["Name"], search_filter.get("Value")

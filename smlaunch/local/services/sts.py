@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.credentials import Keyring
 from smlaunch.local.front.request_context import ACCOUNT, assumed_role_arn, current_request_context
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.query_service import required_parameter
 from smlaunch.local.services.timestamp import Timestamp
 
@@ -22,12 +22,12 @@ class StsOperations:
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def get_caller_identity(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_caller_identity(self, params: JsonObject) -> JsonObject:
         arn = current_request_context().arn
         user = ACCOUNT if arn.endswith(":root") else f"AROASMLAUNCHLOCAL:{arn.rpartition('/')[2]}"
         return {"Arn": arn, "UserId": user, "Account": ACCOUNT}
 
-    def assume_role(self, params: dict[str, Any]) -> dict[str, Any]:
+    def assume_role(self, params: JsonObject) -> JsonObject:
         """Respond to AssumeRole: temporary credentials for any role of the endpoint's account, which has no
         trust policies. Raises ApiError for a role of another account."""
         role_arn = required_parameter(params, "RoleArn")
@@ -52,10 +52,10 @@ class StsOperations:
             "AssumedRoleUser": assumed_role_user,
         }
 
-    def get_session_token(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_session_token(self, params: JsonObject) -> JsonObject:
         return {"Credentials": self._issue_credentials(current_request_context().arn, params)}
 
-    def _issue_credentials(self, arn: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _issue_credentials(self, arn: str, params: JsonObject) -> JsonObject:
         text = params.get("DurationSeconds", "3600")
         if not (text.isascii() and text.isdigit() and 900 <= int(text) <= 129_600):
             raise ApiError("ValidationError", f"DurationSeconds {text!r} is not between 900 and 129600")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from smlaunch.local.front.api_errors import validation_error
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.job_listing_pages import parse_offset
 
 _MAX_TAGS = 50
@@ -28,7 +29,7 @@ class TagOperations:
     def __init__(self, *stores: TagStore) -> None:
         self._stores = stores
 
-    def add_tags(self, params: dict[str, Any]) -> dict[str, Any]:
+    def add_tags(self, params: JsonObject) -> JsonObject:
         added = {tag["Key"]: tag["Value"] for tag in params["Tags"]}
 
         def with_added(tags: Mapping[str, str]) -> Mapping[str, str]:
@@ -38,7 +39,7 @@ class TagOperations:
 
         return {"Tags": _tag_list(self._change(params["ResourceArn"], with_added))}
 
-    def delete_tags(self, params: dict[str, Any]) -> dict[str, Any]:
+    def delete_tags(self, params: JsonObject) -> JsonObject:
         removed_keys = set(params["TagKeys"])
         self._change(
             params["ResourceArn"],
@@ -46,12 +47,12 @@ class TagOperations:
         )
         return {}
 
-    def list_tags(self, params: dict[str, Any]) -> dict[str, Any]:
+    def list_tags(self, params: JsonObject) -> JsonObject:
         arn = params["ResourceArn"]
         tags = _tag_list(_first_tags(store.tags_of(arn) for store in self._stores))
         start = parse_offset(params.get("NextToken"))
         end = start + (params.get("MaxResults") or _MAX_TAGS)
-        response: dict[str, Any] = {"Tags": tags[start:end]}
+        response: JsonObject = {"Tags": tags[start:end]}
         if end < len(tags):
             response["NextToken"] = str(end)
         return response

@@ -7,9 +7,8 @@ seconds since the epoch. Messages that clients are known to parse have AWS's wor
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local import api_support, request_rejections
@@ -18,6 +17,7 @@ from smlaunch.local.front.api_errors import ApiError, validation_error
 from smlaunch.local.front.request_context import current_request_context
 from smlaunch.local.jobs import warm_pool
 from smlaunch.local.jobs.job_manager import JobManager
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services import job_listing_pages, search_expression, training_responses
 from smlaunch.local.services.job_operations import JobOperations
 from smlaunch.local.stores.job_store import JobQuery, JobRecord, JobStore
@@ -35,7 +35,7 @@ class TrainingJobOperations(JobOperations):
         super().__init__(store, jobs)
         self._settings = settings
 
-    def create_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def create_job(self, params: JsonObject) -> JsonObject:
         rejections = request_rejections.training_rejections(params, self._job_manager.can_mount_anywhere)
         billable_share = (
             self._settings.spot_billable_share if params.get("EnableManagedSpotTraining") else 1.0
@@ -44,14 +44,14 @@ class TrainingJobOperations(JobOperations):
         warm_pool.take_matching_pool(self._job_store, record, record.state.created)
         return self._submit_job(record)
 
-    def describe_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe_job(self, params: JsonObject) -> JsonObject:
         return training_responses.describe_training_job_response(self._get_job_record(params), time.time())
 
-    def update_job(self, params: dict[str, Any]) -> dict[str, Any]:
+    def update_job(self, params: JsonObject) -> JsonObject:
         """Respond to UpdateTrainingJob: change how long the warm pool (the instances kept for a next job)
         lives, and members of the request that this endpoint records without effect. Raises ApiError."""
         record = self._get_job_record(params)
-        new_members: dict[str, Any] = {
+        new_members: JsonObject = {
             member: params[member]
             for member in ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
             if member in params
@@ -76,7 +76,7 @@ class TrainingJobOperations(JobOperations):
                 "KeepAlivePeriodInSeconds to 0 first",
             )
 
-    def _matches(self, record: JobRecord, params: Mapping[str, Any], now: float) -> bool:
+    def _matches(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
         wanted_pool_status, wanted_plan_arn = (
             params.get("WarmPoolStatusEquals"),
             params.get("TrainingPlanArnEquals"),
@@ -87,10 +87,10 @@ class TrainingJobOperations(JobOperations):
                 return False
         return not wanted_plan_arn or training_responses.training_plan_arn(record.request) == wanted_plan_arn
 
-    def _summarize(self, record: JobRecord, now: float) -> dict[str, Any]:
+    def _summarize(self, record: JobRecord, now: float) -> JsonObject:
         return training_responses.training_job_summary(record, now)
 
-    def search(self, params: dict[str, Any]) -> dict[str, Any]:
+    def search(self, params: JsonObject) -> JsonObject:
         """Respond to Search: a page of the training jobs that match a SearchExpression, sorted by one
         property. Raises ApiError."""
         if params["Resource"] != "TrainingJob":
@@ -115,7 +115,7 @@ class TrainingJobOperations(JobOperations):
             raise validation_error(str(error)) from None
         page_start = job_listing_pages.parse_offset(params.get("NextToken"))
         page_end = page_start + (params.get("MaxResults") or _RESULTS_PER_PAGE)
-        response: dict[str, Any] = {
+        response: JsonObject = {
             "Results": [{"TrainingJob": document} for document in documents[page_start:page_end]],
             "TotalHits": {"Value": len(documents), "Relation": "EqualTo"},
         }
@@ -123,7 +123,7 @@ class TrainingJobOperations(JobOperations):
             response["NextToken"] = str(page_end)
         return response
 
-    def _find_matching_documents(self, expression: dict[str, Any]) -> Iterator[search_expression.Document]:
+    def _find_matching_documents(self, expression: JsonObject) -> Iterator[search_expression.Document]:
         """Yield the training jobs that match a SearchExpression, in the form of Search's results."""
         now = time.time()
         for record in job_listing_pages.iterate_job_records(
@@ -135,7 +135,7 @@ class TrainingJobOperations(JobOperations):
 
 
 def _change_training_job(
-    record: JobRecord, new_members: dict[str, Any], new_keep_alive_seconds: int | None
+    record: JobRecord, new_members: JsonObject, new_keep_alive_seconds: int | None
 ) -> JobRecord:
     """Return a training job's record with other members of its request (objects are merged), and with another
     KeepAlivePeriodInSeconds of its warm pool; None leaves that. Raises ApiError if it has no warm pool."""
@@ -156,7 +156,7 @@ def _change_training_job(
     return changed_record
 
 
-def _count_conditions(expression: dict[str, Any]) -> int:
+def _count_conditions(expression: JsonObject) -> int:
     nested = expression.get("NestedFilters") or ()
     return (
         len(expression.get("Filters") or ())

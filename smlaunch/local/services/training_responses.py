@@ -5,11 +5,9 @@ Times are in seconds since the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.jobs import warm_pool
+from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.services.job_operations import described_members, summary_members
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -30,12 +28,12 @@ _NOT_IN_SEARCH = (
 """Members of Describe that the shape TrainingJob in the response of Search does not have."""
 
 
-def describe_training_job_response(record: JobRecord, now: float) -> dict[str, Any]:
+def describe_training_job_response(record: JobRecord, now: float) -> JsonObject:
     """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch: the members
     of the request that the service describes, what the program that runs the job has recorded in addition
     (``record.result``, already in the response's form), and the state."""
     state, request = record.state, record.request
-    response: dict[str, Any] = {
+    response: JsonObject = {
         "SecondaryStatus": state.secondary,
         "SecondaryStatusTransitions": [
             {
@@ -65,7 +63,7 @@ def describe_training_job_response(record: JobRecord, now: float) -> dict[str, A
     return response
 
 
-def training_job_summary(record: JobRecord, now: float) -> dict[str, Any]:
+def training_job_summary(record: JobRecord, now: float) -> JsonObject:
     """Return a job's entry in TrainingJobSummaries (ListTrainingJobs) at the time ``now``, in seconds since
     the epoch."""
     entry = {**summary_members(TRAINING, record), "SecondaryStatus": record.state.secondary}
@@ -78,7 +76,7 @@ def training_job_summary(record: JobRecord, now: float) -> dict[str, Any]:
     return entry
 
 
-def search_result(record: JobRecord, now: float) -> dict[str, Any]:
+def search_result(record: JobRecord, now: float) -> JsonObject:
     """Return the shape TrainingJob: members of Describe, and the tags."""
     document = {
         name: value
@@ -92,6 +90,6 @@ def tags(record: JobRecord) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in record.tags.items()]
 
 
-def training_plan_arn(request: Mapping[str, Any]) -> str | None:
+def training_plan_arn(request: JsonMapping) -> str | None:
     plan: str | None = request["ResourceConfig"].get("TrainingPlanArn")
     return plan

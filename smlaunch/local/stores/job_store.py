@@ -12,6 +12,7 @@ from typing import Any
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.contract import formats
 from smlaunch.local.jobs.job_state import JobState
+from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.stores.sqlite_database import DatabaseSpec, SingleConnection
 
 _CONTENTS = DatabaseSpec(
@@ -45,9 +46,9 @@ class JobRecord:
     name: str
     arn: str
     owner: str
-    request: Mapping[str, Any]
+    request: JsonMapping
     state: JobState
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: JsonMapping = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -107,7 +108,7 @@ class JobStore:
         rows = self._select("arn = ?", (arn,))
         return rows[0] if rows else None
 
-    def save_job_state(self, arn: str, state: JobState, result: Mapping[str, Any] | None = None) -> None:
+    def save_job_state(self, arn: str, state: JobState, result: JsonMapping | None = None) -> None:
         """Store a job's state, and add ``result`` to its result."""
         if result:
             self.update_job(
@@ -153,7 +154,7 @@ class JobStore:
         changed = self.update_job(arn, lambda record: replace(record, tags=modify(record.tags)))
         return None if changed is None else changed.tags
 
-    def add_to_result(self, arn: str, result: Mapping[str, Any]) -> JobRecord | None:
+    def add_to_result(self, arn: str, result: JsonMapping) -> JobRecord | None:
         """Add members to the Describe response of a job."""
         return self.update_job(arn, lambda record: replace(record, result={**record.result, **result}))
 

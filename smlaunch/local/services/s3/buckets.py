@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
 from urllib.parse import quote
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.front.http_messages import Payload, Request, Response
 from smlaunch.local.front.request_context import ACCOUNT, current_request_context
+from smlaunch.local.json_types import JsonObject
 from smlaunch.local.services.s3.operations import S3Call
 from smlaunch.local.services.s3.responses import (
     child_text,
@@ -139,7 +139,7 @@ class S3Buckets:
 
     def _list_page_of_objects(
         self, request: Request, bucket: str, first_key: bytes
-    ) -> tuple[dict[str, Any], ObjectPage]:
+    ) -> tuple[JsonObject, ObjectPage]:
         query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         max_keys = _max_keys(query.get("max-keys"))
@@ -164,7 +164,7 @@ class S3Buckets:
         return document, page
 
     @staticmethod
-    def _contents_entry(request: Request, info: ObjectInfo) -> dict[str, Any]:
+    def _contents_entry(request: Request, info: ObjectInfo) -> JsonObject:
         algorithms = list(info.attributes.get("checksums", ()))
         return {
             "Key": _url_encode_if_requested(request, info.key),
