@@ -12,7 +12,13 @@ from typing import Any, BinaryIO, Literal
 
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.state_errors import STATE_DAMAGED_CODE
-from smlaunch.local.stores.object_index import UNKNOWN_INODE, BodyIdentity, ObjectRow
+from smlaunch.local.stores.object_index import (
+    UNKNOWN_INODE,
+    Attributes,
+    BodyIdentity,
+    ObjectRow,
+    body_identity,
+)
 
 BLOCK_BYTES = 1 << 20
 _SMALL_FILE_BYTES = 1 << 16
@@ -57,6 +63,42 @@ def compare_body_to_row(
         return "truncated"
     is_written_later = current_body.mtime_ns > object_row.mtime_ns
     return "replaced" if is_written_later else "unmodified"
+
+
+def row_of_current_body(root: Path, object_row: ObjectRow) -> ObjectRow:
+    """Return an object's row in the index with the values of its body (the file with its bytes) as it is
+    now. Raises OSError, and DamagedObject for a body that is neither the uploaded one nor a deliberate
+    replacement (another file, or the same one written later and not shorter)."""
+    with (root / object_row.body_path).open("rb") as body_file:
+        current_body = body_identity(os.fstat(body_file.fileno()))
+        if current_body == object_row.body_identity:
+            return object_row  # nothing has changed: the caller raced with other writers
+        comparison = compare_body_to_row(object_row, current_body)
+        if comparison == "truncated":
+            raise DamagedObject(root, object_row, f"has {current_body.size} bytes of {object_row.size}")
+        # The uploaded bytes, in a copied or touched file.
+        if comparison == "same" or body_matches_etag(body_file, object_row):
+            return object_row._replace(inode=current_body.inode, mtime_ns=current_body.mtime_ns)
+        if comparison == "unmodified":
+            raise DamagedObject(root, object_row, "has other bytes, and was not written since")
+        body_file.seek(0)
+        return _row_of_replaced_body(object_row, current_body, compute_etag(body_file))
+
+
+def _row_of_replaced_body(object_row: ObjectRow, new_body: BodyIdentity, etag: str) -> ObjectRow:
+    """Return an object's row after another file was put in the place of its body. What S3 computed from the
+    uploaded bytes is left out."""
+    attributes: Attributes = json.loads(object_row.attributes)
+    for attribute_name in ("checksums", "checksum_type", "parts"):
+        attributes.pop(attribute_name, None)  # type: ignore[misc]
+    return object_row._replace(
+        size=new_body.size,
+        etag=etag,
+        modified=new_body.mtime_ns / 1e9,
+        attributes=json.dumps(attributes),
+        inode=new_body.inode,
+        mtime_ns=new_body.mtime_ns,
+    )
 
 
 def sync_files(paths: Sequence[str | Path]) -> None:

@@ -291,11 +291,3 @@ def first_key_after_prefix(prefix: bytes) -> bytes | None:
 
 def _as_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> ObjectRow:
     return ObjectRow(*values)
-
-
-def common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
-    """Return the key's part up to the first delimiter after ``prefix``; None without one."""
-    if not delimiter:
-        return None
-    delimiter_index = key.find(delimiter, len(prefix))
-    return None if delimiter_index < 0 else key[: delimiter_index + len(delimiter)]
