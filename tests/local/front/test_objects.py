@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_leaves_the_old_object(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("smlaunch.local.stores.object_store.rename_with_parents", raise_disk_full)
+        patch.setattr("smlaunch.local.stores.object_body_paths._rename_with_parents", raise_disk_full)
         with pytest.raises(OSError, match="No space"):
             store.put_object_bytes("bucket", "a", b"new")
     assert store.object_body_path("bucket", "a").read_bytes() == b"old"
