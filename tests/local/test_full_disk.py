@@ -83,9 +83,11 @@ def test_an_upload_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
         client = EndpointClient(info)
         client.put("key", b"old")
         full = os.open("/dev/full", os.O_WRONLY)
-        from smlaunch.local.services.s3 import objects
+        from smlaunch.local.services.s3 import object_transfers
 
-        monkeypatch.setattr(objects, "write_all", lambda writer, block: object_bodies.write_all(full, block))
+        monkeypatch.setattr(
+            object_transfers, "write_all", lambda writer, block: object_bodies.write_all(full, block)
+        )
         with pytest.raises(ClientError, match="EndpointDiskFull"):
             client.put("key", b"new")
         monkeypatch.undo()

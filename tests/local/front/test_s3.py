@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smlaunch.local.services.s3.objects import parse_byte_range
+from smlaunch.local.services.s3.object_transfers import parse_byte_range
 from tests.local.front.conftest import ServerHarness
 from tests.local.front.test_objects import ODD_KEYS
 
