@@ -9,85 +9,41 @@ and loss are settings: a program must not depend on any of them.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import random
-import stat
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import DirectoryMount, JobHost
 from smlaunch.local.jobs import failed_uploads, s3_uploads
 from smlaunch.local.jobs.channel_listing import InputDataError
-from smlaunch.local.jobs.file_copy import copy_file
 from smlaunch.local.jobs.file_leases import is_closed_for_writing
+from smlaunch.local.jobs.folder_download import FileDownloader, can_be_file_path, list_with_distinct_times
+from smlaunch.local.jobs.folder_scan import FolderScan, FolderScanner, decode_as_utf8
 from smlaunch.local.jobs.job_spec import OPT_ML_ROOT, S3Location
-from smlaunch.local.jobs.s3_uploads import FileFingerprint, FileStillChanging, HostPath, fingerprint_of
-from smlaunch.local.jobs.store_interfaces import ListedObject, S3ObjectStore
+from smlaunch.local.jobs.s3_uploads import FileFingerprint, FileStillChanging, HostPath
+from smlaunch.local.jobs.store_interfaces import S3ObjectStore
+from smlaunch.local.jobs.sync_problems import SyncProblems
+from smlaunch.local.jobs.upload_order import FileChange, UploadOrder
 from smlaunch.local.jobs.upload_schedule import SCANS_BEFORE_TORN_UPLOAD, Completeness, UploadSchedule
 from smlaunch.local.untrusted_files import (
     FileOpener,
-    UnexpectedFileType,
     error_text,
     printable_name,
-    walk_folder,
 )
-from smlaunch.local.untrusted_files import file_type_name as file_type_text
 
 log = logging.getLogger(__name__)
 
-_MAX_BATCH_BYTES = 64 << 20
-"""Maximum number of bytes that become visible in S3 at once."""
-_MAX_KEY_BYTES = 1024
-"""Maximum length of an S3 key."""
 _FINAL_SYNC_ATTEMPTS = 2
 """Syncs after the hosts have ended, if the first one leaves problems."""
-_MIN_MTIME_DIFFERENCE_NS = 1000
-"""A float of seconds since the epoch cannot distinguish times that are closer."""
 _NEXT_SYNC_RETRIES_NOTE = " (every sync tries again)"
 
 
 _TORN_FINGERPRINT = FileFingerprint(-1, -1, -1, -1)
 """Fingerprint of an upload that may be torn; no file has it."""
-
-
-class _ChangedFile(NamedTuple):
-    """A changed file that can be uploaded. Sorts by the time of the change."""
-
-    modified_ns: int
-    host_name: str
-    file_name: str
-    """Path relative to the synced directory."""
-    completeness: Completeness
-    """Whether the upload will be whole, or may be torn by a process that writes to the file."""
-    fingerprint: FileFingerprint
-    """Identifies the content that the scan has found."""
-
-
-class _FolderScan(NamedTuple):
-    """The content of a host's directory, as found by one scan."""
-
-    fingerprint_by_file: dict[str, FileFingerprint]
-    """The regular files, by their paths relative to the directory."""
-    unreadable_paths: list[str]
-    """Files and directories that exist but could not be read."""
-    files_newer_than_scan: set[str]
-    """Files that may be newer than the scan."""
-    unreadable_folders: set[str]
-    """Directories, or what may be directories, whose files are unknown."""
-
-    def may_have_unread_file(self, file_name: str) -> bool:
-        """Return whether a file may exist although the scan did not find it."""
-        return any(
-            not path or file_name == path or file_name.startswith(f"{path}/")
-            for path in self.unreadable_paths  # empty: the directory itself
-        )
 
 
 class S3FolderSync:
@@ -124,20 +80,22 @@ class S3FolderSync:
         }
         """Fingerprints of the files in S3, by host and name."""
         self._schedule_by_host = {host_name: UploadSchedule() for host_name in self._folder_by_host}
-        self._change_count_by_file: Counter[tuple[str, str]] = Counter()
-        """Changes of a file so far, by host and name; for the fault setting checkpoint_sync_loss."""
-        self._logged_texts_by_file: dict[tuple[str, str], set[str]] = {}
-        """Notes that were written already, by host (empty: any) and name."""
-        self.problem_by_file: dict[tuple[str, str], str] = {}
-        """After ``finish``: why a file is not in S3, by host and name."""
+        self._upload_order = UploadOrder(settings)
+        self._problems = SyncProblems(file_noun, local_path, log_to_host)
+        self._scanner = FolderScanner(location, local_path, file_noun, self._problems)
         self.failed_upload_folder_by_host: dict[str, Path] = {}
         """After ``save_failed_uploads``: directories with the files that could not be stored, by host."""
         self._failed_uploads: set[tuple[str, str]] = set()
         """Host and name of each file whose last upload has failed."""
-        self._scan_by_host: Mapping[str, _FolderScan] = {}
+        self._scan_by_host: Mapping[str, FolderScan] = {}
         self._lost_host_names: set[str] = set()
         self._hosts_have_ended = threading.Event()
         self._thread = threading.Thread(target=self._sync_until_hosts_end, name="checkpoints", daemon=True)
+
+    @property
+    def problem_by_file(self) -> dict[tuple[str, str], str]:
+        """After ``finish``: why a file is not in S3, by host and name."""
+        return self._problems.problem_by_file
 
     def mounts_for_host(self, host: JobHost) -> Iterator[DirectoryMount]:
         """Yield the mount that the host needs if the directory is outside /opt/ml."""
@@ -154,36 +112,30 @@ class S3FolderSync:
         """Download everything below the S3 prefix to the synced directory of every host, such as
         /opt/ml/checkpoints. First upload what earlier jobs could not upload to the prefix.
         ``raise_if_stopping`` raises if the job was asked to stop. Raises InputDataError."""
-        prefix = self._s3_location.folder_prefix
+        location = self._s3_location
         try:
             self._upload_files_saved_by_earlier_jobs()
-            stored_objects = list(
-                _give_distinct_modification_times(
-                    self._object_store.list_objects(self._s3_location.bucket, prefix)
-                )
-            )
+            stored_objects = list_with_distinct_times(self._object_store, location)
         except KeyError:  # raised by the object store for an unknown bucket
             raise InputDataError(
-                f"the bucket of CheckpointConfig.S3Uri, {self._s3_location.bucket}, does not exist"
+                f"the bucket of CheckpointConfig.S3Uri, {location.bucket}, does not exist"
             ) from None
         self.make_folders()  # also where S3 has nothing
         for host_name, folder in self._folder_by_host.items():
-            created_folders: set[Path] = set()
+            downloader = FileDownloader(self._object_store, location.bucket, self._local_path)
             for key, modified_ns in stored_objects:
                 raise_if_stopping()
-                relative_path = key[len(prefix) :]
+                relative_path = key[len(location.folder_prefix) :]
                 if not relative_path or relative_path.endswith("/"):
                     continue  # the S3 console's empty object for a folder
-                if not _can_be_file_path(relative_path):
+                if not can_be_file_path(relative_path):
                     note_text = (
                         f"{self._file_noun} {printable_name(relative_path)} of S3 is not here: its key "
                         f"cannot be a file's path"
                     )
-                    self._log_to_host_once(host_name, relative_path, note_text)
+                    self._problems.log_once(host_name, relative_path, note_text)
                     continue
-                fingerprint = self._download_file(
-                    key, folder.full_path / relative_path, modified_ns, created_folders
-                )
+                fingerprint = downloader.download(key, folder.full_path / relative_path, modified_ns)
                 # A file that keeps this fingerprint is not uploaded: S3 has it.
                 self._uploaded_fingerprints_by_host[host_name][relative_path] = fingerprint
 
@@ -198,27 +150,6 @@ class S3FolderSync:
             self._log_to_host(
                 host_name, f"files of an earlier job still cannot be stored, and stay in {folder}"
             )
-
-    def _download_file(
-        self, key: str, local_file: Path, modified_ns: int, created_folders: set[Path]
-    ) -> FileFingerprint:
-        """Download the S3 object ``key`` to ``local_file``, with the modification time ``modified_ns``, and
-        return its fingerprint, by which a change is noticed. ``created_folders`` are directories known to
-        exist, to which this adds: mkdir is slow for many thousand files. Raises InputDataError."""
-        try:
-            if local_file.parent not in created_folders:
-                local_file.parent.mkdir(parents=True, exist_ok=True)
-                created_folders.add(local_file.parent)
-            copy_file(self._object_store.object_body_path(self._s3_location.bucket, key), local_file)
-            os.utime(local_file, ns=(modified_ns, modified_ns))
-            # 0 is unknown: the inode's change time still changes when the file is given to the job's user.
-            return fingerprint_of(local_file.stat())._replace(changed_ns=0)
-        except (OSError, KeyError) as error:
-            cause = "it was deleted meanwhile" if isinstance(error, KeyError) else error_text(error)
-            raise InputDataError(
-                f"Data download failed:s3://{self._s3_location.bucket}/{printable_name(key)} of "
-                f"CheckpointConfig.S3Uri cannot be written to {self._local_path}: {cause}"
-            ) from None
 
     def start(self) -> None:
         """Start syncing in a thread."""
@@ -244,7 +175,7 @@ class S3FolderSync:
         for host_name, scan in self._scan_by_host.items():
             self._log_missing_files(host_name, scan)
 
-    def _log_missing_files(self, host_name: str, scan: _FolderScan) -> None:
+    def _log_missing_files(self, host_name: str, scan: FolderScan) -> None:
         """Write to a host's log, after the last sync, how many of its files are not in S3. ``scan`` is what
         the host's directory has. Files that could be read will be saved on this machine for the next job
         (``_failed_uploads`` has their hosts and names); others are lost."""
@@ -313,7 +244,7 @@ class S3FolderSync:
             whole_directory = ""
             for host_name in self._folder_by_host:
                 self.problem_by_file[host_name, whole_directory] = error_text(error)
-                was_logged = self._log_to_host_once(
+                was_logged = self._problems.log_once(
                     host_name, whole_directory, failure_text, only_for_host=host_name
                 )
                 if was_logged:  # not the same error in every sync
@@ -323,14 +254,16 @@ class S3FolderSync:
         """Scan the synced directory on all hosts, upload changed files and delete removed ones in S3. While
         hosts run (not ``hosts_have_ended``), files that seem incomplete wait for a later sync. The schedule
         of a host compares its scans to tell which files are complete."""
-        self.problem_by_file, self._failed_uploads = {}, set()
+        self._problems.problem_by_file, self._failed_uploads = {}, set()
         self._scan_by_host = {
-            host_name: self._scan_host(host_name, folder, hosts_have_ended)
+            host_name: self._scanner.scan(
+                host_name, folder, self._schedule_by_host[host_name], hosts_have_ended
+            )
             for host_name, folder in self._folders_of_remaining_hosts()
         }
-        changes = self._sort_for_upload(self._select_uploads(hosts_have_ended))
+        changes = self._upload_order.sort(self._select_uploads(hosts_have_ended))
         uploaded_names: set[str] = set()
-        for batch in self._split_into_batches(changes):
+        for batch in self._upload_order.split_into_batches(changes):
             for change in self._upload_changes(batch, hosts_have_ended):
                 self._mark_uploaded(change)
                 uploaded_names.add(change.file_name)
@@ -339,7 +272,7 @@ class S3FolderSync:
             self._schedule_by_host[host_name].end_scan(scan.fingerprint_by_file)
 
     def _delete_removed_files(
-        self, host_name: str, scan: _FolderScan, uploaded_names: Collection[str], hosts_have_ended: bool
+        self, host_name: str, scan: FolderScan, uploaded_names: Collection[str], hosts_have_ended: bool
     ) -> None:
         """Delete in S3 the files that a host has deleted since their upload. ``scan`` is what the host has
         now. ``uploaded_names`` are the files that any host has uploaded in this sync: their objects stay. A
@@ -368,11 +301,11 @@ class S3FolderSync:
             if host_name not in self._lost_host_names
         ]
 
-    def _mark_uploaded(self, change: _ChangedFile) -> None:
+    def _mark_uploaded(self, change: FileChange) -> None:
         """Record that a file was uploaded as the scan has found it."""
         _, host_name, file_name, completeness, fingerprint = change
         self._schedule_by_host[host_name].mark_uploaded(file_name, fingerprint, completeness)
-        self._logged_texts_by_file.pop((host_name, file_name), None)
+        self._problems.forget_notes(host_name, file_name)
         self._uploaded_fingerprints_by_host[host_name][file_name] = (
             _TORN_FINGERPRINT if completeness == "torn" else fingerprint
         )
@@ -381,7 +314,7 @@ class S3FolderSync:
                 f"{self._file_noun} {printable_name(file_name)} was open for writing, or had changed, "
                 f"at each of {SCANS_BEFORE_TORN_UPLOAD} syncs"
             )
-            self._log_to_host_once(
+            self._problems.log_once(
                 host_name,
                 file_name,
                 f"{note_text}: what S3 has of it may be torn; it is stored again when its host has ended",
@@ -390,14 +323,14 @@ class S3FolderSync:
     def _delete_in_s3(self, host_name: str, file_name: str, is_overwritten: bool) -> bool:
         """Delete an object whose file a host has deleted. Return False if that must be tried again.
         ``is_overwritten``: another host has uploaded the name in this sync, so that the object must stay."""
-        if not self._deletes_in_s3 or is_overwritten or self._count_and_drop_as_fault(host_name, file_name):
+        if not self._deletes_in_s3 or is_overwritten or self._upload_order.drops_change(host_name, file_name):
             return True
         try:
             self._object_store.delete_object(
-                self._s3_location.bucket, self._s3_location.join_key(_decode_as_utf8(file_name))
+                self._s3_location.bucket, self._s3_location.join_key(decode_as_utf8(file_name))
             )
         except Exception as error:
-            self._record_problem(
+            self._problems.record(
                 host_name,
                 file_name,
                 f"could not be deleted in S3: {error_text(error)}",
@@ -406,11 +339,11 @@ class S3FolderSync:
             return False
         return True
 
-    def _select_uploads(self, hosts_have_ended: bool) -> list[_ChangedFile]:
+    def _select_uploads(self, hosts_have_ended: bool) -> list[FileChange]:
         """Return the changed files that are to be uploaded now. All hosts share one S3 prefix: if several
         have a file of the same name, the one that was written last is uploaded, and the others count as
         uploaded, since they would be overwritten at once."""
-        latest_change_by_name: dict[str, _ChangedFile] = {}
+        latest_change_by_name: dict[str, FileChange] = {}
         for change in self._iterate_uploadable_changes(hosts_have_ended):
             other_change = latest_change_by_name.get(change.file_name)
             if other_change is None:
@@ -423,7 +356,7 @@ class S3FolderSync:
             self._schedule_by_host[earlier_host].mark_uploaded(file_name, fingerprint, "whole")
         return list(latest_change_by_name.values())
 
-    def _iterate_uploadable_changes(self, hosts_have_ended: bool) -> Iterator[_ChangedFile]:
+    def _iterate_uploadable_changes(self, hosts_have_ended: bool) -> Iterator[FileChange]:
         """Yield each file of each host whose content is not in S3, if it can be uploaded now: after the end
         of the hosts all can; while they run, those that seem complete ("whole") or have waited for long
         ("torn": a program may write to the file meanwhile). A fingerprint identifies a file's content."""
@@ -442,7 +375,7 @@ class S3FolderSync:
                             file_name, fingerprint, scan.files_newer_than_scan, check_closed
                         )
                     if completeness is not None:  # None: the file has to wait
-                        yield _ChangedFile(
+                        yield FileChange(
                             fingerprint.modified_ns, host_name, file_name, completeness, fingerprint
                         )
 
@@ -464,66 +397,18 @@ class S3FolderSync:
         folder = self._folder_by_host[host_name]
         return HostPath(folder.trusted_root, f"{folder.relative_path}/{file_name}")
 
-    def _sort_for_upload(self, changes: Sequence[_ChangedFile]) -> list[_ChangedFile]:
-        """Return the changes in the order of the setting checkpoint_sync_order."""
-        order = self._settings.checkpoint_sync_order
-        if order == "shuffled":
-            return sorted(
-                changes,
-                key=lambda change: self._seeded_random_number("order", change.host_name, change.file_name),
-            )
-        # Oldest first: a COMMIT file, which is written last, is uploaded last.
-        return sorted(changes, reverse=order == "newest-first")
-
-    def _count_and_drop_as_fault(self, host_name: str, file_name: str) -> bool:
-        """Count this change of a file, and return whether the fault setting checkpoint_sync_loss, a
-        probability, drops it."""
-        loss_probability = self._settings.checkpoint_sync_loss
-        if not loss_probability:
-            return False
-        self._change_count_by_file[host_name, file_name] += 1
-        return (
-            self._seeded_random_number(
-                "loss", host_name, file_name, str(self._change_count_by_file[host_name, file_name])
-            )
-            < loss_probability
-        )
-
-    def _seeded_random_number(self, *words: str) -> float:
-        """Return a number from 0 to 1 that depends on the seed and on ``words`` only, not on the order of
-        calls."""
-        seed = "\0".join((str(self._settings.checkpoint_sync_seed), *words))
-        return random.Random(seed).random()  # noqa: S311 - a fault plan, not a secret
-
-    def _split_into_batches(self, changes: Sequence[_ChangedFile]) -> Iterator[list[_ChangedFile]]:
-        """Yield lists of the changes that become visible in S3 together: hundreds of small files, or single
-        files if the setting ``checkpoint_sync_order`` asks for an unusual order, which a program is to
-        see."""
-        is_usual_order = self._settings.checkpoint_sync_order == "oldest-first"
-        max_batch_files = s3_uploads.FILES_PER_TRANSACTION if is_usual_order else 1
-        batch: list[_ChangedFile] = []
-        batch_bytes = 0
-        for change in changes:
-            if batch and (len(batch) == max_batch_files or batch_bytes > _MAX_BATCH_BYTES):
-                yield batch
-                batch, batch_bytes = [], 0
-            batch.append(change)
-            batch_bytes += change.fingerprint.size
-        if batch:
-            yield batch
-
-    def _upload_changes(self, changes: Sequence[_ChangedFile], hosts_have_ended: bool) -> list[_ChangedFile]:
+    def _upload_changes(self, changes: Sequence[FileChange], hosts_have_ended: bool) -> list[FileChange]:
         """Upload changed files in one transaction. Return those that count as uploaded: all without an error,
         also those that the setting checkpoint_sync_loss drops, for tests of lost changes. A file that cannot
         be uploaded becomes a problem, which the host's log names; the next sync tries it again."""
         key_by_file_name = {
-            change.file_name: self._s3_location.join_key(_decode_as_utf8(change.file_name))
+            change.file_name: self._s3_location.join_key(decode_as_utf8(change.file_name))
             for change in changes
         }
         change_by_key = {
             key_by_file_name[change.file_name]: change
             for change in changes
-            if not self._count_and_drop_as_fault(change.host_name, change.file_name)
+            if not self._upload_order.drops_change(change.host_name, change.file_name)
         }
         error_by_key: Mapping[str, Exception]
         try:
@@ -544,7 +429,7 @@ class S3FolderSync:
                 continue  # deleted meanwhile, or still changing: no problem, the next scan handles it
             change = change_by_key[key]
             self._failed_uploads.add((change.host_name, change.file_name))
-            self._record_problem(
+            self._problems.record(
                 change.host_name,
                 change.file_name,
                 f"could not be uploaded: {error_text(upload_error)}",
@@ -552,105 +437,13 @@ class S3FolderSync:
             )
         return [change for change in changes if key_by_file_name[change.file_name] not in error_by_key]
 
-    def _path_for_upload(self, change: _ChangedFile, hosts_have_ended: bool) -> HostPath:
+    def _path_for_upload(self, change: FileChange, hosts_have_ended: bool) -> HostPath:
         """Return where a changed file is. The upload of a complete file is to fail if a program changes the
         file while it is copied."""
         host_path = self._path_on_host(change.host_name, change.file_name)
         if hosts_have_ended or change.completeness == "torn":
             return host_path
         return host_path._replace(required_fingerprint=change.fingerprint)
-
-    def _scan_host(self, host_name: str, folder: HostPath, hosts_have_ended: bool) -> _FolderScan:
-        """Scan the synced directory of a host, and record what cannot be read or uploaded. ``folder`` is
-        where this process finds the directory. Permissions that programs have removed are added again after
-        the hosts have ended."""
-        scan = _FolderScan(
-            fingerprint_by_file={}, unreadable_paths=[], files_newer_than_scan=set(), unreadable_folders=set()
-        )
-        schedule = self._schedule_by_host[host_name]
-        schedule.begin_scan()
-        for file_name, file_stat, read_error in walk_folder(
-            folder.trusted_root,
-            folder.relative_path,
-            self._find_key_problem,
-            fix_permissions=hosts_have_ended,
-        ):
-            if isinstance(read_error, FileNotFoundError):
-                continue  # a directory that vanished during the scan holds nothing
-            if read_error is not None:
-                self._record_unreadable_path(host_name, scan, file_name, file_stat, read_error)
-            elif file_stat is None or stat.S_ISDIR(file_stat.st_mode):
-                continue
-            elif stat.S_ISREG(file_stat.st_mode):
-                # By its fingerprint (times, size, inode) a changed file is recognized without reading it.
-                scan.fingerprint_by_file[file_name] = fingerprint_of(file_stat)
-                if schedule.is_newer_than_scan(file_stat):  # the scan may have missed older files
-                    scan.files_newer_than_scan.add(file_name)
-            else:
-                if stat.S_ISLNK(file_stat.st_mode):
-                    # It may hide files that were uploaded: they must not count as deleted.
-                    scan.unreadable_paths.append(file_name)
-                file_description = (
-                    f"{self._file_noun} {printable_name(file_name)} is {file_type_text(file_stat)}"
-                )
-                self._log_to_host_once(host_name, file_name, f"{file_description}: it is not uploaded")
-        return scan
-
-    def _record_unreadable_path(
-        self,
-        host_name: str,
-        scan: _FolderScan,
-        file_name: str,
-        file_stat: os.stat_result | None,
-        read_error: OSError,
-    ) -> None:
-        """Record in ``scan``, as a problem and in the host's log that a file or directory cannot be read or
-        uploaded. ``file_name`` is empty for the synced directory itself; ``file_stat`` is None if not even
-        the type is known."""
-        scan.unreadable_paths.append(file_name)
-        if isinstance(read_error, UnexpectedFileType) and not file_name:
-            # The directory itself was replaced, by a link for example. On SageMaker a volume is mounted
-            # there. Links are not followed, and what was uploaded stays in S3.
-            problem_text = f"{self._local_path} has become {read_error.file_type}"
-            self.problem_by_file[host_name, file_name] = problem_text
-            self._log_to_host_once(host_name, file_name, f"{problem_text}: nothing of it is uploaded")
-            return
-        if file_stat is None or stat.S_ISDIR(file_stat.st_mode):  # nobody knows which files are in it
-            scan.unreadable_folders.add(file_name)
-        failure_text = "cannot be read" if file_stat is None else "cannot be uploaded"
-        self._record_problem(host_name, file_name, f"{failure_text}: {error_text(read_error)}")
-
-    def _find_key_problem(self, file_name: str) -> OSError | None:
-        """Return why there can be no object of that name; None if there can."""
-        try:
-            key = self._s3_location.join_key(_decode_as_utf8(file_name))
-        except UnicodeDecodeError:
-            return OSError(errno.EILSEQ, "its name is not UTF-8, and S3 has no other keys")
-        if len(key.encode()) > _MAX_KEY_BYTES:
-            return OSError(errno.ENAMETOOLONG, f"its key would have more than {_MAX_KEY_BYTES} bytes")
-        return None
-
-    def _record_problem(
-        self, host_name: str, file_name: str, problem_text: str, retry_text: str = ""
-    ) -> None:
-        """Record that a file is not in S3, or not deleted there, and write a note."""
-        subject = f"{self._file_noun} {printable_name(file_name)}" if file_name else self._local_path
-        self.problem_by_file[host_name, file_name] = f"{subject} {problem_text}"
-        self._log_to_host_once(
-            host_name, file_name, f"{subject} {problem_text}{retry_text}", only_for_host=host_name
-        )
-
-    def _log_to_host_once(
-        self, host_name: str, file_name: str, note_text: str, only_for_host: str = ""
-    ) -> bool:
-        """Write a note about a file to a host's log, unless it was written before. Return whether it was
-        written. The note is about the files of all hosts, unless ``only_for_host`` is given."""
-        logged_texts = self._logged_texts_by_file.setdefault((only_for_host, file_name), set())
-        if note_text in logged_texts:
-            return False
-        logged_texts.add(note_text)
-        self._log_to_host(host_name, note_text)
-        return True
 
 
 def _is_same_content(uploaded: FileFingerprint | None, scanned: FileFingerprint) -> bool:
@@ -672,25 +465,3 @@ def _host_folder(host: JobHost, path: str) -> HostPath:
     if relative_path is not None:
         return HostPath(host.opt_ml_folder, relative_path)
     return HostPath(host.opt_ml_folder.parent, f"elsewhere/{os.path.normpath(path).lstrip('/')}")
-
-
-def _decode_as_utf8(file_name: str) -> str:
-    """Return the end of a file's key, independent of this process's character set. Raises UnicodeDecodeError
-    for a name that is not UTF-8."""
-    return os.fsencode(file_name).decode()
-
-
-def _give_distinct_modification_times(stored_objects: Iterator[ListedObject]) -> Iterator[tuple[str, int]]:
-    """Yield keys with modification times in nanoseconds, oldest first and no two equal: a script may choose
-    the newest file by its time. SageMaker does not document which times files get."""
-    latest_ns = 0
-    for stored_object in sorted(
-        stored_objects, key=lambda stored_object: (stored_object.modified, stored_object.key)
-    ):
-        latest_ns = max(int(stored_object.modified * 1e9), latest_ns + _MIN_MTIME_DIFFERENCE_NS)
-        yield stored_object.key, latest_ns
-
-
-def _can_be_file_path(relative_path: str) -> bool:
-    """Return whether a key can be a path, and is the same key when the path is uploaded."""
-    return not {"", ".", ".."} & set(relative_path.split("/")) and "\0" not in relative_path

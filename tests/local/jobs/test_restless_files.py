@@ -239,14 +239,14 @@ def test_a_file_that_is_replaced_between_look_and_copy_waits(
     last = harness.folders[0] / "last"
     last.write_text("first")
     harness.scan()
-    ordered = harness.sync._sort_for_upload
+    ordered = harness.sync._upload_order.sort
 
     def order_and_replace(changes: Iterator[object]) -> object:
         result = ordered(changes)  # type: ignore[arg-type]
         replace_file(last, "other")
         return result
 
-    monkeypatch.setattr(harness.sync, "_sort_for_upload", order_and_replace)
+    monkeypatch.setattr(harness.sync._upload_order, "sort", order_and_replace)
     harness.scan()
     assert harness.stored() == {}
 
