@@ -20,8 +20,7 @@ from smlaunch.job.model import Job, Workload, format_duration
 from smlaunch.planner import segments
 from smlaunch.planner.checkpoint_upload import plan_checkpoints
 from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, apply_sharding, plan_sharding
-from smlaunch.planner.input_advice import advise_input_modes
-from smlaunch.planner.input_channels import RunS3Layout, plan_inputs
+from smlaunch.planner.input_channels import RunS3Layout, advise_input_modes, plan_inputs
 from smlaunch.planner.job_field_names import dotted_path, job_field_of_member, walk_request_members
 from smlaunch.planner.launch_choices import advise_scaling, choose_strategy
 from smlaunch.planner.plan import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smlaunch.catalog import instances
-from smlaunch.planner.input_advice import slow_disk_warning
+from smlaunch.planner.input_channels import slow_disk_warning
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 
