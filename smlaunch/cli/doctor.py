@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
 from smlaunch import __version__
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
 from smlaunch.errors import EXIT_REFUSED, EndpointError, SmlaunchError
-
-if TYPE_CHECKING:
-    from smlaunch.local.executors.container_cli import Engine
 
 _LOW_DISK_BYTES = 2 << 30
 
@@ -84,9 +81,8 @@ def _installed_version(package: str) -> str:
 
 def _endpoint_checks() -> Iterator[Check]:
     """Yield checks of this machine as a host of the local endpoint (which emulates SageMaker here): disk,
-    isolation levels of job processes, container engines, and whether a background endpoint runs."""
-    from smlaunch.local.executors.container_engine import probe_engines
-    from smlaunch.local.executors.isolation_levels import probe_isolation_levels
+    what each executor needs, and whether a background endpoint runs."""
+    from smlaunch.local.executors import EXECUTORS, load_executor
     from smlaunch.local.state_dir import default_root
 
     state_dir = default_root()  # has the endpoint's data; may not exist yet
@@ -94,19 +90,14 @@ def _endpoint_checks() -> Iterator[Check]:
     free_bytes = shutil.disk_usage(nearest_existing_dir).free
     disk_verdict: Literal["ok", "note"] = "ok" if free_bytes > _LOW_DISK_BYTES else "note"
     yield Check("disk", disk_verdict, f"{free_bytes / (1 << 30):.1f} GB free for {state_dir}")
-    for isolation_level in probe_isolation_levels():
-        yield Check(
-            f"isolation {isolation_level.name}",
-            "ok" if isolation_level.works else "note",
-            isolation_level.why_not or "works",
-        )
-    for engine_status in probe_engines():
-        check_name = f"containers by {engine_status.name}"
-        if engine_status.engine is None:
-            yield Check(check_name, "note", engine_status.problem)
-        else:
-            engine_text = f"{engine_status.engine.version}{_workaround_flags_text(engine_status.engine)}"
-            yield Check(check_name, "ok", engine_text)
+    for executor_name in EXECUTORS.names():
+        try:
+            executor = load_executor(executor_name)
+        except EndpointError as error:
+            yield Check(f"executor {executor_name}", "missing", str(error))
+            continue
+        for check in executor.check_machine():
+            yield Check(check.name, "ok" if check.works else "note", check.text)
     yield _background_endpoint_check(state_dir)
 
 
@@ -124,12 +115,6 @@ def _background_endpoint_check(state_dir: Path) -> Check:
     if endpoint_info is None:
         return Check("endpoint", "ok", "no background endpoint (run --local starts its own)")
     return Check("endpoint", "ok", f"running at {endpoint_info.url}")
-
-
-def _workaround_flags_text(engine: Engine) -> str:
-    """Flags that smlaunch passes to the container engine because its default settings do not work here."""
-    flags = [*engine.flags, *engine.create_flags]
-    return f", with {' '.join(flags)} (its default settings do not work here)" if flags else ""
 
 
 def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:

@@ -43,12 +43,13 @@ local = LazyGroup(
     type=click.Choice(("full", "user", "plain")),
     help="Isolation level of the hosts; default: the strongest that works.",
 )
-@executor_option("Endpoint", "Hosts are processes, or containers of the job's image.")
+@executor_option("Endpoint", "Hosts are")
 @json_option
 def start(port: int, isolation: str | None, executor: str | None, as_json: bool) -> int:
     """Start the background endpoint. It listens on the loopback interface only."""
     from smlaunch.connection.open_connection import check_host_options, find_background_endpoint
     from smlaunch.local import background_endpoint
+    from smlaunch.local.executors import DEFAULT_EXECUTOR
     from smlaunch.local.state_dir import default_root
 
     # The endpoint emulates SageMaker on this machine; its data is in SMLAUNCH_HOME, or in the default folder.
@@ -58,7 +59,7 @@ def start(port: int, isolation: str | None, executor: str | None, as_json: bool)
         # Raises JobError where it runs with other options.
         check_host_options({"isolation": isolation, "executor": executor}, running_endpoint)
     endpoint_info = running_endpoint or background_endpoint.start_endpoint(
-        state_dir, isolation=isolation, executor=executor or "processes", port=port
+        state_dir, isolation=isolation, executor=executor or DEFAULT_EXECUTOR, port=port
     )
     if as_json:
         click.echo(json.dumps(_printable_endpoint_fields(endpoint_info), indent=2))
@@ -142,9 +143,9 @@ def env(as_json: bool) -> int:
 
 
 def _describe_isolation(info: EndpointInfo) -> str:
-    if info.executor == "processes":
-        return f"isolation {info.isolation}"
-    return f"{info.executor} by {info.isolation}"
+    from smlaunch.local.executors import load_executor
+
+    return load_executor(info.executor).describe_isolation(info.isolation)
 
 
 def _printable_endpoint_fields(info: EndpointInfo) -> dict[str, Any]:

@@ -137,8 +137,8 @@ def local_target(*, isolation: str | None = None, executor: str | None = None) -
     """Return this machine as a target for ``plan`` and ``launch``, as ``--local`` does for a command.
 
     Uses the background endpoint, or starts one that lives as long as this process (a notebook's kernel, for
-    example). ``isolation`` is full, user or plain; ``executor`` is processes or containers; None takes the
-    best available.
+    example). ``isolation`` is full, user or plain; ``executor`` is processes, containers or one that was
+    added; None takes the best available.
 
     Raises JobError where the background endpoint has other hosts, and EndpointError where no endpoint can be
     started.
@@ -166,10 +166,11 @@ atexit.register(_EXIT_STACK.close)
 def _open_embedded_endpoint(root: Path, options: dict[str, Any], faults: str | None) -> Iterator[Connection]:
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.endpoint_settings import Settings
+    from smlaunch.local.executors import DEFAULT_EXECUTOR
 
     # Closed with a running job only after a second interrupt: the job has had its SIGTERM.
     settings = Settings(close_grace_seconds=_CLOSE_GRACE_SECONDS, faults=_read_fault_plan(faults))
-    executor = options.get("executor") or "processes"
+    executor = options.get("executor") or DEFAULT_EXECUTOR
     endpoint = Endpoint(root, isolation=options.get("isolation"), executor=executor, settings=settings)
     with _EndpointOnDemand(endpoint) as locate_endpoint:
         target = target_of_endpoint(endpoint.preview(), options["region"], locate_endpoint)
@@ -268,18 +269,19 @@ def target_of_endpoint(
 
 
 def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
-    """Return what the plan must know about this endpoint."""
+    """Return what the plan must know about this endpoint. Raises EndpointError if its executor comes from a
+    package that is not installed here."""
     from smlaunch.facts.discovered_facts import EndpointFacts
     from smlaunch.local import api_support
-    from smlaunch.local.executors.isolation_level_notes import notes_about_level
+    from smlaunch.local.executors import load_executor
 
-    runs_images = info.executor == "containers"
-    without_effect, refused = api_support.recorded_and_rejected(runs_images)
+    executor = load_executor(info.executor)
+    without_effect, refused = api_support.recorded_and_rejected(executor.runs_images)
     return EndpointFacts(
-        isolation=info.isolation,
-        runs_images=runs_images,
-        same_python=info.pid == os.getpid() and not runs_images,
-        warnings=tuple(notes_about_level(info.isolation)),
+        hosts=executor.describe_isolation(info.isolation),
+        runs_images=executor.runs_images,
+        same_python=info.pid == os.getpid() and executor.shares_python,
+        warnings=tuple(executor.warnings(info.isolation)),
         recorded_members=without_effect,
         rejected_members=refused,
     )
@@ -287,8 +289,8 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
 
 def check_host_options(options: dict[str, Any], endpoint: EndpointInfo) -> None:
     """Raise JobError when the options request other hosts than the background endpoint, which runs already,
-    has: ``executor`` is processes or containers, ``isolation`` how far processes are separated; None takes
-    what there is."""
+    has: ``executor`` is the name of one, ``isolation`` how far processes are separated; None takes what
+    there is."""
     problems: list[Problem] = []
     isolation, executor = options.get("isolation"), options.get("executor")
     advice = "leave the option out, or `smlaunch local stop` first"

@@ -154,7 +154,8 @@ class EndpointFacts:
     accelerators_per_host: int | None = None
     """Accelerators that a host really has; None if not counted."""
 
-    isolation: str | None = None
+    hosts: str | None = None
+    """What its hosts are, such as ``isolation full`` or ``containers by podman``."""
     runs_images: bool = False
     """Hosts are containers of the job's image; otherwise processes of this machine."""
 

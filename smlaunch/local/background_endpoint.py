@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.endpoint_info import EndpointInfo
+from smlaunch.local.executors import DEFAULT_EXECUTOR
 from smlaunch.local.state_dir import StateDir, default_root
 from smlaunch.local.state_errors import permission_error, unusable_file_error
 from smlaunch.local.untrusted_files import UnexpectedFileType
@@ -43,7 +44,7 @@ def start_endpoint(
     state_dir: Path | None = None,
     *,
     isolation: str | None = None,
-    executor: str = "processes",
+    executor: str = DEFAULT_EXECUTOR,
     settings: Settings | None = None,
     port: int = 0,
 ) -> EndpointInfo:

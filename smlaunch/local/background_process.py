@@ -123,18 +123,18 @@ def _run_endpoint(reply_fd: int) -> None:
     configuration = json.loads(sys.stdin.buffer.read())
     state = StateDir(Path(configuration["home"]))
     stop_signal_fd = _open_stop_signal_pipe()
-    endpoint = Endpoint(
-        state.root,
-        isolation=configuration["isolation"],
-        executor=configuration["executor"],
-        settings=_parse_settings(configuration),
-        port=configuration["port"],
-    )
     with os.fdopen(reply_fd, "wb") as reply_stream:
         # A job's process that inherited the pipe would keep it open.
         os.set_inheritable(reply_fd, False)
         with contextlib.ExitStack() as cleanup_stack:
             try:
+                endpoint = Endpoint(
+                    state.root,
+                    isolation=configuration["isolation"],
+                    executor=configuration["executor"],
+                    settings=_parse_settings(configuration),
+                    port=configuration["port"],
+                )
                 endpoint_lock = cleanup_stack.enter_context(contextlib.closing(_EndpointLock(state)))
                 endpoint_info = endpoint.start()
                 cleanup_stack.callback(endpoint.close)

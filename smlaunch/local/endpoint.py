@@ -6,47 +6,39 @@ An embedded endpoint runs in the client's process, a background endpoint in its 
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from smlaunch.errors import EndpointError, disk_full_message, is_disk_full
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.endpoint_settings import CALL_LOG_VARIABLE, Settings
+from smlaunch.local.executors import DEFAULT_EXECUTOR, EXECUTORS, load_executor
+from smlaunch.local.executors.executor_base import EndpointContext
 from smlaunch.local.fault_injection import read_fault_plan
 from smlaunch.local.front.request_context import ACCOUNT, DEFAULT_REGION, ROLE_ARN
 from smlaunch.local.state_dir import JobOwner, StateDir, default_root, write_private_file
 
 if TYPE_CHECKING:
-    from smlaunch.local.executors.executor_interface import Executor
+    from smlaunch.local.executors.executor_base import Executor
     from smlaunch.local.front.credentials import Credentials
     from smlaunch.local.front.http_server import Server
     from smlaunch.local.front.request_dispatcher import Dispatch, Service
 
-EXECUTORS = ("processes", "containers")
+log = logging.getLogger(__name__)
 _DEFAULT_BUCKET = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
-
-
-class _ExecutorChoice(NamedTuple):
-    """How the jobs of an endpoint run."""
-
-    isolation: str
-    """The isolation level, or the kind of container engine."""
-
-    create: Callable[[JobOwner, Mapping[str, str]], Executor]
-    """Creates the executor, for this endpoint's JobOwner and with the environment of scripts, which is filled
-    once the endpoint serves."""
 
 
 class Endpoint:
     """A local endpoint; also a context manager that starts and closes it.
 
-    ``executor``: one of EXECUTORS. ``isolation``, for the executor ``processes`` only: full, user or plain;
-    None chooses the strongest level that works. ``port=0`` chooses a free port.
+    ``executor``: the name of one. ``isolation``, for an executor that has levels: full, user or plain; None
+    chooses the strongest level that works. ``port=0`` chooses a free port.
     """
 
     def __init__(
@@ -54,20 +46,19 @@ class Endpoint:
         state_dir: Path | None = None,
         *,
         isolation: str | None = None,
-        executor: str = "processes",
+        executor: str = DEFAULT_EXECUTOR,
         settings: Settings | None = None,
         port: int = 0,
     ) -> None:
-        if executor not in EXECUTORS:
-            raise EndpointError(f"executor {executor!r} is unknown; there is {', '.join(EXECUTORS)}")
-        if executor == "containers" and isolation is not None:
+        self._executor_class = load_executor(executor)
+        if isolation is not None and not self._executor_class.takes_isolation:
             raise EndpointError(
-                "isolation levels belong to the executor `processes`; containers have one only"
+                f"isolation levels belong to the executor `{DEFAULT_EXECUTOR}`, not to {executor}"
             )
-        self._executor = executor
         self._home = state_dir or default_root()
         self._isolation = isolation
         self._settings = settings or Settings()
+        self._script_environment: dict[str, str] = {}
         self._port = port
 
     def preview(self) -> EndpointInfo:
@@ -96,6 +87,11 @@ class Endpoint:
     def _state_dir(self) -> StateDir:
         return StateDir(self._home)
 
+    @cached_property
+    def _executor(self) -> Executor:
+        context = EndpointContext(self._state_dir, self._settings, self._isolation, self._script_environment)
+        return self._executor_class(context)
+
     def _describe(self, url: str, access_key: str, secret_key: str) -> EndpointInfo:
         return EndpointInfo(
             url=url,
@@ -106,8 +102,8 @@ class Endpoint:
             role_arn=ROLE_ARN,
             bucket=_DEFAULT_BUCKET,
             pid=os.getpid(),
-            isolation=self._executor_choice.isolation,
-            executor=self._executor,
+            isolation=self._executor.isolation,
+            executor=self._executor.name,
             home=str(self._state_dir.root),
         )
 
@@ -137,7 +133,6 @@ class Endpoint:
         settings = self._settings
         if settings.faults is None:
             settings = replace(settings, faults=read_fault_plan(os.environ))
-        create_executor = self._executor_choice.create
         call_log_path = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
         self._call_log = CallLog(Path(call_log_path)) if call_log_path else None
         credentials = _load_credentials(state_dir)
@@ -148,11 +143,9 @@ class Endpoint:
         pipelines = PipelineStore(state_dir.pipelines_database)
         self._stores = (objects, job_store, metrics, pipelines)
         owner = JobOwner(state_dir)
-        script_environment: dict[str, str] = {}
-        executor = create_executor(owner, script_environment)
         job_services = EndpointServices(
-            *(job_store, objects, logs, metrics, executor, settings, script_environment),
-            self._other_executor_recovery(state_dir),
+            *(job_store, objects, logs, metrics, self._executor, owner, settings, self._script_environment),
+            self._remove_leftovers,
             state_dir.root,
         )
         self._jobs = JobManager(job_services, state_dir, owner)
@@ -177,7 +170,7 @@ class Endpoint:
         self._server = self._start_server(dispatch)
         objects.create_bucket(_DEFAULT_BUCKET)
         info = self._describe(self._server.url, credentials.access_key, credentials.secret_key)
-        script_environment.update(
+        self._script_environment.update(
             {name: value for name, value in info.environment().items() if value and "REGION" not in name}
         )
         return info
@@ -196,53 +189,18 @@ class Endpoint:
                 "get a free one"
             ) from error
 
-    @cached_property
-    def _executor_choice(self) -> _ExecutorChoice:
-        """How jobs run here. Raises EndpointError when the executor does not work here."""
-        state, settings = self._state_dir, self._settings
-        if self._executor == "containers":
-            from smlaunch.local.executors import container_engine
-            from smlaunch.local.executors.container_engine import ENGINE_VARIABLE
-            from smlaunch.local.executors.container_executor import Containers
-
-            engine_name = settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
-            engine = container_engine.choose_engine(state.engine_cache, engine_name)
-            options = settings.container_options or container_engine.options_from_environment(os.environ)
-            return _ExecutorChoice(
-                engine.kind,
-                lambda owner, script_environment: Containers(
-                    *(owner.hosts_dir, owner.id, engine, script_environment),
-                    *(settings.container_shm_bytes, options),
-                ),
-            )
-        from smlaunch.local.executors import isolation_levels
-
-        level = isolation_levels.choose_isolation_level(
-            state.hosts_dir, state.isolation_cache, self._isolation
-        )
-
-        def create_processes(owner: JobOwner, _: Mapping[str, str]) -> Executor:
-            from smlaunch.local.executors.process_executor import Processes
-
-            return Processes(owner.hosts_dir, owner.id, level.name, level.views)
-
-        return _ExecutorChoice(level.name, create_processes)
-
-    def _other_executor_recovery(self, state: StateDir) -> Callable[[str], object]:
-        """Return a function that ends the hosts of a dead endpoint that had the other executor. It imports
-        that executor only when it is called."""
-
-        def remove_leftovers(owner: str) -> None:
-            if self._executor == "containers":
-                from smlaunch.local.executors import process_executor
-
-                process_executor.remove_leftovers(owner)
-            else:
-                from smlaunch.local.executors import container_executor
-
-                container_executor.remove_leftovers_by_cached_engine(state.engine_cache, owner)
-
-        return remove_leftovers
+    def _remove_leftovers(self, dead_endpoint_id: str) -> None:
+        """End the hosts of a dead endpoint, which may have had any executor."""
+        self._executor.remove_leftovers(dead_endpoint_id)
+        for name in EXECUTORS.names():
+            if name == self._executor.name:
+                continue
+            try:
+                other = load_executor(name)(self._executor.context)
+            except EndpointError as error:  # of its package; this endpoint does not need it
+                log.warning("%s", error)
+                continue
+            other.remove_leftovers(dead_endpoint_id)
 
     def close(self) -> None:
         """Stop all jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process is

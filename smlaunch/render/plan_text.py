@@ -66,10 +66,8 @@ def plan_headline(plan: RunPlan) -> str:
     if plan.facts.target == "local":
         endpoint = plan.facts.endpoint
         target_text = "on this machine"
-        # What separates hosts from this machine, such as a container program; None without.
-        if endpoint.isolation:
-            isolation_kind = "containers by" if endpoint.runs_images else "isolation"
-            target_text += f" ({isolation_kind} {endpoint.isolation})"
+        if endpoint.hosts:
+            target_text += f" ({endpoint.hosts})"
     program = plan.facts.source.entry or plan.job.program
     return f"Run {plan.run}: {program} on {_ranks_text(plan)}, by {plan.strategy}, {target_text}"
 

@@ -37,7 +37,7 @@ def region(**changes: Any) -> DiscoveredFacts:
 
 
 def local(**changes: Any) -> DiscoveredFacts:
-    return region(target="local", **{"endpoint": EndpointFacts(isolation="full"), **changes})
+    return region(target="local", **{"endpoint": EndpointFacts(hosts="isolation full"), **changes})
 
 
 def with_inputs(facts: DiscoveredFacts, inputs: Mapping[str, InputFacts]) -> DiscoveredFacts:

@@ -606,7 +606,7 @@ def test_what_this_machine_stands_in_for_is_said() -> None:
 
 
 def test_where_images_are_run_they_are_not_said_to_be_recorded() -> None:
-    endpoint = EndpointFacts(isolation="podman", runs_images=True)
+    endpoint = EndpointFacts(hosts="containers by podman", runs_images=True)
     text = str(plan({"image": "mine:1"}, local(endpoint=endpoint)))
     assert "on this machine (containers by podman)" in text
     assert "not run" not in text

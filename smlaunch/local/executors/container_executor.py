@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from smlaunch.errors import EndpointError
-from smlaunch.local.executors import container_cli, container_commands, container_network
+from smlaunch.local.executors import container_cli, container_commands, container_engine, container_network
 from smlaunch.local.executors.container_cli import ContainerMount, ContainerPlan, Engine
 from smlaunch.local.executors.container_commands import TIMED_OUT_CODE, last_error_line
 from smlaunch.local.executors.container_engine import (
+    ENGINE_VARIABLE,
     ensure_image,
     helper_image,
     load_cached_engine,
     run_short_command,
 )
 from smlaunch.local.executors.container_environment import variables_to_pass_by_name
+from smlaunch.local.executors.executor_base import Executor, MachineCheck
 from smlaunch.local.executors.executor_interface import (
     Allocation,
     AllocationInfo,
     CannotAllocate,
     DirectoryMount,
     HostProcess,
+    HostsRequest,
     ImageProblem,
     JobHost,
     Program,
@@ -44,51 +47,55 @@ _CONTAINER_STATE_AS_JSON = "{{json .State}}"
 """Go template for `inspect --format`."""
 
 
-class Containers:
+class Containers(Executor):
     """The executor ``containers``."""
 
     name = "containers"
+    summary = "containers of the job's image"
     runs_images = True
-    can_mount_anywhere = True
+    shares_python = False
 
-    def __init__(
-        self,
-        folder: Path,
-        owner: str,
-        engine: Engine,
-        script_environment: Mapping[str, str],
-        shm_bytes: int | None,
-        options: Sequence[str],
-    ) -> None:
-        """``folder`` is the directory for the hosts' folders. ``owner`` is the value of every container's
-        label. ``script_environment`` has the variables by which scripts reach the endpoint; it is filled when
-        the endpoint serves. ``shm_bytes`` and ``options``: see Settings."""
-        self.isolation: str = engine.kind
-        self.engine = engine
-        self._folder = folder
-        self.owner = owner
-        self._script_environment = script_environment
-        self._shm_bytes = shm_bytes
-        self._options = tuple(options)
+    @cached_property
+    def engine(self) -> Engine:
+        name = self.context.settings.container_engine or os.environ.get(ENGINE_VARIABLE) or None
+        return container_engine.choose_engine(self.context.state_dir.engine_cache, name)
 
-    def allocate(
-        self,
-        job: str,
-        host_names: Sequence[str],
-        isolated_network: bool,
-        image: str = "",
-        raise_if_stopping: Callable[[], None] = lambda: None,
-    ) -> Allocation:
-        digest = ensure_image(self.engine, image, raise_if_stopping)
-        return ContainerAllocation(self, job, host_names, isolated_network, image, digest)
+    @cached_property
+    def _create_options(self) -> tuple[str, ...]:
+        options = self.context.settings.container_options
+        return options or container_engine.options_from_environment(os.environ)
 
-    def remove_leftovers(self, owner: str) -> int:
-        return _remove_resources_of_endpoint(self.engine, owner)
+    @property
+    def isolation(self) -> str:
+        _ = self._create_options  # raises EndpointError here rather than in the first job
+        return self.engine.kind
+
+    @property
+    def can_mount_anywhere(self) -> bool:
+        return True
+
+    def allocate(self, request: HostsRequest) -> Allocation:
+        digest = ensure_image(self.engine, request.image, request.raise_if_stopping)
+        return ContainerAllocation(self, request, digest)
+
+    def remove_leftovers(self, dead_endpoint_id: str) -> None:
+        """Remove containers and networks. An endpoint with another executor has chosen no engine: it asks the
+        one that was used here earlier."""
+        chosen_engine: Engine | None = vars(self).get("engine")
+        engine = chosen_engine or load_cached_engine(self.context.state_dir.engine_cache)
+        if engine is not None:
+            _remove_resources_of_endpoint(engine, dead_endpoint_id)
+
+    @classmethod
+    def check_machine(cls) -> Iterator[MachineCheck]:
+        for probe in container_engine.probe_engines():
+            text = probe.problem if probe.engine is None else _describe_engine(probe.engine)
+            yield MachineCheck(f"containers by {probe.name}", probe.engine is not None, text)
 
     @property
     def endpoint_port(self) -> int:
         """The endpoint's port; 0 until the endpoint serves."""
-        return urlsplit(self._script_environment.get("AWS_ENDPOINT_URL", "")).port or 0
+        return urlsplit(self.context.script_environment.get("AWS_ENDPOINT_URL", "")).port or 0
 
     @property
     def enters_networks(self) -> bool:
@@ -100,7 +107,10 @@ class Containers:
     def create_container_plan(self, name: str, **values: Any) -> ContainerPlan:
         """Return a container's plan; ``values`` are the fields that differ between containers."""
         return ContainerPlan(
-            name=name, endpoint_id=self.owner, shm_bytes=self._shm_bytes, user_options=self._options, **values
+            name=name,
+            shm_bytes=self.context.settings.container_shm_bytes,
+            user_options=self._create_options,
+            **values,
         )
 
     def chown_commands(self, folder: Path) -> list[list[str]]:
@@ -117,26 +127,17 @@ class Containers:
             )
         ]
 
-    def folder(self, job: str) -> Path:
-        """Return the folder of a job's hosts."""
-        return self._folder / job
 
-    def resource_name(self, *values: str) -> str:
-        """Return the name of a container or a network: unique on this machine and readable."""
-        return "-".join(("smlaunch", self.owner, *values))
-
-
-def remove_leftovers_by_cached_engine(cache: Path, owner: str) -> int:
-    """Do what Containers.remove_leftovers does, for an endpoint with another executor, by the engine that
-    was used here earlier."""
-    engine = load_cached_engine(cache)
-    return 0 if engine is None else _remove_resources_of_endpoint(engine, owner)
+def _describe_engine(engine: Engine) -> str:
+    """Return version and flags; flags are passed where the engine's default settings do not work."""
+    flags = [*engine.flags, *engine.create_flags]
+    flags_text = f", with {' '.join(flags)} (its default settings do not work here)" if flags else ""
+    return f"{engine.version}{flags_text}"
 
 
-def _remove_resources_of_endpoint(engine: Engine, endpoint_id: str) -> int:
-    """Remove the containers and networks that a dead local endpoint left behind, found by their label, and
-    return the number of containers. Raises EndpointError if the engine does not answer in time: the next
-    endpoint must try again."""
+def _remove_resources_of_endpoint(engine: Engine, endpoint_id: str) -> None:
+    """Remove the containers and networks that a dead local endpoint left behind, found by their label. Raises
+    EndpointError if the engine does not answer in time: the next endpoint must try again."""
     label_filter = f"--filter=label={container_cli.ENDPOINT_ID_LABEL}={endpoint_id}"
     list_result = run_short_command(engine.command_line("ps", "--all", "--quiet", label_filter))
     if list_result.returncode == TIMED_OUT_CODE:
@@ -150,31 +151,23 @@ def _remove_resources_of_endpoint(engine: Engine, endpoint_id: str) -> int:
     network_ids = network_list_result.stdout.decode().split()
     if network_ids:
         run_short_command(container_cli.remove_networks_command(engine, *network_ids))
-    return len(container_ids)
 
 
 class ContainerAllocation:
     """The hosts of one job. The containers are created when their programs are known."""
 
-    def __init__(
-        self,
-        executor: Containers,
-        job: str,
-        host_names: Sequence[str],
-        isolated_network: bool,
-        image: str,
-        digest: str,
-    ) -> None:
+    def __init__(self, executor: Containers, request: HostsRequest, digest: str) -> None:
         self._executor = executor
-        self._job = job
-        self._image = image
-        self._folder = executor.folder(job)
-        self._network_name = executor.resource_name(job)
+        self._endpoint_id = request.endpoint_id
+        self._image = request.image
+        self._folder = request.folder
+        self._network_name = _resource_name(request.endpoint_id, request.job)
         self._supervised_hosts: list[SupervisedHost] = []
+        isolated_network, host_names = request.isolated_network, request.host_names
         self._can_reach_endpoint = not isolated_network and executor.enters_networks
         engine = executor.engine
         addresses = container_network.create_network(
-            engine, self._network_name, executor.owner, len(host_names), isolated_network
+            engine, self._network_name, request.endpoint_id, len(host_names), isolated_network
         )
         self.info = AllocationInfo(
             {},
@@ -240,7 +233,7 @@ class ContainerAllocation:
             )
 
     def _container_name(self, host: JobHost) -> str:
-        return self._executor.resource_name(self._job, host.name)
+        return f"{self._network_name}-{host.name}"
 
     def _create_supervisor_instructions(self, host: JobHost, program: Program) -> dict[str, Any]:
         """Return the JSON document that tells a host's supervisor (the process that runs one container) what
@@ -254,6 +247,7 @@ class ContainerAllocation:
         hidden_variables = variables_to_pass_by_name(program.environment, client_environment)
         container_plan = self._executor.create_container_plan(
             container_name,
+            endpoint_id=self._endpoint_id,
             image=self._image,
             network_name=self._network_name,
             address=host.address,
@@ -292,6 +286,11 @@ class ContainerAllocation:
             "relay_port": self._executor.endpoint_port if self._can_reach_endpoint else 0,
             "timeout_seconds": container_commands.TIMEOUT_SECONDS,
         }
+
+
+def _resource_name(endpoint_id: str, job: str) -> str:
+    """Return the name of a job's network, with which its containers' names begin: unique on this machine."""
+    return f"smlaunch-{endpoint_id}-{job}"
 
 
 def _convert_to_container_mount(mount: DirectoryMount) -> ContainerMount:

@@ -1,16 +1,20 @@
-"""The interface of executors: an executor provides the hosts of a job, runs one program on each, and removes
-everything afterwards.
+"""The interface between executors and the job runner: an executor (executor_base.py) provides the hosts of a
+job, runs one program on each, and removes everything afterwards.
 
-The job runner knows only this module. ``processes`` makes hosts of process trees on this machine; other
-executors take them from a container engine or a cluster.
+``processes`` makes hosts of process trees on this machine; other executors take them from a container engine
+or a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
+
+from smlaunch.contract.sagemaker_paths import ROOT_VARIABLE
+
+_OPT_ML = "/opt/ml"
 
 
 class CannotAllocate(Exception):
@@ -22,6 +26,24 @@ class ImageProblem(Exception):
     cause and the next step."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostsRequest:
+    """The hosts that a job needs."""
+
+    job: str
+    """Unique among the running jobs of an endpoint; a part of a path."""
+    endpoint_id: str
+    """Unique on this machine; ``Executor.remove_leftovers`` gets it if the endpoint dies."""
+    folder: Path
+    """Directory for the job's files, unique and still missing. ``Allocation.release`` removes it."""
+    host_names: Sequence[str]
+    """algo-1, algo-2, ..., in the order of ``Allocation.hosts``."""
+    isolated_network: bool = False
+    image: str = ""
+    raise_if_stopping: Callable[[], None] = lambda: None
+    """To be called while an allocation takes long; what it raises ends the allocation."""
+
+
 @dataclass(frozen=True)
 class JobHost:
     """One host of a job."""
@@ -29,12 +51,15 @@ class JobHost:
     name: str
     """algo-1, algo-2, ..."""
     network_name: str
-    """Host name where the host runs; the same as ``name`` unless the executor cannot give names."""
+    """Name or address by which the other hosts reach it; resourceconfig.json has it. The same as ``name``
+    unless the executor cannot give names."""
     address: str
     opt_ml_folder: Path
-    """Directory of this machine that the host sees as /opt/ml, with model, input, ..."""
+    """Directory of this machine that the host sees as /opt/ml, with model, input, ... The job runner writes
+    the input before ``Allocation.start``, and uploads checkpoints while the host runs. When ``read_exit``
+    returns how the host ended, the directory has all that the host has written."""
     ml_path_on_host: str
-    """Where the host's own programs find that directory: /opt/ml, unless the isolation level is plain."""
+    """Where the host's own programs find that directory: /opt/ml, or another one (``relocate_opt_ml``)."""
     interface: str = "lo"
     """Network interface on which the hosts reach each other; on SageMaker it is eth0."""
 
@@ -67,6 +92,16 @@ class Program:
     """Replaces the entry point of an image, unless it is empty."""
     arguments: tuple[str, ...] = ()
     """Arguments for the entry point of an image."""
+
+
+def relocate_opt_ml(program: Program, ml_path_on_host: str) -> Program:
+    """Return a program for a host that has the contract's tree elsewhere than at /opt/ml: its arguments that
+    are paths below /opt/ml are changed, and a variable tells the runtime."""
+    argv = tuple(
+        ml_path_on_host + argument[len(_OPT_ML) :] if argument.startswith(_OPT_ML + "/") else argument
+        for argument in program.argv
+    )
+    return replace(program, argv=argv, environment={**program.environment, ROOT_VARIABLE: ml_path_on_host})
 
 
 @dataclass(frozen=True)
@@ -131,31 +166,3 @@ class Allocation(Protocol):
     def release(self) -> None:
         """Kill all processes that still run and remove the hosts' files. May be called at any time, also
         more than once."""
-
-
-class Executor(Protocol):
-    """Provides hosts."""
-
-    name: str
-    isolation: str
-    """Isolation level or container engine, as plans, logs and ``doctor`` print it."""
-    can_mount_anywhere: bool
-    """Whether a shared mount may lie outside the contract's tree."""
-    runs_images: bool
-    """Whether hosts are containers of the job's image; otherwise they run this machine's programs."""
-
-    def allocate(
-        self,
-        job: str,
-        host_names: Sequence[str],
-        isolated_network: bool,
-        image: str = "",
-        raise_if_stopping: Callable[[], None] = lambda: None,
-    ) -> Allocation:
-        """Provide hosts for one job, in the order of ``host_names``. ``raise_if_stopping`` is called while
-        this takes long; what it raises ends the allocation. Raises CannotAllocate and, for an image that must
-        be run, ImageProblem."""
-
-    def remove_leftovers(self, dead_endpoint_id: str) -> int:
-        """Kill the processes or containers that the dead endpoint left behind, and return their
-        number."""

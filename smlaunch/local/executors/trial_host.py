@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from smlaunch.local.executors.executor_interface import DirectoryMount, HostExit, HostProcess, Program
-from smlaunch.local.executors.process_executor import ProcessAllocation
+from smlaunch.local.executors.process_allocation import ProcessAllocation
 from smlaunch.local.executors.tree_removal import remove_tree
 from smlaunch.local.state_dir import PROBE_PREFIX
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smlaunch.local.endpoint_settings import Settings
+from smlaunch.local.executors.executor_base import Executor
 from smlaunch.local.executors.executor_interface import (
     Allocation,
     CannotAllocate,
-    Executor,
     HostExit,
     HostProcess,
+    HostsRequest,
     ImageProblem,
     Program,
 )
@@ -38,6 +39,7 @@ from smlaunch.local.jobs.metric_definitions import MetricReader
 from smlaunch.local.jobs.pipe_mode import PipeFeeder
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.jobs.store_interfaces import LogStorage, MetricStorage, S3ObjectStore
+from smlaunch.local.state_dir import JobOwner
 from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.object_bodies import DamagedObject
 
@@ -51,11 +53,13 @@ class EndpointServices:
     log_store: LogStorage
     metric_store: MetricStorage
     executor: Executor
+    owner: JobOwner
+    """This endpoint among those that share a state directory."""
     settings: Settings
     credentials: Mapping[str, str]
     """Variables by which a script's AWS client reaches the endpoint."""
-    remove_other_executor_leftovers: Callable[[str], object] = lambda owner: None
-    """Removes, for the id of a dead endpoint, what it left behind if it had another executor."""
+    remove_leftovers: Callable[[str], object]
+    """Removes, for the id of a dead endpoint, what it left of its hosts."""
     state_directory: Path = Path()
     """For messages only."""
 
@@ -143,14 +147,18 @@ class Attempt:
         hosts with their disks. The job handler does what differs between training and processing jobs. Raises
         JobStopping if the job is stopped before its programs run."""
         spec = self._spec
-        self._allocation = allocation = self._services.executor.allocate(
-            # Job names are unique per region only, and two regions' jobs may run at once.
-            f"{spec.name}.{spec.region}",
-            [host.name for host in spec.hosts],
-            spec.network_isolation,
-            spec.image,
-            self._job_control.raise_if_stopping,
+        # Job names are unique per region only, and two regions' jobs may run at once.
+        job = f"{spec.name}.{spec.region}"
+        request = HostsRequest(
+            job=job,
+            endpoint_id=self._services.owner.id,
+            folder=self._services.owner.hosts_dir / job,
+            host_names=[host.name for host in spec.hosts],
+            isolated_network=spec.network_isolation,
+            image=spec.image,
+            raise_if_stopping=self._job_control.raise_if_stopping,
         )
+        self._allocation = allocation = self._services.executor.allocate(request)
         hosts_result = self._run_programs(allocation)
         is_stopping = self._job_control.is_stopping
         if hosts_result.is_spot_interrupted and not is_stopping:
@@ -261,7 +269,7 @@ class Attempt:
             inherited_names=settings.inherit_environment,
             credentials=self._services.credentials if allocation_info.can_reach_endpoint else {},
             endpoint_environment=os.environ,
-            runs_image=self._services.executor.runs_images,
+            shares_python=self._services.executor.shares_python,
         )
         programs = [
             Program(
@@ -286,9 +294,12 @@ class Attempt:
         if executor.runs_images:
             return field_notes  # the allocation's notes name the image
         command = " ".join(self._spec.command) if self._spec.has_entrypoint else "`train`, from the PATH,"
+        python = "this machine's Python" if executor.shares_python else "the hosts' Python"
+        hosts_text = executor.describe_isolation(executor.isolation)
+        if executor.takes_isolation:
+            hosts_text = f"{executor.name}, {hosts_text}"
         image_note = (
-            f"image {self._spec.image or '(none)'} is not run: {command} runs on this machine's Python "
-            f"({executor.name}, isolation {executor.isolation})"
+            f"image {self._spec.image or '(none)'} is not run: {command} runs on {python} ({hosts_text})"
         )
         return [image_note, *field_notes]
 

@@ -90,9 +90,7 @@ class JobManager:
         """Fail the jobs of dead endpoints and remove their processes and files. An endpoint is a server
         process that runs jobs; several share one state directory."""
         for endpoint_id in state_dir.dead_endpoint_ids(self._state_dir):
-            self._services.executor.remove_leftovers(endpoint_id)
-            # It may have run its jobs in another way, in containers or as processes, than this endpoint.
-            self._services.remove_other_executor_leftovers(endpoint_id)
+            self._services.remove_leftovers(endpoint_id)
             for record in self._services.job_store.unfinished_jobs(endpoint_id):
                 failure_reason = (
                     "InternalServerError: the endpoint that ran this job ended without closing it (found at "
