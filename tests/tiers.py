@@ -63,6 +63,7 @@ FILES = {
     "e2e/test_region.py": REAL,
     "e2e/test_verify_resume.py::test_augmentation_from_the_global_generator_is_named": REAL,
     "e2e/test_verify_verdicts.py": REAL,
+    "extending/test_executor.py": PROCESS,
     "extending/test_strategy.py": PROCESS,
     "export/test_pipeline.py::test_the_command_writes_it_and_refuses_a_name": PROCESS,
     "export/test_pipeline.py::test_three_segments_run_and_the_rest_does_not": REAL,

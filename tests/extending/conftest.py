@@ -14,10 +14,11 @@ import pytest
 from smlaunch.api.job_kinds import JOB_KINDS
 from smlaunch.catalog import registry
 from smlaunch.catalog.strategies import STRATEGIES
+from smlaunch.local.executors import EXECUTORS
 from smlaunch.planner import rules
 from tests.extending.page import example
 
-REGISTRIES = (STRATEGIES, JOB_KINDS, rules._OTHER_RULES)
+REGISTRIES = (STRATEGIES, JOB_KINDS, EXECUTORS, rules._OTHER_RULES)
 
 
 @pytest.fixture

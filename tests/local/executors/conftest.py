@@ -21,7 +21,7 @@ from smlaunch.local.executors.executor_interface import (
     Program,
 )
 from smlaunch.local.executors.isolation_levels import ISOLATION_LEVELS, IsolationLevel, probe_isolation_level
-from smlaunch.local.executors.process_executor import Processes
+from smlaunch.local.executors.process_allocation import ProcessAllocation
 
 _PATIENCE = 20.0
 _levels: dict[str, IsolationLevel] = {}
@@ -48,8 +48,18 @@ class Hosts:
     def __init__(self, folder: Path, level: str) -> None:
         self.level = level
         self.owner = f"test-{os.getpid()}-{time.monotonic_ns()}"
-        self.executor = Processes(folder / "hosts", self.owner, level, mounts=True)
+        self.folder = folder / "hosts"
         self.allocations: list[Allocation] = []
+
+    def allocate(self, job: str, host_names: Sequence[str], isolated_network: bool) -> ProcessAllocation:
+        return ProcessAllocation(
+            self.folder / job,
+            f"{self.owner}/{job}",
+            host_names,
+            self.level,
+            isolated_network,
+            can_mount=self.level != "plain",
+        )
 
     def start(
         self,
@@ -61,7 +71,7 @@ class Hosts:
         job: str = "job",
     ) -> list[HostProcess]:
         labels = [f"algo-{number}" for number in range(1, len(scripts) + 1)]
-        allocation = self.executor.allocate(job, labels, isolated_network)
+        allocation = self.allocate(job, labels, isolated_network)
         self.allocations.append(allocation)
         for host in allocation.hosts:
             (host.opt_ml_folder / "code").mkdir()

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from smlaunch.local.executors.executor_interface import Program
-from smlaunch.local.executors.process_executor import Processes
+from smlaunch.local.executors.process_allocation import ProcessAllocation
 
 folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 
@@ -15,8 +15,10 @@ folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.
 def run() -> None:
     import os
 
-    executor = Processes(folder, owner, level, mounts=False)
-    allocation = executor.allocate("job", ["algo-1", "algo-2"], False)
+    job_owner = f"{owner}/job"
+    allocation = ProcessAllocation(
+        folder / "job", job_owner, ["algo-1", "algo-2"], level, isolated_network=False, can_mount=False
+    )
     for host in allocation.hosts:
         (host.opt_ml_folder / "code").mkdir()
     program = Program(("sh", "-c", script), {"PATH": os.environ["PATH"]})

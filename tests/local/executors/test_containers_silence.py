@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from smlaunch.errors import EndpointError
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors import container_commands, container_network
 from smlaunch.local.executors.container_cli import Engine
 from smlaunch.local.executors.container_commands import TIMED_OUT_CODE
 from smlaunch.local.executors.container_engine import find_image_id, load_cached_engine, run_short_command
 from smlaunch.local.executors.container_executor import Containers
-from smlaunch.local.executors.executor_interface import CannotAllocate, Program
+from smlaunch.local.executors.executor_base import EndpointContext
+from smlaunch.local.executors.executor_interface import CannotAllocate, HostsRequest, Program
 from smlaunch.local.executors.isolation_levels import machine_fingerprint
+from smlaunch.local.state_dir import StateDir
 from tests.local.executors.conftest import eventually
 
 ENGINE_SCRIPT = """#!/bin/sh
@@ -48,6 +51,13 @@ def make_hanging_engine(folder: Path, *patterns: str, shell_prefix: str = "") ->
     )
     program.chmod(0o755)
     return Engine("podman", str(program), "0")
+
+
+def containers_by(engine: Engine, folder: Path) -> Containers:
+    """Return the executor of an endpoint that has found this engine."""
+    executor = Containers(EndpointContext(StateDir(folder / "home"), Settings(container_shm_bytes=None)))
+    executor.engine = engine
+    return executor
 
 
 def has_no_hanging_command(folder: Path) -> bool:
@@ -81,7 +91,7 @@ def test_silence_is_no_missing_image_and_no_empty_machine(tmp_path: Path) -> Non
             container_network.create_network(
                 make_hanging_engine(tmp_path, silent), "n", "o", host_count=2, is_internal=False
             )
-    executor = Containers(tmp_path, "o", make_hanging_engine(tmp_path, "ps"), {}, None, ())
+    executor = containers_by(make_hanging_engine(tmp_path, "ps"), tmp_path)
     with pytest.raises(EndpointError, match="cannot be removed: `podman ps` has not answered"):
         executor.remove_leftovers("another")
     assert has_no_hanging_command(tmp_path)
@@ -103,9 +113,15 @@ def test_an_engine_that_does_not_tell_its_version_is_not_remembered(tmp_path: Pa
 def test_a_host_is_given_back_whatever_the_engine_does(tmp_path: Path, silent: tuple[str, ...]) -> None:
     """A job that is stopped meanwhile ends, and nothing that waits for the engine is left."""
     engine = make_hanging_engine(tmp_path, *silent)
-    allocation = Containers(tmp_path / "hosts", "o", engine, {}, None, ()).allocate(
-        "job", ["algo-1"], True, "i"
+    request = HostsRequest(
+        job="job",
+        endpoint_id="o",
+        folder=tmp_path / "hosts" / "job",
+        host_names=["algo-1"],
+        isolated_network=True,
+        image="i",
     )
+    allocation = containers_by(engine, tmp_path).allocate(request)
     (host,) = allocation.start([Program(("true",), {})])
     assert eventually((tmp_path / "hanging").exists)
     time.sleep(TIMEOUT_SECONDS + 0.2)  # longer than the timeout of short commands

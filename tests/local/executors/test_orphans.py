@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.local.executors import process_cleanup
-from smlaunch.local.executors.process_executor import Processes
+from smlaunch.local.executors import process_allocation, process_cleanup
 from tests.conftest import IS_ROOT, ROOT
 from tests.local import ordinary_user
 from tests.local.executors.conftest import eventually, level_or_skip
@@ -44,7 +43,7 @@ def owner() -> Iterator[str]:
     name = f"orphans-{os.getpid()}-{time.monotonic_ns()}"
     yield name
     # As at the next endpoint's start: no process runs, and the short links of a killed endpoint are removed.
-    Processes(Path("/nowhere"), "the-next-one", "plain", mounts=False).remove_leftovers(name)
+    process_allocation.remove_leftovers(name)
     assert list(Path(tempfile.gettempdir()).glob(f"sml-{name}*")) == []
 
 
@@ -79,7 +78,7 @@ def test_endpoint_and_supervisors_killed_at_once_are_swept_by_the_next(
     process.kill()
     process_cleanup.kill_processes(supervisors)
     process.communicate()
-    Processes(tmp_path, "the-next-one", level, mounts=False).remove_leftovers(owner)
+    process_allocation.remove_leftovers(owner)
     assert eventually(lambda: process_cleanup.find_processes_of_owner(owner + "/") == [])
 
 

@@ -137,7 +137,7 @@ def test_a_supervisor_that_is_killed_takes_its_host_along(hosts: Hosts) -> None:
 
 
 def test_hosts_that_never_got_a_program_are_given_back(hosts: Hosts) -> None:
-    allocation = hosts.executor.allocate("early", ["algo-1", "algo-2"], False)
+    allocation = hosts.allocate("early", ["algo-1", "algo-2"], False)
     allocation.release()
     allocation.release()
     assert not allocation.hosts[0].opt_ml_folder.exists()
@@ -248,7 +248,7 @@ def test_network_isolation_leaves_the_hosts_each_other(hosts: Hosts, tmp_path: P
 
 
 def test_jobs_have_addresses_and_ports_of_their_own(hosts: Hosts) -> None:
-    first, second = (hosts.executor.allocate(job, ["algo-1", "algo-2"], False) for job in ("one", "two"))
+    first, second = (hosts.allocate(job, ["algo-1", "algo-2"], False) for job in ("one", "two"))
     hosts.allocations += [first, second]
     addresses = [host.address for allocation in (first, second) for host in allocation.hosts]
     assert len(set(addresses)) == 4
