@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.executor_option import executor_option
 from smlaunch.cli.main import LazyGroup
-from smlaunch.cli.options import GroupedCommand, executor_option, grouped_option, json_option
+from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
 from smlaunch.errors import EXIT_MACHINE, EndpointError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from smlaunch import Compute, EndpointError, Job, Target, launch, plan
@@ -199,6 +200,8 @@ def test_the_command_line_knows_an_installed_one(
     help_text = " ".join(CliRunner().invoke(run_command, ["--help"]).output.split())
     assert "[processes|containers|wrapped]" in help_text
     assert "or processes behind the command in HOST_WRAPPER. Default: processes." in help_text
+    completion = ShellComplete(run_command, {}, "smlaunch", "_COMPLETE")
+    assert [item.value for item in completion.get_completions(["--executor"], "w")] == ["wrapped"]
     other = CliRunner().invoke(run_command, ["train.py", "--local", "--executor", "slurmy"])
     assert "'slurmy' is not one of 'processes', 'containers', 'wrapped'." in other.output
 
