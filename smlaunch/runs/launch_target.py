@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from smlaunch.aws.interfaces import (
     ControlPlane,
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
     from smlaunch.facts.discovered_facts import EndpointFacts
 
 TargetKind = Literal["aws", "local"]
+
+_OPEN_CLIENTS: WeakSet[Any] = WeakSet()
+
+
+def _close_inherited_connections() -> None:
+    """A forked process must not read responses to its parent's requests: its clients connect anew."""
+    for client in list(_OPEN_CLIENTS):
+        client.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_connections)
 
 
 REGION_POLLING = Polling(
@@ -336,6 +348,7 @@ class Target:
             client_config["proxies"] = {}  # a proxy could not reach it
             client_config["s3"] = {"addressing_style": "path"}  # buckets have no host names there
         client = create_client(self.session, service, self.region_name, self.url, Config(**client_config))
+        _OPEN_CLIENTS.add(client)
         if is_local_endpoint:  # it may restart at another address
             client.meta.events.register("before-sign", self._redirect_to_current_address)
         return client

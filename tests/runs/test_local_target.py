@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,26 @@ def test_a_restarted_endpoint_is_found_again(job: Job, home: Path) -> None:
     finally:
         background_endpoint.stop_endpoint(home)
         shutil.rmtree(home)
+
+
+def test_forked_processes_have_connections_of_their_own(job: Job, home: Path) -> None:
+    """With the parent's connection they would read each other's responses, or wait for ever."""
+    background_endpoint.start_endpoint(home, isolation="plain")
+    try:
+        target = local_target()
+        job_names = [launch(job.with_changes(name=f"forked-{n}"), target).jobs[0] for n in range(2)]
+
+        def describe_often(job_name: str) -> None:
+            signal.alarm(60)
+            described = {target.control_plane.describe_job(job_name)["TrainingJobName"] for _ in range(50)}
+            sys.exit(described != {job_name})
+
+        fork = multiprocessing.get_context("fork")
+        children = [fork.Process(target=describe_often, args=(job_name,)) for job_name in job_names * 2]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0] * len(children)
+    finally:
+        background_endpoint.stop_endpoint(home)
