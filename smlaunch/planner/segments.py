@@ -394,7 +394,8 @@ def expected_schedule(
         )
         for duration in segment_durations
     )
-    goodput = useful_seconds / sum(segment_durations)  # the share that is useful training
+    # The share that is useful training; none in segments that are refused because they leave no time.
+    goodput = useful_seconds / max(sum(segment_durations), 1)
     if goodput < MIN_GOODPUT and facts.target == "aws":
         diagnostics.add_warning(
             f"Only {goodput:.0%} of the time is expected to be useful training: of a segment of "

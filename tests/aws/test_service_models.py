@@ -433,9 +433,7 @@ def test_unknown_names_are_refused_as_by_botocore(plain: Recorder, reduced: Reco
 
 def test_a_kind_of_job_that_is_registered_later(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Recorder(create_session()).client("sagemaker")
-    kinds = dict(job_kinds.JOB_KINDS)
-    monkeypatch.setattr(job_kinds, "JOB_KINDS", kinds)
-    monkeypatch.setattr("smlaunch.aws.service_models.JOB_KINDS", kinds)
+    monkeypatch.setattr(job_kinds.JOB_KINDS, "_registered", {})
     kind = job_kinds.JobKind(
         "Transform", members={}, input_members={}, input_modes=("File",), resources=(), constants={}
     )

@@ -146,6 +146,11 @@ def test_what_a_start_brings_makes_the_planned_end_earlier() -> None:
     assert streamed.segments[0].stop_after == 86400 - 300
 
 
+def test_a_segment_of_which_nothing_is_left_is_refused() -> None:
+    lines = refusals({"limits": {"max_runtime": "10m", "segment": "1s"}}, local(script=OURS))
+    assert lines[0].startswith("limits.segment: 1s leaves no time to train"), lines
+
+
 def test_a_segment_too_short_to_train_in_is_refused() -> None:
     (line,) = refusals({"limits": {"max_runtime": "3h", "segment": "75s"}}, region(script=OURS))
     assert line.startswith(
