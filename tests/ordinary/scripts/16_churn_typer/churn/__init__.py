@@ -1,0 +1,1 @@
+from churn import config  # noqa: F401
