@@ -1,7 +1,7 @@
 """botocore sessions whose clients are created in a tenth of the time: their service models are reduced ones.
 
 botocore parses 2.6 MB for a SageMaker client, and looks into 400 folders for the names of all services. Here
-it gets the same data, less what smlaunch does not use (service_models), from a cache (model_cache). Models of
+it gets the same data, less what smlaunch does not use (service_models), from a cache (user_cache). Models of
 the user's own, in ~/.aws/models or AWS_DATA_PATH, are read by botocore as they are.
 """
 
@@ -21,8 +21,8 @@ from botocore.exceptions import DataNotFoundError
 from botocore.loaders import JSONFileLoader, Loader, create_loader
 from botocore.session import Session
 
-from smlaunch.aws.model_cache import read_entry, write_entry
 from smlaunch.aws.service_models import SERVICE_IDS, ReducedSection, reduction_of
+from smlaunch.user_cache import read_entry, write_entry
 
 _CACHE_VERSION = 1
 """Of reductions: changes with the code in service_models."""
@@ -100,14 +100,16 @@ class _ReducingFileLoader(JSONFileLoader):
         source = [botocore.__version__, name, status.st_size, status.st_mtime_ns]
         key = json.dumps([_CACHE_VERSION, *source, *reduction.parameters])
         entry_name = name.replace("/", "-")
-        content = read_entry(entry_name, key)
-        if content is None:
+        entry = read_entry(entry_name, key)
+        if entry is not None:
+            content = json.loads(entry)
+        else:
             full = load_full()
             try:
                 content = reduction.reduce(full)
             except (LookupError, TypeError, AttributeError):  # another botocore may have another format
                 return full
-            write_entry(entry_name, key, content)
+            write_entry(entry_name, key, json.dumps(content, separators=(",", ":")).encode())
         return reduction.complete(content, load_full)
 
 

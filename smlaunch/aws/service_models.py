@@ -5,7 +5,7 @@ which a run needs twenty operations. A reduction has these operations, the shape
 errors of the service. Everything else is still there: the first use of another operation, shape or service
 reads the full file.
 
-Pure: ``model_loader`` knows botocore's files, and ``model_cache`` where reductions are stored.
+Pure: ``model_loader`` knows botocore's files, and ``user_cache`` where reductions are stored.
 """
 
 from __future__ import annotations

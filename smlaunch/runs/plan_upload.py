@@ -18,7 +18,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.planner.plan import RunPlan, Upload
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_driver import MessageCallback
-from smlaunch.runs.runtime_archive import build_runtime_archive
+from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import SourceArchive
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def upload_plan_files(
     refused upload, and JobError when a local file cannot be read any more.
     """
     storage = target.storage
-    # The runtime, smlaunch's program on the hosts, is packed once, although each shard of a run uploads it.
-    build_runtime = cache(build_runtime_archive)
+    # The runtime, smlaunch's program on the hosts, is loaded once, although each shard of a run uploads it.
+    load_runtime = cache(load_runtime_archive)
     missing_objects: list[_ObjectUpload] = []  # addresses, each with a function that makes the content
     for upload in plan.uploads:
-        missing_objects += _iter_missing_objects(upload, source, storage, build_runtime)
+        missing_objects += _iter_missing_objects(upload, source, storage, load_runtime)
     if missing_objects:
         # Alone and first, because it may have to create the bucket (named in plan.facts) for all others.
         _upload_and_create_bucket(missing_objects[0], plan.facts, storage, on_message)
@@ -98,17 +98,17 @@ def _iter_missing_objects(
     upload: Upload,
     source: SourceArchive | None,
     storage: ObjectStorage,
-    build_runtime: Callable[[bool], bytes],
+    load_runtime: Callable[[bool], bytes],
 ) -> Iterator[_ObjectUpload]:
     """Yield the S3 objects that one upload of a plan consists of and that S3 may lack; none for an input's
     data, which is uploaded separately. Their content is a function, called just before the upload.
 
-    ``build_runtime`` returns the archive of the runtime, smlaunch's program on the hosts, with (True) or
+    ``load_runtime`` returns the archive of the runtime, smlaunch's program on the hosts, with (True) or
     without its MPI part. Raises JobError for a source that has changed since the plan was made.
     """
     bucket, key = _bucket_and_key(upload.uri)
     if upload.kind == "runtime":
-        yield _ObjectUpload(key, bucket, content=partial(build_runtime, upload.mpi))
+        yield _ObjectUpload(key, bucket, content=partial(load_runtime, upload.mpi))
     elif upload.kind in ("launch", "shards"):  # small files, whose text is in the plan
         content = (upload.content or "").encode()
         yield _ObjectUpload(key, bucket, content=lambda: content)

@@ -10,12 +10,20 @@ otherwise.
 
 import importlib.util
 import io
+import json
 import marshal
+import sys
 import zipfile
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
+
+from smlaunch import user_cache
+
+_CACHE_ENTRY_NAME = "runtime"
+_PACKAGE = Path(__file__).resolve().parent.parent
+"""The folder of smlaunch itself."""
 
 _PACKAGES_FOR_HOSTS = ("contract", "runtime", "train")
 _MPI_PACKAGE = Path("runtime", "mpi")
@@ -30,19 +38,40 @@ _MARSHAL_VERSION = 2
 """Newer marshal formats depend on how often an object is referred to."""
 
 
+def load_runtime_archive(uses_mpi: bool) -> bytes:
+    """Return what ``build_runtime_archive`` returns, which takes as long as a bare interpreter's start, from
+    the user's cache unless a source has changed."""
+    key = _cache_key(uses_mpi)
+    content = user_cache.read_entry(_CACHE_ENTRY_NAME, key)
+    if content is None:
+        content = build_runtime_archive(uses_mpi)
+        if _cache_key(uses_mpi) == key:  # no source was saved while it was built
+            user_cache.write_entry(_CACHE_ENTRY_NAME, key, content)
+    return content
+
+
+def _cache_key(uses_mpi: bool) -> str:
+    """Return what the archive depends on: the format of compiled code, and each source. The time of a file's
+    last change (ctime) differs also where a tool has restored its time and its size is the same."""
+    parts: list[object] = [importlib.util.MAGIC_NUMBER.hex(), sys.flags.optimize, uses_mpi]
+    for path in (Path(__file__), *_iter_module_paths(_PACKAGE, uses_mpi)):
+        status = path.stat()
+        parts.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+    return json.dumps(parts)
+
+
 def build_runtime_archive(uses_mpi: bool = False) -> bytes:
     """Return the zip file's bytes, which are the same for the same sources and the same Python.
 
     The files are stored without compression, because that starts faster. ``uses_mpi`` adds the modules for
     ranks that mpirun starts (launch_spec.MPI).
     """
-    package = Path(__file__).resolve().parent.parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, source in (("__main__.py", _MAIN_SOURCE), ("smlaunch/__init__.py", b"")):
             _add_module(archive, name, source, compile(source, name, "exec", dont_inherit=True, optimize=0))
-        for path in _iter_module_paths(package, uses_mpi):
-            name = f"smlaunch/{path.relative_to(package).as_posix()}"
+        for path in _iter_module_paths(_PACKAGE, uses_mpi):
+            name = f"smlaunch/{path.relative_to(_PACKAGE).as_posix()}"
             _add_module(archive, name, path.read_bytes(), _cached_code(path, name))
     return buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""Stores what takes long to compute from botocore's files in the user's cache folder.
+"""Stores in the user's cache folder what takes long to compute from installed files.
 
 An entry is read only if this user wrote it: the file is a regular one of theirs that nobody else may write,
 and begins with a SHA-256 of its key and content. Whatever is wrong, reading gives None and writing gives up:
@@ -8,19 +8,17 @@ no command depends on the folder.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Any
 
-_MAX_BYTES = 4 << 20
-"""Of an entry; the largest, of SageMaker's model, has 160 KB."""
+_MAX_BYTES = 8 << 20
+"""Of an entry; the largest, the runtime's archive, has 1.8 MB."""
 
 _MAX_ENTRIES_PER_NAME = 8
-"""Versions of botocore that are in use at the same time, in several environments."""
+"""Versions of the files that are in use at the same time, in several environments."""
 
 _DIGEST_BYTES = 64
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,29 +36,27 @@ def cache_folder() -> Path | None:
     return base / "smlaunch" if base.is_absolute() else None
 
 
-def read_entry(name: str, key: str) -> Any:
-    """Return the JSON value that was written under this name and key; None if there is none."""
+def read_entry(name: str, key: str) -> bytes | None:
+    """Return the content that was written under this name and key; None if there is none."""
     folder = cache_folder()
     if folder is None:
         return None
-    with suppress(OSError, ValueError, RecursionError):  # ValueError: no UTF-8, no JSON, a NUL in the path
+    with suppress(OSError, ValueError):  # ValueError: a NUL in the path
         descriptor = os.open(folder / _file_name(name, key), _READ_FLAGS)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or not _is_private(status) or status.st_size > _MAX_BYTES:
                 return None
-            content = file.read(_MAX_BYTES)
-        digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        return json.loads(body) if digest == _digest(key, body) else None
+            digest, content = file.read(_DIGEST_BYTES), file.read(_MAX_BYTES)
+        return content if digest == _digest(key, content) else None
     return None
 
 
-def write_entry(name: str, key: str, value: Any) -> None:
-    """Write a JSON value, if that is possible; remove the oldest of many entries with this name."""
+def write_entry(name: str, key: str, content: bytes) -> None:
+    """Write the content, if that is possible; remove the oldest of many entries with this name."""
     folder = cache_folder()
     if folder is None:
         return
-    body = json.dumps(value, separators=(",", ":")).encode()
     with suppress(OSError, ValueError):
         _make_folder(folder)
         path = folder / _file_name(name, key)
@@ -68,7 +64,7 @@ def write_entry(name: str, key: str, value: Any) -> None:
         unfinished = path.with_suffix(f".{os.getpid()}-{get_ident()}")
         try:
             with os.fdopen(os.open(unfinished, _WRITE_FLAGS, 0o600), "wb") as file:
-                file.write(_digest(key, body) + body)
+                file.write(_digest(key, content) + content)
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)
@@ -79,11 +75,13 @@ def write_entry(name: str, key: str, value: Any) -> None:
 
 
 def _file_name(name: str, key: str) -> str:
-    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def _digest(key: str, body: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + b"\n" + body).hexdigest().encode()
+def _digest(key: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(key.encode() + b"\n")
+    digest.update(content)
+    return digest.hexdigest().encode()
 
 
 def _make_folder(folder: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.aws import model_cache
-from smlaunch.aws.model_cache import cache_folder, read_entry, write_entry
+from smlaunch import user_cache
+from smlaunch.user_cache import cache_folder, read_entry, write_entry
 from tests.conftest import IS_ROOT
 
-VALUE = {"operations": {"A": 1}, "text": "ü"}
+VALUE = b'{"operations":{"A":1}}\n\xff\x00'
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def _replace_by_folder(path: Path) -> None:
 
 
 def _append_much(path: Path) -> None:
-    os.truncate(path, 5 << 20)
+    os.truncate(path, 9 << 20)
 
 
 def _give_away(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_used(place: str, tmp_path: Path, monkeypatch: p
     base = tmp_path / place
     if place == "read-only" and IS_ROOT:  # whom no mode stops
         base = Path("/proc")
-    monkeypatch.setattr(model_cache, "cache_folder", lambda: base / "smlaunch")
+    monkeypatch.setattr(user_cache, "cache_folder", lambda: base / "smlaunch")
     write_entry("model", "key", VALUE)
     assert read_entry("model", "key") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "read-only"]
