@@ -58,8 +58,9 @@ def advise(
     from smlaunch.catalog import instances
     from smlaunch.cli.data_inventory import open_inventory
     from smlaunch.storage.read_time_estimates import HostProfile
-    from smlaunch.storage.storage_advice import AccessPattern, Platform, advise_storage
+    from smlaunch.storage.storage_advice import advise_storage
     from smlaunch.storage.storage_advice_text import as_text
+    from smlaunch.storage.storage_options import AccessPattern, Platform
 
     instance = None if instance_type is None else instances.find_instance_type(instance_type)
     if instance_type is not None and instance is None:

@@ -37,7 +37,7 @@ from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 if TYPE_CHECKING:
-    from smlaunch.storage.storage_advice import Platform
+    from smlaunch.storage.storage_options import Platform
 
 DEFAULT_VOLUME_GB = 30
 """The SageMaker SDK's default too."""
@@ -371,8 +371,9 @@ def _advise_channel(
     from smlaunch.catalog import instances
     from smlaunch.catalog.storage import storage_figure
     from smlaunch.facts.dataset_stats import DatasetStats
-    from smlaunch.storage.storage_advice import AccessPattern, advise_storage
+    from smlaunch.storage.storage_advice import advise_storage
     from smlaunch.storage.storage_advice_text import format_advice_line
+    from smlaunch.storage.storage_options import AccessPattern
 
     object_count, size_bytes = input_facts.objects or 0, input_facts.bytes or 0
     # Disk, memory and network of the hosts, for estimates.

@@ -10,90 +10,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from smlaunch.catalog.storage import Figure, find_network, storage_figure
 from smlaunch.facts.dataset_stats import DatasetStats
-from smlaunch.storage.read_time_estimates import ZERO_SECONDS, DataShare, EstimateRange, HostProfile
-from smlaunch.text.format import format_size
-
-Platform = Literal["training", "processing", "slurm"]
-"""Where the job runs: a training or processing job of SageMaker, or a Slurm cluster."""
-
-StorageVerdict = Literal["take", "first", "works", "poor", "cannot"]
-"""``take``: the chosen option; ``first``: a preparation step before it; ``works``: an alternative;
-``poor``: possible, but unsuitable here; ``cannot``: impossible."""
-
-MEMORY = "memory"
-FILE = "File"
-FASTFILE = "FastFile"
-PIPE = "Pipe"
-SHARDS = "shards"
-FSX = "FSx for Lustre"
-EXPRESS = "S3 Express One Zone"
-ETL = "EMR, Glue or Spark"
-TMPDIR = "$SLURM_TMPDIR"
-SHARED_STORAGE = "shared storage"
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange, HostProfile
+from smlaunch.storage.storage_options import (
+    EXPRESS,
+    FASTFILE,
+    FILE,
+    FSX,
+    MEMORY,
+    PIPE,
+    SHARED_STORAGE,
+    TMPDIR,
+    AccessPattern,
+    AdviceContext,
+    Platform,
+    StorageOption,
+    list_sagemaker_options,
+    packing_option,
+    size_text,
+)
 
 _MIN_PACKING_GAIN_SECONDS = 60.0
 """Seconds per host that packing must save, at the slow end of the estimate, to be worth its own step."""
-
-
-@dataclass(frozen=True)
-class AccessPattern:
-    """How the job reads its data."""
-
-    epochs: int | None = None
-    """How often all data is read; None if unknown, which counts as more than once."""
-
-    random_access: bool = False
-    """Samples are read in random order within files."""
-
-    is_data_split: bool = False
-    """Each host reads only its own share."""
-
-    platform: Platform = "training"
-
-    @property
-    def reads_repeatedly(self) -> bool:
-        return self.epochs is None or self.epochs > 1
-
-
-@dataclass(frozen=True)
-class StorageOption:
-    """One way to read the data, with its verdict and estimated times. A time is None if it cannot be
-    estimated."""
-
-    name: str
-    verdict: StorageVerdict
-    explanation: str
-    startup: EstimateRange | None = None
-    """Seconds until training begins."""
-
-    first_epoch: EstimateRange | None = None
-    """Seconds to read all data the first time."""
-
-    later_epoch: EstimateRange | None = None
-    """Seconds to read all data again."""
-
-    def total_time(self, epochs: int) -> EstimateRange | None:
-        if self.startup is None or self.first_epoch is None or self.later_epoch is None:
-            return None
-        return self.startup + self.first_epoch + self.later_epoch.scaled(epochs - 1)
-
-    def to_dict(self, epochs: int | None) -> dict[str, Any]:
-        total_time = self.total_time(epochs) if epochs else None
-        times_by_phase = {
-            "before": self.startup,
-            "first_epoch": self.first_epoch,
-            "epoch": self.later_epoch,
-            "total": total_time,
-        }
-        seconds = {
-            name: None if time_range is None else [round(time_range.low, 1), round(time_range.high, 1)]
-            for name, time_range in times_by_phase.items()
-        }
-        return {"way": self.name, "verdict": self.verdict, "because": self.explanation, "seconds": seconds}
 
 
 @dataclass(frozen=True)
@@ -164,7 +105,7 @@ def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfi
     pack_first = _is_worth_packing(dataset, access, host, host_data)
     # As many bytes, in fewer and larger files if they are packed first.
     data_to_read = host_data.as_shards() if pack_first else host_data
-    context = _AdviceContext(
+    context = AdviceContext(
         dataset=dataset,
         access=access,
         host=host,
@@ -173,14 +114,14 @@ def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfi
         pack_first=pack_first,
     )
     if access.platform == "slurm":
-        options, reasons = _slurm_options(context)
+        options, reasons = _mark_slurm_choice(context)
     else:
-        options, reasons = _sagemaker_options(context)
+        options, reasons = _mark_sagemaker_choice(context)
     if access.random_access:
         # How long an epoch takes depends on the number of reads, which is unknown.
         options = tuple(_without_epoch_times(option) for option in options)
     if pack_first:
-        options = (_packing_option(context), *options)
+        options = (packing_option(context), *options)
     return StorageAdvice(
         dataset=dataset,
         access=access,
@@ -195,73 +136,30 @@ def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfi
     )
 
 
-@dataclass(frozen=True)
-class _AdviceContext:
-    """The inputs of one comparison."""
-
-    dataset: DatasetStats
-    access: AccessPattern
-    host: HostProfile
-    host_data: DataShare
-    """What one host reads before packing."""
-
-    data_to_read: DataShare
-    """What one host reads after packing, if packing comes first."""
-
-    pack_first: bool
-
-    @property
-    def fits_memory(self) -> bool:
-        """Whether a host's data is at most about 10 GB and fits in the host's free memory."""
-        memory = self.host.memory_bytes
-        fits = memory is None or self.host_data.bytes <= memory
-        return (
-            self.host_data.bytes <= storage_figure("memory_bytes").low
-            and fits
-            and not self.dataset.is_truncated
-        )
-
-    @property
-    def fits_disk(self) -> bool:
-        return self.host_data.bytes <= self.host.disk_bytes
-
-    @property
-    def suits_local_disk(self) -> bool:
-        """Whether a host's data is at most about 100 GB and fits on the host's disk."""
-        small = self.host_data.bytes <= storage_figure("local_bytes").low and not self.dataset.is_truncated
-        return small and self.fits_disk
-
-
 # ---- on SageMaker ----------------------------------------------------------------------------------------
 
 
-def _sagemaker_options(context: _AdviceContext) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
+def _mark_sagemaker_choice(
+    context: AdviceContext,
+) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
     """Options on SageMaker with the chosen one marked, and the reasons."""
     name, reasons = _choose_sagemaker_option(context)
     if context.access.platform == "processing" and name not in (MEMORY, FILE):
         name, reasons = _choose_for_processing(context, reasons)
-    options = (
-        _memory_option(context),
-        _file_option(context),
-        _fastfile_option(context),
-        _pipe_option(context),
-        _fsx_option(context),
-        _express_option(context),
-        _etl_option(context),
-    )
     options_with_choice = tuple(
-        replace(option, verdict="take") if option.name == name else option for option in options
+        replace(option, verdict="take") if option.name == name else option
+        for option in list_sagemaker_options(context)
     )
     return options_with_choice, tuple(reasons)
 
 
-def _choose_sagemaker_option(context: _AdviceContext) -> tuple[str, list[str]]:
+def _choose_sagemaker_option(context: AdviceContext) -> tuple[str, list[str]]:
     """Return the name of the best way to read the data on SageMaker, and the reasons: by the size of what one
     host reads, how often it is read and in which order. The first that is possible is best: memory (about 10
     GB), the host's disk (about 100 GB), then storage that is read over the network. Truncated: discovery
     stopped counting, and there is more data. FILE copies to the disk; FASTFILE streams; FSX and EXPRESS are
     faster storage."""
-    access, amount_text = context.access, _size_text(context.host_data.bytes)
+    access, amount_text = context.access, size_text(context.host_data.bytes)
     if context.fits_memory:
         return MEMORY, [
             f"{amount_text} per host are about 10 GB or less: they fit in memory, and training should not "
@@ -283,7 +181,7 @@ def _choose_sagemaker_option(context: _AdviceContext) -> tuple[str, list[str]]:
         ]
     reason = f"{amount_text} per host are more than about 100 GB"
     if not context.fits_disk:
-        spare_text = _size_text(context.host.disk_bytes)
+        spare_text = size_text(context.host.disk_bytes)
         reason = f"{amount_text} per host do not fit in the {spare_text} of free disk space"
     if context.dataset.is_truncated:
         reason = f"there are {amount_text} per host or more (counting stopped)"
@@ -308,7 +206,7 @@ def _choose_sagemaker_option(context: _AdviceContext) -> tuple[str, list[str]]:
     ]
 
 
-def _choose_for_processing(context: _AdviceContext, reasons: list[str]) -> tuple[str, list[str]]:
+def _choose_for_processing(context: AdviceContext, reasons: list[str]) -> tuple[str, list[str]]:
     """Best option of a processing job, which has only the input modes File and Pipe."""
     if context.fits_disk:
         explanation = (
@@ -323,194 +221,14 @@ def _choose_for_processing(context: _AdviceContext, reasons: list[str]) -> tuple
     return PIPE, [explanation]
 
 
-def _memory_option(context: _AdviceContext) -> StorageOption:
-    """Return the option of a File channel that stays in the page cache, and whether it is possible, with the
-    estimated times of the download and of an epoch."""
-    memory_bytes = context.host.memory_bytes  # that data may use; None for an unknown instance type
-    works_in_memory = StorageOption(
-        name=MEMORY,
-        verdict="works",
-        explanation="a File channel, read once and then cached in memory",
-        startup=context.host.download_time(context.data_to_read),
-        first_epoch=context.host.disk_read_time(context.data_to_read),
-        later_epoch=context.host.memory_read_time(context.data_to_read),
-    )
-    if context.fits_memory:
-        return works_in_memory
-    # About 10 GB, which most instance types have: here the host's memory is too small.
-    usual_memory_bytes = storage_figure("memory_bytes").low
-    if memory_bytes is not None and context.host_data.bytes <= usual_memory_bytes:
-        return StorageOption(
-            name=MEMORY,
-            verdict="cannot",
-            explanation=f"the host has {_size_text(memory_bytes)} of memory to spare",
-        )
-    # More than that, but this instance type has a large memory. Truncated: the data's full size is unknown.
-    fits_large_memory = memory_bytes is not None and context.host_data.bytes <= memory_bytes
-    if fits_large_memory and not context.dataset.is_truncated:
-        return replace(works_in_memory, explanation="this host's memory is large enough")
-    return StorageOption(
-        name=MEMORY,
-        verdict="cannot",
-        explanation=f"{_size_text(context.host_data.bytes)} do not fit in a host's memory",
-    )
-
-
-def _file_option(context: _AdviceContext) -> StorageOption:
-    """Return the option of a File channel, copied to the host's disk before training begins."""
-    host = context.host
-    # data_to_read: what one host reads, after packing into shards if that comes first.
-    startup, epoch_time = host.download_time(context.data_to_read), host.disk_read_time(context.data_to_read)
-    if not context.fits_disk:
-        explanation = f"the host's disk has {_size_text(host.disk_bytes)} to spare, and cannot be made larger"
-        return StorageOption(name=FILE, verdict="cannot", explanation=explanation)
-    disk_text = "NVMe disk" if host.nvme_bytes else "volume, 128 to 250 MiB/s, as large as compute.volume_gb"
-    explanation = f"copied to the host's {disk_text}, before training begins"
-    rereads_slow_volume = not host.nvme_bytes and context.access.reads_repeatedly and not context.fits_memory
-    if rereads_slow_volume:
-        explanation += "; every epoch reads it at that speed, so consider an instance type with NVMe disks"
-    return StorageOption(
-        name=FILE,
-        verdict="works",
-        explanation=explanation,
-        startup=startup,
-        first_epoch=epoch_time,
-        later_epoch=epoch_time,
-    )
-
-
-def _fastfile_option(context: _AdviceContext) -> StorageOption:
-    """Return the option of a FastFile channel, streamed from S3 in every epoch."""
-    if context.access.platform == "processing":
-        return StorageOption(
-            name=FASTFILE, verdict="cannot", explanation="a processing job has no such input"
-        )
-    epoch_time = context.host.stream_time(context.data_to_read)
-    if context.access.random_access:
-        return StorageOption(
-            name=FASTFILE,
-            verdict="poor",
-            explanation="every random read is a request of its own, answered after 0.1 to 0.2 s",
-            startup=ZERO_SECONDS,
-        )
-    # Many small files that are not packed into shards first.
-    if context.dataset.has_small_files and not context.pack_first and context.dataset.files > 1:
-        explanation = "starts at once; every small file is a request that a reader waits for, in every epoch"
-        return StorageOption(
-            name=FASTFILE,
-            verdict="works",
-            explanation=explanation,
-            startup=ZERO_SECONDS,
-            first_epoch=epoch_time,
-            later_epoch=epoch_time,
-        )
-    return StorageOption(
-        name=FASTFILE,
-        verdict="works",
-        explanation="starts at once; every epoch streams from S3 again",
-        startup=ZERO_SECONDS,
-        first_epoch=epoch_time,
-        later_epoch=epoch_time,
-    )
-
-
-def _pipe_option(context: _AdviceContext) -> StorageOption:
-    """A Pipe channel."""
-    if context.access.random_access:
-        return StorageOption(
-            name=PIPE, verdict="cannot", explanation="a pipe is read in order, once per epoch"
-        )
-    epoch_time = context.host.download_time(context.data_to_read, to_disk=False)
-    explanation = "for built-in algorithms and augmented manifests; FastFile streams as well, and gives files"
-    return StorageOption(
-        name=PIPE,
-        verdict="works",
-        explanation=explanation,
-        startup=ZERO_SECONDS,
-        first_epoch=epoch_time,
-        later_epoch=epoch_time,
-    )
-
-
-def _fsx_option(context: _AdviceContext) -> StorageOption:
-    """FSx for Lustre."""
-    host = context.host
-    if context.access.platform == "processing":
-        return StorageOption(name=FSX, verdict="cannot", explanation="a processing job's inputs come from S3")
-    epoch_time = host.fsx_read_time(context.data_to_read, context.dataset.bytes)
-    first_epoch = EstimateRange(
-        low=epoch_time.low, high=(host.stream_time(context.data_to_read) + epoch_time).high
-    )
-    min_tib = max(storage_figure("fsx_least_tib").low, context.dataset.bytes / 2**40)
-    is_large = context.host_data.bytes > storage_figure("local_bytes").low
-    explanation = (
-        f"{min_tib:.1f} TiB or more, linked to the bucket, in a VPC, billed while it exists: for large data "
-        "read by many jobs, or in random order. smlaunch has no channel for it yet: request it with "
-        "FileSystemDataSource"
-    )
-    return StorageOption(
-        name=FSX,
-        verdict="works" if is_large or context.access.random_access else "poor",
-        explanation=explanation,
-        startup=ZERO_SECONDS,
-        first_epoch=first_epoch,
-        later_epoch=epoch_time,
-    )
-
-
-def _express_option(context: _AdviceContext) -> StorageOption:
-    """S3 Express One Zone."""
-    if context.access.platform == "processing":
-        return StorageOption(
-            name=EXPRESS,
-            verdict="poor",
-            explanation="a copy at the start does not need low latency, once files are packed",
-        )
-    epoch_time = context.host.stream_time(context.data_to_read, storage_figure("express_first_byte"))
-    explanation = (
-        "a directory bucket in the job's own availability zone, answering in single-digit milliseconds: "
-        "for small or random reads that cannot be packed; the data is copied there first, and costs more "
-        "to store"
-    )
-    is_suitable = context.access.random_access or (
-        context.dataset.has_small_files and not context.fits_memory
-    )
-    return StorageOption(
-        name=EXPRESS,
-        verdict="works" if is_suitable else "poor",
-        explanation=explanation,
-        startup=ZERO_SECONDS,
-        first_epoch=epoch_time,
-        later_epoch=epoch_time,
-    )
-
-
-def _etl_option(context: _AdviceContext) -> StorageOption:
-    """ETL before training, for large text tables."""
-    table_bytes = context.dataset.table_bytes or 0
-    if 2 * table_bytes >= context.dataset.bytes > storage_figure("local_bytes").low:
-        return StorageOption(
-            name=ETL,
-            verdict="first",
-            explanation=f"{_size_text(table_bytes)} are text tables: filtering, joining and parsing them in "
-            "every epoch is ETL. Do it once, with Spark (SageMaker Processing's PySpark image, EMR or Glue), "
-            "and train on the resulting Parquet files or shards",
-        )
-    return StorageOption(
-        name=ETL,
-        verdict="poor",
-        explanation="for filtering, joining and parsing tables at scale, not for reading samples",
-    )
-
-
 # ---- on Slurm --------------------------------------------------------------------------------------------
 
 
-def _slurm_options(context: _AdviceContext) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
+def _mark_slurm_choice(context: AdviceContext) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
     """Return the ways to read the data on a Slurm cluster, the chosen one with verdict ``take``, and the
     reasons: memory for about 10 GB, the node's own disk ($SLURM_TMPDIR) for about 100 GB, otherwise shared
     storage."""
-    amount_text = _size_text(context.host_data.bytes)
+    amount_text = size_text(context.host_data.bytes)
     memory_text = "memory of the job: copy to $SLURM_TMPDIR first, then read once and cache"
     tmpdir_text = "the node's own disk: one archive, copied and unpacked at the start of the job"
     shared_text = "home, project and scratch: rarely and in large pieces, never many small reads"
@@ -581,29 +299,7 @@ def _packing_gain(host: HostProfile, host_data: DataShare) -> EstimateRange:
     )
 
 
-def _packing_option(context: _AdviceContext) -> StorageOption:
-    """Packing into shards, before training."""
-    files, shards = (
-        math.ceil(context.dataset.files),
-        math.ceil(DataShare(bytes=context.dataset.bytes, files=0).as_shards().files),
-    )
-    count_text = f"{files:,} files of {_size_text(context.dataset.mean_bytes)} on average"
-    shards_text = f"{shards:,} tar shard{'s' if shards != 1 else ''} of about 150 MB"
-    if context.access.platform == "slurm":
-        explanation = (
-            f"{count_text} go into {shards_text}: shared file systems have a quota of files, and many small "
-            "ones slow them down"
-        )
-    else:
-        download_time = context.host.download_time(context.host_data)
-        explanation = (
-            f"{count_text} are as many requests, {download_time} before training; in {shards_text} only "
-            "their size counts"
-        )
-    return StorageOption(name=SHARDS, verdict="first", explanation=explanation)
-
-
-def _additional_notes(context: _AdviceContext) -> tuple[str, ...]:
+def _additional_notes(context: AdviceContext) -> tuple[str, ...]:
     """Return what else the user should know: what is unknown and assumed, and what limits the estimates."""
     note_texts: list[str] = []
     access, host = context.access, context.host
@@ -631,7 +327,7 @@ def _additional_notes(context: _AdviceContext) -> tuple[str, ...]:
     if host.hosts > 1 and not access.is_data_split:
         note_texts.append(
             f"Every one of {host.hosts} hosts reads everything; with a share for each (split: bytes) it is "
-            f"{_size_text(context.dataset.bytes / host.hosts)} per host."
+            f"{size_text(context.dataset.bytes / host.hosts)} per host."
         )
     if access.random_access:
         note_texts.append(
@@ -666,7 +362,3 @@ def _figures_of_estimates(platform: Platform, host: HostProfile) -> tuple[Figure
     return tuple(
         storage_figure(name) for name in [*rule_figures, *rate_figures, *disk_figures, *network_figures]
     )
-
-
-def _size_text(size_bytes: float) -> str:
-    return format_size(round(size_bytes))

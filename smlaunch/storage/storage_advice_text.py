@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from smlaunch.storage.storage_advice import FSX, PIPE, SHARED_STORAGE, TMPDIR, StorageAdvice, StorageOption
+from smlaunch.storage.storage_advice import StorageAdvice
+from smlaunch.storage.storage_options import FSX, PIPE, SHARED_STORAGE, TMPDIR, StorageOption
 from smlaunch.text.format import escape_unprintable, format_size, wrap_bullets, wrap_paragraph
 
 _INDENT = "    "

@@ -14,8 +14,9 @@ from smlaunch.catalog.instances import find_instance_type, known_types
 from smlaunch.facts.dataset_stats import TABLE_PATTERN, DatasetCounter, DatasetStats
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.storage.read_time_estimates import DataShare, EstimateRange, HostProfile
-from smlaunch.storage.storage_advice import AccessPattern, StorageAdvice, advise_storage
+from smlaunch.storage.storage_advice import StorageAdvice, advise_storage
 from smlaunch.storage.storage_advice_text import as_text
+from smlaunch.storage.storage_options import AccessPattern
 from tests.planner.fixtures import local, plan, region, with_inputs
 from tests.tables import table
 
