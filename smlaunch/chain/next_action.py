@@ -10,11 +10,12 @@ and checkpoints and decides the same; two clients request the same job name, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from smlaunch.chain.observed_run import ObservedRun, cost_so_far, progress_by_job, run_progress_after
+from smlaunch.chain.progress_texts import ProgressTexts
 from smlaunch.chain.workflow import (
     RULE_BY_ENDING,
     JobEnding,
@@ -25,7 +26,7 @@ from smlaunch.chain.workflow import (
     variant_of_segment,
 )
 from smlaunch.contract.run_names import JobName
-from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
 from smlaunch.errors import EXIT_COMPLETED, EXIT_LIMIT, EXIT_STOPPED, EXIT_TRAINING_FAILED
 from smlaunch.job.model import format_duration
 from smlaunch.text.format import format_dollars
@@ -44,91 +45,6 @@ ENDING_MESSAGES: Mapping[JobEnding, str] = {
     JobEnding.WAIT_EXCEEDED: "stopped at its max_wait: spot capacity was not available, or was interrupted",
 }
 """For endings without a reason from the service."""
-
-
-class RunProgress(NamedTuple):
-    """How far a run was when it last made progress."""
-
-    newest_checkpoint_step: int = 0
-    """Step of the newest committed checkpoint, 0 before the first."""
-
-    reported_step: int | None = None
-    """Highest step in progress lines, None before the first."""
-
-    checkpoint_files_digest: str = ""
-    """Digest of the checkpoint files, for jobs that report no step."""
-
-    def is_beyond(self, earlier_progress: RunProgress) -> bool:
-        """Whether the run has made progress since ``earlier_progress``."""
-        # Jobs that report steps leave no digest: the first one after them cannot be compared with anything.
-        is_comparable = (
-            bool(earlier_progress.checkpoint_files_digest) or earlier_progress.reported_step is None
-        )
-        if self.newest_checkpoint_step > earlier_progress.newest_checkpoint_step or (
-            is_comparable
-            and bool(self.checkpoint_files_digest)
-            and self.checkpoint_files_digest != earlier_progress.checkpoint_files_digest
-        ):
-            return True
-        return (self.reported_step or 0) > (earlier_progress.reported_step or 0)
-
-
-@dataclass(frozen=True)
-class ObservedJob:
-    """One job of the run. The ``from_`` fields are the run's progress mark when the job was requested."""
-
-    segment: int
-    attempt: int
-    ending: JobEnding | None
-    """None while the job runs."""
-
-    reason: str = ""
-    """The service's failure reason."""
-
-    ended_at: float | None = None
-    """Seconds since the epoch."""
-
-    training_seconds: float = 0.0
-    billable_seconds: float = 0.0
-    is_spot: bool = False
-    from_step: int = 0
-    from_reported_step: int | None = None
-    from_files_digest: str = ""
-
-    @property
-    def progress_at_start(self) -> RunProgress:
-        return RunProgress(self.from_step, self.from_reported_step, self.from_files_digest)
-
-
-@dataclass(frozen=True)
-class ObservedRun:
-    """What was observed of the run."""
-
-    now: float
-    """Seconds since the epoch."""
-
-    jobs: Sequence[ObservedJob] = ()
-    newest_checkpoint_step: int = 0
-    """Newest committed step in S3, 0 before the first."""
-
-    outcome_file: SegmentOutcome | None = None
-    reported_step: int | None = None
-    """Highest step that the newest job reported; None if it reported none."""
-
-    newest_job_repeats_steps: bool = False
-    """Most of the newest job's steps had been reported by earlier jobs."""
-
-    checkpoint_files_digest: str = ""
-    """Digest of the script's own checkpoint files; empty without any."""
-
-    stop_requested: bool = False
-    """A person has asked to stop the run."""
-
-    override_failure: JobName | None = None
-    """Job whose failure a person has overridden: the run continues after it."""
-
-    wait_time_scale: float = 1.0
-    """Factor of all waits, relative to a region."""
 
 
 @dataclass(frozen=True)
@@ -190,51 +106,6 @@ def next_action(workflow: Workflow, observed: ObservedRun) -> RunAction:
     return _NextActionDecision(workflow, observed).decide_action()
 
 
-def run_progress_after(newest_job: ObservedJob, observed: ObservedRun) -> RunProgress:
-    """Return how far the run is when its newest job has ended: the newest checkpoint in S3 and the highest
-    step that its jobs printed (reported). Without progress it is what that job began with, so that a later
-    observer, who sees only what the next job began with, decides the same.
-    """
-    previous_progress = newest_job.progress_at_start
-    previous_step, reported_step = previous_progress.reported_step, observed.reported_step
-    # Independent ranks do not train together: one may have finished while another goes on.
-    are_ranks_independent = observed.outcome_file is not None and observed.outcome_file.independent_ranks
-    if are_ranks_independent or reported_step is None:
-        # No step speaks for the whole job; new or changed checkpoint files count as progress too.
-        known_steps = [step for step in (previous_step, reported_step) if step is not None]
-        return RunProgress(
-            newest_checkpoint_step=observed.newest_checkpoint_step,
-            reported_step=max(known_steps, default=None),
-            checkpoint_files_digest=observed.checkpoint_files_digest
-            or previous_progress.checkpoint_files_digest,
-        )
-    # A job that repeats steps started from the beginning: its steps do not count.
-    reached_new_step = not observed.newest_job_repeats_steps and reported_step > (previous_step or 0)
-    return RunProgress(
-        newest_checkpoint_step=observed.newest_checkpoint_step,
-        reported_step=reported_step if reached_new_step else previous_step,
-        checkpoint_files_digest=previous_progress.checkpoint_files_digest,
-    )
-
-
-def progress_by_job(jobs: Sequence[ObservedJob], current_progress: RunProgress) -> list[bool]:
-    """Whether each job, oldest first, made progress. ``current_progress``: the run's. What a
-    job began with is the result of the job before."""
-    progress_in_order = [job.progress_at_start for job in jobs] + [current_progress]
-    return [after.is_beyond(before) for before, after in pairwise(progress_in_order)]
-
-
-def cost_so_far(workflow: Workflow, jobs: Sequence[ObservedJob]) -> float | None:
-    """US dollars for all jobs so far; None if a price is unknown."""
-    total_dollars = 0.0
-    for job in jobs:
-        hourly_price = variant_of_segment(workflow, job.segment, job.from_step).price_per_hour
-        if hourly_price is None:
-            return None
-        total_dollars += hourly_price * job.billable_seconds / 3600
-    return total_dollars
-
-
 class _NextActionDecision:
     """One decision about a run that has jobs."""
 
@@ -252,6 +123,9 @@ class _NextActionDecision:
             self.outcome_file
             if self.outcome_file and self.outcome_file.job == str(self.newest_job_name)
             else None
+        )
+        self.texts = ProgressTexts(
+            observed, self.run_progress, workflow.run, self.jobs, self.newest_job_outcome
         )
 
     def decide_action(self) -> RunAction:
@@ -280,12 +154,14 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"stopped at its max_runtime{self._newest_checkpoint_text()}",
+                summary=f"stopped at its max_runtime{self.texts.newest_checkpoint()}",
             )
         # A person who continues a run after a failure (an override) takes back an earlier request to stop.
         if self.observed.stop_requested and not self._has_user_overridden_failure:
             return FinishRun(
-                exit_code=EXIT_STOPPED, status="Stopped", summary=f"stopped{self._newest_checkpoint_text()}"
+                exit_code=EXIT_STOPPED,
+                status="Stopped",
+                summary=f"stopped{self.texts.newest_checkpoint()}",
             )
         return self._action_after_ended_job(ending)
 
@@ -313,7 +189,7 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"ended itself before its max_runtime{self._newest_checkpoint_text()}",
+                summary=f"ended itself before its max_runtime{self.texts.newest_checkpoint()}",
             )
         if job_outcome is None and self.newest_job.ended_at is not None:
             # The outcome file may be on its way to S3 for a minute more, or a scaled one in a local
@@ -378,15 +254,15 @@ class _NextActionDecision:
         """
         if jobs_without_progress == 0:
             return self._submit_or_finish(
-                segment=self.newest_job.segment + 1, attempt=1, reason=self._progress_text()
+                segment=self.newest_job.segment + 1, attempt=1, reason=self.texts.progress()
             )
         if are_attempts_used_up:
             return FinishRun(
                 exit_code=EXIT_TRAINING_FAILED,
                 status="Failed",
-                summary=self._no_progress_diagnosis(jobs_without_progress),
+                summary=self.texts.no_progress_diagnosis(jobs_without_progress),
             )
-        return self._resubmit_segment(f"it made no progress: {self._no_progress_text()}")
+        return self._resubmit_segment(f"it made no progress: {self.texts.missing_progress()}")
 
     @property
     def _has_user_overridden_failure(self) -> bool:
@@ -433,7 +309,7 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"{cap_message}{self._newest_checkpoint_text()}",
+                summary=f"{cap_message}{self.texts.newest_checkpoint()}",
             )
         request = build_job_request(
             self.workflow,
@@ -488,53 +364,11 @@ class _NextActionDecision:
 
     # ---- sentences ---------------------------------------------------------------------------------------
 
-    def _newest_checkpoint_text(self) -> str:
-        """Message about the newest checkpoint or the highest step."""
-        if self.observed.newest_checkpoint_step:
-            return f"; the newest checkpoint is step {self.observed.newest_checkpoint_step}"
-        return (
-            f"; the highest step reported is {self._highest_reported_step}"
-            if self._highest_reported_step is not None
-            else ""
-        )
-
-    @property
-    def _highest_reported_step(self) -> int | None:
-        known = [
-            step
-            for step in (self.run_progress.reported_step, self.observed.reported_step)
-            if step is not None
-        ]
-        return max(known, default=None)
-
-    def _progress_text(self) -> str:
-        """Progress of the newest job, for a message."""
-        if self.observed.newest_checkpoint_step:
-            return f"from step {self.observed.newest_checkpoint_step}"
-        if self.observed.reported_step is not None:
-            return f"the script has reported step {self.observed.reported_step}"
-        return "its checkpoint files have changed"
-
-    def _no_progress_text(self) -> str:
-        """Return a message about why the newest job made no progress: neither a step that it reported nor a
-        checkpoint in S3 goes beyond what the run had before that job (``self.run_progress``). Step 0 as the
-        newest checkpoint: there is none, or the script saves files of its own, without steps.
-        """
-        has_checkpoint = self.observed.newest_checkpoint_step > 0
-        if self.observed.newest_job_repeats_steps and not has_checkpoint:
-            return "it started from the beginning: most steps that it reported had been reported before"
-        if self.observed.reported_step is not None:
-            return (
-                f"no step beyond {self.run_progress.reported_step or 0} was reported, and there is no newer "
-                "checkpoint"
-            )
-        return "it saved no newer checkpoint" if has_checkpoint else "it saved no new or changed checkpoint"
-
     def _finish_with_ending(self, ending: JobEnding, tries: int = 0) -> FinishRun:
         """End the run as its last job ended."""
-        run_note = f"; tried {tries} times without {self._missing_progress()}" if tries > 1 else ""
+        run_note = f"; tried {tries} times without {self.texts.missing_achievement()}" if tries > 1 else ""
         run_note += (
-            self._newest_checkpoint_text() if self.observed.newest_checkpoint_step or not run_note else ""
+            self.texts.newest_checkpoint() if self.observed.newest_checkpoint_step or not run_note else ""
         )
         return FinishRun(
             exit_code=RULE_BY_ENDING[ending].exit_code,
@@ -543,78 +377,12 @@ class _NextActionDecision:
             run_note=run_note,
         )
 
-    def _missing_progress(self) -> str:
-        """What none of the jobs achieved, for a message."""
-        if self.run_progress.reported_step is None or self.observed.newest_checkpoint_step:
-            return "a newer checkpoint"
-        return f"getting the run beyond step {self.run_progress.reported_step}"
-
     def _ending_text(self, ending: JobEnding) -> str:
         """Message for the newest job's ending."""
         first_reason_line = self.newest_job.reason.partition("\n")[0]
         return ENDING_MESSAGES.get(
             ending, first_reason_line or f"{self.newest_job_name} failed; the service gave no reason"
         )
-
-    def _no_progress_diagnosis(self, job_count: int) -> str:
-        """Return a message about why the run is not worth continuing: what its last ``job_count`` jobs left,
-        and the likely cause.
-        """
-        job_names = ", ".join(
-            str(JobName(self.workflow.run, job.segment, job.attempt)) for job in self.jobs[-job_count:]
-        )
-        newest_checkpoint_step, job_outcome = self.observed.newest_checkpoint_step, self.newest_job_outcome
-        # The last checkpoint that the newest job says it has completed; None if it says nothing.
-        committed_step = None if job_outcome is None else job_outcome.step
-        if committed_step is not None and committed_step > newest_checkpoint_step:
-            newest_text = "no checkpoint"
-            if newest_checkpoint_step:
-                newest_text = f"nothing newer than step {newest_checkpoint_step}"
-            return (
-                f"no progress: {job_names} left {newest_text}; the last one says it committed step "
-                f"{committed_step}, which is incomplete in S3: uploads do not finish before a segment ends; "
-                "see `smlaunch checkpoints ls`, and make segments longer"
-            )
-        if newest_checkpoint_step == 0:
-            return self._diagnosis_without_checkpoint(job_names)
-        return (
-            f"no progress: {job_names} left nothing newer than step {newest_checkpoint_step}; a segment ends "
-            "before its first checkpoint: make segments longer, or checkpoint more often; or the script "
-            "always starts from the beginning (`smlaunch verify-resume` detects that)"
-        )
-
-    def _diagnosis_without_checkpoint(self, job_names: str) -> str:
-        """Return the message for a run without complete checkpoints of smlaunch's in S3, by what its jobs
-        left instead: reported steps, or checkpoint files of the script's own. A digest stands for the content
-        of those files; empty without any."""
-        observed = self.observed
-        # Highest step that jobs printed as progress; None if they print none.
-        if self.run_progress.reported_step is not None:
-            message = (
-                f"no progress: {job_names} did not get the run beyond step {self.run_progress.reported_step}"
-            )
-            if observed.newest_job_repeats_steps:
-                message += (
-                    f"; {self.newest_job_name} reported steps up to {observed.reported_step}, and most of "
-                    "them had been reported before"
-                )
-            return f"{message}: {_RESTARTS_TEXT}"
-        if observed.checkpoint_files_digest:
-            return (
-                f"no progress: {job_names} saved no new or changed checkpoint file; the script reports no "
-                "step, and its checkpoint files did not change; let it print `smlaunch: progress step=N`, or "
-                "save more often"
-            )
-        return (
-            f"no progress: {job_names} left no checkpoint; no complete checkpoint is in S3: the script saves "
-            "none (see smlaunch.train), removes them, or its first one is later than a segment's end"
-        )
-
-
-_RESTARTS_TEXT = (
-    "the script starts from the beginning in every job instead of resuming from its checkpoint, or a "
-    "segment ends before its first new checkpoint"
-)
 
 
 def _status_of(ending: JobEnding) -> str:

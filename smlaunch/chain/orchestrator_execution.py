@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from smlaunch.chain.next_action import ENDING_MESSAGES, FinishRun, ObservedRun
+from smlaunch.chain.next_action import ENDING_MESSAGES, FinishRun
+from smlaunch.chain.observed_run import ObservedRun
 from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding, Remedy
 from smlaunch.contract.segment_outcome import FINISHED
 from smlaunch.errors import (

@@ -15,16 +15,8 @@ from smlaunch.api.job_kinds import job_kind_of
 from smlaunch.api.retry_policy import QUOTA_BACKOFF
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import call_with_retries, is_quota_in_use
-from smlaunch.chain.next_action import (
-    FinishRun,
-    FollowJob,
-    ObservedJob,
-    ObservedRun,
-    RunAction,
-    SubmitJob,
-    WaitUntil,
-    next_action,
-)
+from smlaunch.chain.next_action import FinishRun, FollowJob, RunAction, SubmitJob, WaitUntil, next_action
+from smlaunch.chain.observed_run import ObservedJob, ObservedRun
 from smlaunch.chain.workflow import Workflow
 from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.planner.plan import PlannedJob

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.aws.service_errors import call_with_retries
-from smlaunch.chain.next_action import ObservedJob
+from smlaunch.chain.observed_run import ObservedJob
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.runs.job_follower import JobFollower

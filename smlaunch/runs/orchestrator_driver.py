@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from smlaunch.chain.next_action import FinishRun, ObservedRun
+from smlaunch.chain.next_action import FinishRun
+from smlaunch.chain.observed_run import ObservedRun
 from smlaunch.chain.orchestrator_execution import (
     describe_driver,
     result_by_execution_or_silence,

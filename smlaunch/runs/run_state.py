@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
 from smlaunch.aws.service_errors import call_with_retries
-from smlaunch.chain.next_action import ObservedJob
+from smlaunch.chain.observed_run import ObservedJob
 from smlaunch.chain.workflow import classify_ending
 from smlaunch.contract.checkpoint_layout import is_smlaunch_path
 from smlaunch.contract.progress_line import iter_steps

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlaunch.api.job_kinds import PROCESSING, job_kind_of, job_name_of
-from smlaunch.chain.next_action import FinishRun, ObservedJob, ObservedRun, SubmitJob, next_action
+from smlaunch.chain.next_action import FinishRun, SubmitJob, next_action
+from smlaunch.chain.observed_run import ObservedJob, ObservedRun
 from smlaunch.chain.workflow import ENDING_BY_FAILURE_REASON, JobEnding, Workflow, classify_ending
 from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.contract.segment import (

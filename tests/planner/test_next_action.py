@@ -14,14 +14,16 @@ from smlaunch.chain.next_action import (
     OUTCOME_GRACE_SECONDS,
     FinishRun,
     FollowJob,
-    ObservedJob,
-    ObservedRun,
     RunAction,
-    RunProgress,
     SubmitJob,
     WaitUntil,
-    cost_so_far,
     next_action,
+)
+from smlaunch.chain.observed_run import (
+    ObservedJob,
+    ObservedRun,
+    RunProgress,
+    cost_so_far,
     progress_by_job,
     run_progress_after,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.chain.next_action import ObservedJob, ObservedRun
+from smlaunch.chain.observed_run import ObservedJob, ObservedRun
 from smlaunch.chain.orchestrator_execution import (
     SILENCE_SECONDS,
     OrchestratorExecution,

@@ -1,0 +1,142 @@
+"""What was observed of a run: its jobs and checkpoints, how far it is, and what it has cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from smlaunch.chain.workflow import JobEnding, Workflow, variant_of_segment
+from smlaunch.contract.run_names import JobName
+from smlaunch.contract.segment_outcome import SegmentOutcome
+
+
+class RunProgress(NamedTuple):
+    """How far a run was when it last made progress."""
+
+    newest_checkpoint_step: int = 0
+    """Step of the newest committed checkpoint, 0 before the first."""
+
+    reported_step: int | None = None
+    """Highest step in progress lines, None before the first."""
+
+    checkpoint_files_digest: str = ""
+    """Digest of the checkpoint files, for jobs that report no step."""
+
+    def is_beyond(self, earlier_progress: RunProgress) -> bool:
+        """Whether the run has made progress since ``earlier_progress``."""
+        # Jobs that report steps leave no digest: the first one after them cannot be compared with anything.
+        is_comparable = (
+            bool(earlier_progress.checkpoint_files_digest) or earlier_progress.reported_step is None
+        )
+        if self.newest_checkpoint_step > earlier_progress.newest_checkpoint_step or (
+            is_comparable
+            and bool(self.checkpoint_files_digest)
+            and self.checkpoint_files_digest != earlier_progress.checkpoint_files_digest
+        ):
+            return True
+        return (self.reported_step or 0) > (earlier_progress.reported_step or 0)
+
+
+@dataclass(frozen=True)
+class ObservedJob:
+    """One job of the run. The ``from_`` fields are the run's progress mark when the job was requested."""
+
+    segment: int
+    attempt: int
+    ending: JobEnding | None
+    """None while the job runs."""
+
+    reason: str = ""
+    """The service's failure reason."""
+
+    ended_at: float | None = None
+    """Seconds since the epoch."""
+
+    training_seconds: float = 0.0
+    billable_seconds: float = 0.0
+    is_spot: bool = False
+    from_step: int = 0
+    from_reported_step: int | None = None
+    from_files_digest: str = ""
+
+    @property
+    def progress_at_start(self) -> RunProgress:
+        return RunProgress(self.from_step, self.from_reported_step, self.from_files_digest)
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """What was observed of the run."""
+
+    now: float
+    """Seconds since the epoch."""
+
+    jobs: Sequence[ObservedJob] = ()
+    newest_checkpoint_step: int = 0
+    """Newest committed step in S3, 0 before the first."""
+
+    outcome_file: SegmentOutcome | None = None
+    reported_step: int | None = None
+    """Highest step that the newest job reported; None if it reported none."""
+
+    newest_job_repeats_steps: bool = False
+    """Most of the newest job's steps had been reported by earlier jobs."""
+
+    checkpoint_files_digest: str = ""
+    """Digest of the script's own checkpoint files; empty without any."""
+
+    stop_requested: bool = False
+    """A person has asked to stop the run."""
+
+    override_failure: JobName | None = None
+    """Job whose failure a person has overridden: the run continues after it."""
+
+    wait_time_scale: float = 1.0
+    """Factor of all waits, relative to a region."""
+
+
+def run_progress_after(newest_job: ObservedJob, observed: ObservedRun) -> RunProgress:
+    """Return how far the run is when its newest job has ended: the newest checkpoint in S3 and the highest
+    step that its jobs printed (reported). Without progress it is what that job began with, so that a later
+    observer, who sees only what the next job began with, decides the same.
+    """
+    previous_progress = newest_job.progress_at_start
+    previous_step, reported_step = previous_progress.reported_step, observed.reported_step
+    # Independent ranks do not train together: one may have finished while another goes on.
+    are_ranks_independent = observed.outcome_file is not None and observed.outcome_file.independent_ranks
+    if are_ranks_independent or reported_step is None:
+        # No step speaks for the whole job; new or changed checkpoint files count as progress too.
+        known_steps = [step for step in (previous_step, reported_step) if step is not None]
+        return RunProgress(
+            newest_checkpoint_step=observed.newest_checkpoint_step,
+            reported_step=max(known_steps, default=None),
+            checkpoint_files_digest=observed.checkpoint_files_digest
+            or previous_progress.checkpoint_files_digest,
+        )
+    # A job that repeats steps started from the beginning: its steps do not count.
+    reached_new_step = not observed.newest_job_repeats_steps and reported_step > (previous_step or 0)
+    return RunProgress(
+        newest_checkpoint_step=observed.newest_checkpoint_step,
+        reported_step=reported_step if reached_new_step else previous_step,
+        checkpoint_files_digest=previous_progress.checkpoint_files_digest,
+    )
+
+
+def progress_by_job(jobs: Sequence[ObservedJob], current_progress: RunProgress) -> list[bool]:
+    """Whether each job, oldest first, made progress. ``current_progress``: the run's. What a
+    job began with is the result of the job before."""
+    progress_in_order = [job.progress_at_start for job in jobs] + [current_progress]
+    return [after.is_beyond(before) for before, after in pairwise(progress_in_order)]
+
+
+def cost_so_far(workflow: Workflow, jobs: Sequence[ObservedJob]) -> float | None:
+    """US dollars for all jobs so far; None if a price is unknown."""
+    total_dollars = 0.0
+    for job in jobs:
+        hourly_price = variant_of_segment(workflow, job.segment, job.from_step).price_per_hour
+        if hourly_price is None:
+            return None
+        total_dollars += hourly_price * job.billable_seconds / 3600
+    return total_dollars
