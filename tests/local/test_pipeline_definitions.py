@@ -16,14 +16,9 @@ from smlaunch.local.pipelines.expressions import (
     resolve_expressions,
     value_at_path,
 )
-from smlaunch.local.pipelines.pipeline_definition import (
-    VERSION,
-    Definition,
-    InvalidDefinition,
-    parse_definition,
-    parse_duration,
-)
+from smlaunch.local.pipelines.pipeline_definition import VERSION, parse_definition, parse_duration
 from smlaunch.local.pipelines.pipeline_records import StepRecord
+from smlaunch.local.pipelines.pipeline_steps import Definition, InvalidDefinition
 
 TRAINING = {
     "AlgorithmSpecification": {"TrainingImage": "image:1", "TrainingInputMode": "File"},

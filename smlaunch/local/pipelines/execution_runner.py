@@ -25,8 +25,8 @@ from smlaunch.local.front.request_context import RequestContext, assumed_role_ar
 from smlaunch.local.pipelines import pipeline_conditions, ready_steps, step_retries
 from smlaunch.local.pipelines.expressions import UnresolvedError, expression_value_text, resolve_expressions
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.pipeline_definition import JOB_KIND_BY_STEP_TYPE, Definition, Step
 from smlaunch.local.pipelines.pipeline_records import Execution, StepRecord
+from smlaunch.local.pipelines.pipeline_steps import JOB_KIND_BY_STEP_TYPE, Definition, Step
 from smlaunch.local.pipelines.pipeline_store import PipelineStore
 from smlaunch.local.pipelines.reference_values import ExecutionScope, S3ObjectStore
 

@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.pipelines import expressions, pipeline_conditions, pipeline_parameters, step_retries
 from smlaunch.local.pipelines.expressions import DocumentPath, format_document_path, without_nulls
 from smlaunch.local.pipelines.pipeline_parameters import Parameter
+from smlaunch.local.pipelines.pipeline_steps import (
+    JOB_KIND_BY_STEP_TYPE,
+    Branch,
+    Definition,
+    InvalidDefinition,
+    Step,
+)
 from smlaunch.local.pipelines.step_retries import RetryPolicy
 
 VERSION = "2020-12-01"
 
-
-JOB_KIND_BY_STEP_TYPE: Mapping[str, JobKind] = {kind.name: kind for kind in (TRAINING, PROCESSING)}
-"""Steps of other types create no job."""
 
 _STEP_TYPES = (*JOB_KIND_BY_STEP_TYPE, "Condition", "Fail")
 _MEMBERS_OF_ALL_STEPS = frozenset({"Name", "Type", "Arguments", "DependsOn", "DisplayName", "Description"})
@@ -53,58 +55,6 @@ _NO_NESTED_CONDITIONS_TEXT = (
 )
 _MAX_STEPS = 50_000
 """The service's own limit is a quota of the account; this one bounds the endpoint's memory."""
-
-
-class InvalidDefinition(Exception):
-    """The definition is invalid, or this endpoint does not support it."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        """``problems``: one sentence for each error, which begins with a path in the definition."""
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
-
-
-class Branch(NamedTuple):
-    """A branch of a condition step."""
-
-    condition_step_name: str
-    outcome: bool
-    """The outcome of the condition for which the steps of the branch run."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a definition."""
-
-    name: str
-    type: str
-    """Training, Processing, Condition or Fail."""
-    arguments: JsonMapping
-    """With unresolved expressions. A condition has its Conditions alone, not its branches."""
-    dependencies: frozenset[str] = frozenset()
-    """Names of the steps in DependsOn and in references, and of the condition whose branch the step is in."""
-    branch: Branch | None = None
-    """The branch that the step is in; None outside the branches of conditions."""
-    retry_policies: tuple[RetryPolicy, ...] = ()
-    max_cache_age_seconds: float | None = None
-    """Greatest age of a cached result that may be reused, infinity without a limit; None without a cache."""
-    property_files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """OutputName and FilePath of each property file, by its name."""
-    display_name: str | None = None
-    description: str | None = None
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A definition without errors."""
-
-    parameters: Mapping[str, Parameter]
-    steps: Mapping[str, Step]
-    """In the order of the document; the steps of branches follow their condition."""
-    topological_order: tuple[str, ...]
-    """Names of all steps, each after its dependencies."""
-    experiment_config: JsonMapping = field(default_factory=dict)
-    """PipelineExperimentConfig with unresolved expressions; empty without one."""
 
 
 def parse_definition(text: str) -> Definition:

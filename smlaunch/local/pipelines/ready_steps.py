@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smlaunch.local.pipelines.pipeline_definition import Definition
 from smlaunch.local.pipelines.pipeline_records import StepRecord
+from smlaunch.local.pipelines.pipeline_steps import Definition
 
 UNSUCCESSFUL_STATUSES = ("Failed", "Stopped")
 

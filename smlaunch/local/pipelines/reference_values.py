@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from smlaunch.local.front.api_errors import ApiError
 from smlaunch.local.pipelines.expressions import UnresolvedError, value_at_path
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.pipeline_definition import JOB_KIND_BY_STEP_TYPE, Definition
 from smlaunch.local.pipelines.pipeline_records import Execution, StepRecord
+from smlaunch.local.pipelines.pipeline_steps import JOB_KIND_BY_STEP_TYPE, Definition
 
 _MAX_JSON_FILE_BYTES = 16 << 20
 """Of a JSON file in S3."""

@@ -14,8 +14,8 @@ from smlaunch.local.pipelines.execution_runner import (
     ExecutionRunner,
     PipelineServices,
 )
-from smlaunch.local.pipelines.pipeline_definition import Definition
 from smlaunch.local.pipelines.pipeline_records import FINAL_STATUSES, Execution
+from smlaunch.local.pipelines.pipeline_steps import Definition
 
 _JOB_ARN = re.compile(rf"/{JOB_PREFIX}-([a-z0-9]+)-")
 _STOP_COMMAND = "stop-execution"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from smlaunch.local.json_types import JsonMapping, JsonObject
-from smlaunch.local.pipelines.pipeline_definition import Step
 from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline, StepRecord
+from smlaunch.local.pipelines.pipeline_steps import Step
 from smlaunch.local.services.job_listing_pages import parse_offset
 
 _ENTRIES_PER_PAGE = 10

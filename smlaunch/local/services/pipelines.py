@@ -15,8 +15,8 @@ from smlaunch.local.pipelines import pipeline_definition as definitions
 from smlaunch.local.pipelines import pipeline_parameters
 from smlaunch.local.pipelines.expressions import expression_value_text, resolve_expressions
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.pipeline_definition import Definition, InvalidDefinition
 from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline
+from smlaunch.local.pipelines.pipeline_steps import Definition, InvalidDefinition
 from smlaunch.local.pipelines.pipeline_store import AlreadyExistsError, PipelineStore
 from smlaunch.local.pipelines.reference_values import ExecutionScope, S3ObjectStore
 from smlaunch.local.pipelines.running_executions import PipelineExecutions
