@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-from smlaunch.api.job_kinds import PROCESSING, TRAINING, job_kind_of, job_name_of, member_value
-from smlaunch.api.validation.request_check import check_request
+from smlaunch.api.job_kinds import PROCESSING, TRAINING, job_kind_of, job_name_of
 from smlaunch.chain.workflow import RunPolicy, Workflow, build_job_request, variant_of_segment
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE
@@ -21,7 +19,6 @@ from smlaunch.planner import segments
 from smlaunch.planner.checkpoint_upload import plan_checkpoints
 from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, apply_sharding, plan_sharding
 from smlaunch.planner.input_channels import RunS3Layout, advise_input_modes, plan_inputs
-from smlaunch.planner.job_field_names import dotted_path, job_field_of_member, walk_request_members
 from smlaunch.planner.launch_choices import advise_scaling, choose_strategy
 from smlaunch.planner.plan import (
     Candidate,
@@ -34,7 +31,8 @@ from smlaunch.planner.plan import (
     job_hash,
 )
 from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext
-from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler
+from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler, warn_of_differing_segments
+from smlaunch.planner.request_problems import check_compiled_request, field_paths_of, report_endpoint_limits
 from smlaunch.planner.rules import apply_rules, rules_of
 from smlaunch.planner.rules.rule import paths_overlap
 from smlaunch.planner.run_cost import plan_cost
@@ -54,9 +52,6 @@ DEFAULT_CHAIN_ATTEMPTS = 3
 """Attempts per segment of a chain; a single job has one."""
 
 _ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/")
-
-_RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
-"""Violations that are only warnings: the service knows new instance types before any client's tables."""
 
 
 def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> RunPlan:
@@ -105,7 +100,7 @@ def _choose_machines(
     from smlaunch.planner.compute_choice import choose_compute
 
     job_with_machines, candidates = choose_compute(job, strategy, facts, diagnostics)
-    diagnostics.fields_chosen_by_plan |= _field_paths_of(job_with_machines.to_mapping()) - _field_paths_of(
+    diagnostics.fields_chosen_by_plan |= field_paths_of(job_with_machines.to_mapping()) - field_paths_of(
         job.to_mapping()
     )
     return job_with_machines, candidates
@@ -175,7 +170,7 @@ def plan_single_run(
         run_id, job_digest, strategy, facts, layout, checkpoint_spec, tuple(channels), diagnostics
     )
     compiled_segments = [compiler.compile_segment(template) for template in templates]
-    _warn_of_differing_segments(compiled_segments, diagnostics)
+    warn_of_differing_segments(compiled_segments, diagnostics)
     first_segment = compiled_segments[0]
     _advise_on_script_and_data(job, facts, strategy, first_segment, diagnostics)
     workflow = Workflow(
@@ -187,8 +182,8 @@ def plan_single_run(
     )
     forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, diagnostics)
     for compiled in compiled_segments:
-        _check_request(compiled.variant.request, diagnostics)
-        _report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
+        check_compiled_request(compiled.variant.request, diagnostics)
+        report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
     if diagnostics.problems:
         raise JobError(diagnostics.problems)
     return RunPlan(
@@ -212,14 +207,6 @@ def plan_single_run(
         schedule=forecast.schedule,
         input_shardings=tuple(sharding_by_channel.values()),
     )
-
-
-def _warn_of_differing_segments(
-    compiled_segments: Sequence[CompiledSegment], diagnostics: Diagnostics
-) -> None:
-    """Warn of each kind of segment that computes something else than the one before."""
-    for previous, following in pairwise(compiled_segments):
-        _warn_of_difference(previous, following, diagnostics)
 
 
 class _RunForecast(NamedTuple):
@@ -410,43 +397,6 @@ def _to_planned_segment(number: int, request: Mapping[str, Any], compiled: Compi
     )
 
 
-def _warn_of_difference(
-    previous: CompiledSegment, following: CompiledSegment, diagnostics: Diagnostics
-) -> None:
-    """Add a warning if two successive kinds of segments differ in hosts, ranks, instance type or
-    hyperparameters: the run is then not equivalent to one long job."""
-    previous_job, following_job = previous.template.job, following.template.job
-    compared_values: list[tuple[str, Any, Any]] = [
-        ("hosts", previous_job.compute.hosts, following_job.compute.hosts),
-        ("ranks per host", previous.processes_per_host, following.processes_per_host),
-        ("instance type", previous.instance_type, following.instance_type),
-    ]
-    # A dictionary keeps the order of the names and drops duplicates.
-    hyperparameter_names = {**previous_job.hyperparameters, **following_job.hyperparameters}
-    compared_values += [
-        (name, previous_job.hyperparameters.get(name), following_job.hyperparameters.get(name))
-        for name in hyperparameter_names
-    ]
-    differences = [
-        f"{name} {old_value} -> {new_value}"
-        for name, old_value, new_value in compared_values
-        if old_value != new_value
-    ]
-    if not differences:
-        return
-    # The kinds change at a training step, if the job states one, or else at a segment's number.
-    until_step = previous.template.until_step
-    subject = (
-        f"Segment {following.template.first_segment}"
-        if until_step is None
-        else f"What follows on step {until_step}"
-    )
-    diagnostics.add_warning(
-        f"{subject} differs ({', '.join(differences)}): from there on the run is not bit-identical with an "
-        "unchanged one."
-    )
-
-
 def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagnostics: Diagnostics) -> None:
     """Add a problem for each thing that the job states and that does not exist or cannot be used: the run's
     name, the script, the source folder, the requirements file and the execution role. ``facts``: what
@@ -514,79 +464,3 @@ def _check_file_lists_fit_hosts(
         diagnostics.add_problem(
             "segments", f"file lists are made for one number of hosts, not for {numbers_text}"
         )
-
-
-def _check_request(request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
-    """Add a problem for each field of the job because of which the service would reject the request, unless
-    the field already has one. The request is checked by the service's own model of its API."""
-    reported_fields = {problem.path for problem in diagnostics.problems}
-    kind = job_kind_of(request)
-    if not member_value(request, kind.members["image"]):
-        # No image could be chosen; the field at fault (framework_version, or the type) is already reported.
-        reported_fields.add("image")
-    # A violation: a member of the request, and the limit of the model that it breaks.
-    for violation in check_request(kind.create_operation, request):
-        field = job_field_of_member(violation.path, request)
-        # The model may be older than the service, which knows newer instance types.
-        is_left_to_service = (field, violation.rule) in _RULES_LEFT_TO_SERVICE
-        if field in reported_fields or is_left_to_service:
-            continue
-        if field == "compute.spot" and "compute.instance_preferences" in reported_fields:
-            continue  # the two exclude each other; that is reported for the other field
-        diagnostics.add_problem(field, violation.to_problem().message)
-        reported_fields.add(field)
-
-
-def _report_endpoint_limits(
-    job: Job, request: Mapping[str, Any], facts: DiscoveredFacts, diagnostics: Diagnostics
-) -> None:
-    """Report members of the request that the endpoint rejects (a problem) or records without effect: a
-    warning if the job states the field that the member comes from, otherwise a reason."""
-    endpoint = facts.endpoint
-    for warning in endpoint.warnings:
-        diagnostics.add_warning(warning)
-    # The fields that the user states, without those that the plan has filled in.
-    stated_fields = _field_paths_of(job.to_mapping()) - diagnostics.fields_chosen_by_plan
-    fields_by_member = _fields_by_member(request)
-    # Both mappings of the endpoint: a sentence by the member's dotted path (ResourceConfig.VolumeSizeInGB).
-    for member_path, sentence in endpoint.rejected_members.items():
-        for field in fields_by_member.get(member_path, ()):
-            diagnostics.add_problem(field, sentence)
-    for member_path, sentence in endpoint.recorded_members.items():
-        fields_of_member = fields_by_member.get(member_path)
-        if fields_of_member is None:
-            continue  # the request does not have this member
-        fields_without_effect = [field for field in fields_of_member if field in stated_fields]
-        for field in fields_without_effect:
-            diagnostics.add_warning(f"{field}: {sentence}")
-        if not fields_without_effect:
-            capitalized_sentence = sentence[:1].upper() + sentence[1:].rstrip(".") + "."
-            diagnostics.add_reason(f"endpoint.{member_path}", capitalized_sentence)
-
-
-def _fields_by_member(request: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the fields of the job that each member of the request comes from, by the member's dotted path
-    without list indices, and also by that path with its value: ``InputDataConfig.InputMode=Pipe``."""
-    fields_by_key: dict[str, list[str]] = {}
-    for path, value in walk_request_members(request):
-        member_names = tuple(name for name in path if isinstance(name, str))  # without list indices
-        member_path = dotted_path(member_names)
-        has_plain_value = not isinstance(value, (dict, list))
-        # An endpoint may have no support for one value of a member only.
-        keys = [member_path, f"{member_path}={value}"] if has_plain_value else [member_path]
-        job_field = job_field_of_member(path, request)
-        for key in keys:
-            fields_of_key = fields_by_key.setdefault(key, [])
-            if job_field not in fields_of_key:
-                fields_of_key.append(job_field)
-    return fields_by_key
-
-
-def _field_paths_of(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """Dotted paths of all fields of the job that are stated."""
-    field_names: set[str] = set()
-    for key, value in mapping.items():
-        field_names.add(prefix + key)
-        if isinstance(value, Mapping):
-            field_names |= _field_paths_of(value, f"{prefix}{key}.")
-    return field_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
@@ -314,3 +315,48 @@ def _choose_max_wait_seconds(
         "for training and waiting for capacity together.",
     )
     return default_seconds
+
+
+def warn_of_differing_segments(
+    compiled_segments: Sequence[CompiledSegment], diagnostics: Diagnostics
+) -> None:
+    """Warn of each kind of segment that computes something else than the one before."""
+    for previous, following in pairwise(compiled_segments):
+        _warn_of_difference(previous, following, diagnostics)
+
+
+def _warn_of_difference(
+    previous: CompiledSegment, following: CompiledSegment, diagnostics: Diagnostics
+) -> None:
+    """Add a warning if two successive kinds of segments differ in hosts, ranks, instance type or
+    hyperparameters: the run is then not equivalent to one long job."""
+    previous_job, following_job = previous.template.job, following.template.job
+    compared_values: list[tuple[str, Any, Any]] = [
+        ("hosts", previous_job.compute.hosts, following_job.compute.hosts),
+        ("ranks per host", previous.processes_per_host, following.processes_per_host),
+        ("instance type", previous.instance_type, following.instance_type),
+    ]
+    # A dictionary keeps the order of the names and drops duplicates.
+    hyperparameter_names = {**previous_job.hyperparameters, **following_job.hyperparameters}
+    compared_values += [
+        (name, previous_job.hyperparameters.get(name), following_job.hyperparameters.get(name))
+        for name in hyperparameter_names
+    ]
+    differences = [
+        f"{name} {old_value} -> {new_value}"
+        for name, old_value, new_value in compared_values
+        if old_value != new_value
+    ]
+    if not differences:
+        return
+    # The kinds change at a training step, if the job states one, or else at a segment's number.
+    until_step = previous.template.until_step
+    subject = (
+        f"Segment {following.template.first_segment}"
+        if until_step is None
+        else f"What follows on step {until_step}"
+    )
+    diagnostics.add_warning(
+        f"{subject} differs ({', '.join(differences)}): from there on the run is not bit-identical with an "
+        "unchanged one."
+    )

@@ -1,4 +1,5 @@
-"""Maps members of a request to fields of the job, so that messages name what the user wrote."""
+"""Problems of a compiled request: what the service's model and the endpoint reject, by the fields of the job
+that the user wrote."""
 
 from __future__ import annotations
 
@@ -6,11 +7,94 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smlaunch.api.job_kinds import JobKind, job_kind_of, member_value
+from smlaunch.api.validation.request_check import check_request
+from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.job.model import Job
+from smlaunch.planner.plan_context import Diagnostics
 
 _FIELDS_WITH_OTHER_MEMBERS = ("image", "output")
 """Fields that also stand for the other members of the object that has theirs."""
 
 _INPUT_FIELDS_IN_MESSAGES = ("uri", "mode", "split", "content_type")
+
+_RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
+"""Violations that are only warnings: the service knows new instance types before any client's tables."""
+
+
+def check_compiled_request(request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
+    """Add a problem for each field of the job because of which the service would reject the request, unless
+    the field already has one. The request is checked by the service's own model of its API."""
+    reported_fields = {problem.path for problem in diagnostics.problems}
+    kind = job_kind_of(request)
+    if not member_value(request, kind.members["image"]):
+        # No image could be chosen; the field at fault (framework_version, or the type) is already reported.
+        reported_fields.add("image")
+    # A violation: a member of the request, and the limit of the model that it breaks.
+    for violation in check_request(kind.create_operation, request):
+        field = job_field_of_member(violation.path, request)
+        # The model may be older than the service, which knows newer instance types.
+        is_left_to_service = (field, violation.rule) in _RULES_LEFT_TO_SERVICE
+        if field in reported_fields or is_left_to_service:
+            continue
+        if field == "compute.spot" and "compute.instance_preferences" in reported_fields:
+            continue  # the two exclude each other; that is reported for the other field
+        diagnostics.add_problem(field, violation.to_problem().message)
+        reported_fields.add(field)
+
+
+def report_endpoint_limits(
+    job: Job, request: Mapping[str, Any], facts: DiscoveredFacts, diagnostics: Diagnostics
+) -> None:
+    """Report members of the request that the endpoint rejects (a problem) or records without effect: a
+    warning if the job states the field that the member comes from, otherwise a reason."""
+    endpoint = facts.endpoint
+    for warning in endpoint.warnings:
+        diagnostics.add_warning(warning)
+    # The fields that the user states, without those that the plan has filled in.
+    stated_fields = field_paths_of(job.to_mapping()) - diagnostics.fields_chosen_by_plan
+    fields_by_member = _fields_by_member(request)
+    # Both mappings of the endpoint: a sentence by the member's dotted path (ResourceConfig.VolumeSizeInGB).
+    for member_path, sentence in endpoint.rejected_members.items():
+        for field in fields_by_member.get(member_path, ()):
+            diagnostics.add_problem(field, sentence)
+    for member_path, sentence in endpoint.recorded_members.items():
+        fields_of_member = fields_by_member.get(member_path)
+        if fields_of_member is None:
+            continue  # the request does not have this member
+        fields_without_effect = [field for field in fields_of_member if field in stated_fields]
+        for field in fields_without_effect:
+            diagnostics.add_warning(f"{field}: {sentence}")
+        if not fields_without_effect:
+            capitalized_sentence = sentence[:1].upper() + sentence[1:].rstrip(".") + "."
+            diagnostics.add_reason(f"endpoint.{member_path}", capitalized_sentence)
+
+
+def _fields_by_member(request: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the fields of the job that each member of the request comes from, by the member's dotted path
+    without list indices, and also by that path with its value: ``InputDataConfig.InputMode=Pipe``."""
+    fields_by_key: dict[str, list[str]] = {}
+    for path, value in walk_request_members(request):
+        member_names = tuple(name for name in path if isinstance(name, str))  # without list indices
+        member_path = dotted_path(member_names)
+        has_plain_value = not isinstance(value, (dict, list))
+        # An endpoint may have no support for one value of a member only.
+        keys = [member_path, f"{member_path}={value}"] if has_plain_value else [member_path]
+        job_field = job_field_of_member(path, request)
+        for key in keys:
+            fields_of_key = fields_by_key.setdefault(key, [])
+            if job_field not in fields_of_key:
+                fields_of_key.append(job_field)
+    return fields_by_key
+
+
+def field_paths_of(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Dotted paths of all fields of the job that are stated."""
+    field_names: set[str] = set()
+    for key, value in mapping.items():
+        field_names.add(prefix + key)
+        if isinstance(value, Mapping):
+            field_names |= field_paths_of(value, f"{prefix}{key}.")
+    return field_names
 
 
 def job_field_of_member(member_path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.aws.botocore_client import SageMakerControlPlane
 from smlaunch.aws.interfaces import CallError
-from smlaunch.planner.job_field_names import job_field_of_member
+from smlaunch.planner.request_problems import job_field_of_member
 
 PARAMETERS = JobParameters(
     name="digits",

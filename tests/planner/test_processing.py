@@ -13,7 +13,7 @@ from smlaunch.api.validation.request_check import check_request
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import InputFacts
-from smlaunch.planner.job_field_names import job_field_of_member
+from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.strategies import load_strategy
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 

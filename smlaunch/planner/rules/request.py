@@ -16,8 +16,8 @@ from smlaunch.contract.segment import (
     UNTIL_STEP_VARIABLE,
 )
 from smlaunch.errors import Problem
-from smlaunch.planner.job_field_names import job_field_of_member
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _SMLAUNCH_TAGS = (TAG_FORMAT, TAG_RUN, TAG_SEGMENT, TAG_ATTEMPT, TAG_JOB)
