@@ -24,12 +24,13 @@ import select
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Deque, Dict, List, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Deque, List, Optional, Sequence, Set
 
 from smlaunch.runtime import child_process, hang_detector, process_table, reaper
 from smlaunch.runtime.child_process import ChildProcess
-from smlaunch.runtime.host_outcome import FinishedProcess, HostExitReport, HostOutcome, UnreadyService
-from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
+from smlaunch.runtime.host_outcome import HostExitReport, HostOutcome, UnreadyService
+from smlaunch.runtime.host_processes import HostProcesses, kill_running_groups, to_finished_process
+from smlaunch.runtime.log_streams import HostOutput
 from smlaunch.runtime.process_commands import ProcessCommand
 from smlaunch.runtime.segment_lifecycle import SegmentDeadline
 from smlaunch.runtime.signals import STOP_SIGNALS, SignalQueue
@@ -37,9 +38,6 @@ from smlaunch.runtime.signals import STOP_SIGNALS, SignalQueue
 if TYPE_CHECKING:
     from smlaunch.runtime.control_channel import ControlChannel
     from smlaunch.runtime.service_processes import ReadinessProbe, ServiceStart
-
-_FLUSH_SECONDS = 5.0
-"""How long the host may take to write its remaining output at the end."""
 
 _SERVICE_STOP_SECONDS = 5.0
 """Time for services to exit when all ranks have exited."""
@@ -49,9 +47,6 @@ _MAX_POLL_MS = 86_400_000
 
 _SIGKILL_WAS_SENT = float("inf")
 """In the place of the time of a SIGKILL: it was sent, and no other follows."""
-
-_MAX_FINAL_READ_BYTES = 1 << 20
-"""How much is read from each pipe at the end: a writer that was not found and killed may go on writing."""
 
 
 class Supervisor:
@@ -72,13 +67,12 @@ class Supervisor:
     ) -> None:
         self._signals = signals
         self._host_output = output
+        self._processes = HostProcesses(output)
         self._grace_seconds = grace_seconds
         self._failure_grace_seconds = failure_grace_seconds
         self._rank_commands: Sequence[ProcessCommand] = ()
         self._ranks_were_started = False
         self._rank_processes: List[ChildProcess] = []
-        self._process_by_pid: Dict[int, ChildProcess] = {}
-        self._process_outputs: List[ProcessOutput] = []
         self._ranks_sigkill_at: Optional[float] = None
         """Time on the monotonic clock at which the ranks get SIGKILL. None while nothing stops them;
         _SIGKILL_WAS_SENT when they got it."""
@@ -116,7 +110,9 @@ class Supervisor:
             reaper.become_subreaper()
             self._run_loop()
         finally:
-            self._clean_up()
+            if self._readiness_probe is not None:
+                self._readiness_probe.close()
+            self._processes.end_all()
         return self._make_outcome()
 
     def _start_next_processes(self) -> None:
@@ -147,7 +143,7 @@ class Supervisor:
         while self._pending_services and self._readiness_probe is None:
             service = self._pending_services[0]
             if service.command is not None:  # None: it runs on other hosts only
-                self._service_processes.append(self._start(service.command))
+                self._service_processes.append(self._processes.start(service.command))
             if service.ready_address is None:  # it is not waited for
                 self._pending_services.popleft()
             else:
@@ -157,7 +153,7 @@ class Supervisor:
         """Start the ranks of this host, and watch them for a hang if the job wants that."""
         self._ranks_were_started = True
         for command in self._rank_commands:
-            self._rank_processes.append(self._start(command))
+            self._rank_processes.append(self._processes.start(command))
         if self._hang_seconds is None or not self._rank_processes:
             return
         # A process with FIFOs for ranks is a launcher, such as torchrun.
@@ -166,12 +162,6 @@ class Supervisor:
         self._hang_detector = hang_detector.HangDetector(
             self._hang_seconds, time.monotonic(), launcher_pids, service_pids
         )
-
-    def _start(self, command: ProcessCommand) -> ChildProcess:
-        process = child_process.start_process(command, self._host_output)
-        self._process_by_pid[process.pid] = process
-        self._process_outputs += (process.output, *process.rank_outputs.values())
-        return process
 
     def _run_loop(self) -> None:
         """Wait for signals, output, messages and deadlines and handle them, until no process of this host
@@ -207,9 +197,8 @@ class Supervisor:
         if self._host_output.has_pending:
             poll.register(self._host_output.descriptor, select.POLLOUT)
         if not self._host_output.is_full:  # otherwise their pipes fill up, and ranks wait to print
-            for output in self._process_outputs:
-                if output.is_open:
-                    poll.register(output.descriptor, select.POLLIN)
+            for descriptor in self._processes.open_descriptors():
+                poll.register(descriptor, select.POLLIN)
         if self._readiness_probe is not None:
             poll.register(self._readiness_probe.ready_fd, select.POLLIN)
         if self._control_channel is not None:
@@ -293,14 +282,12 @@ class Supervisor:
         """Forward what can be read from the pipes of ranks and services, which are among ``ready_fds``, to
         the host's output. Output of ranks shows that they do not hang; that of services does not.
         """
+        forwarded_outputs = self._processes.forward_output(ready_fds)
         service_outputs = [process.output for process in self._service_processes]
-        for output in self._process_outputs:
-            is_readable = output.is_open and output.descriptor in ready_fds
-            forwarded_bytes = output.forward_block() if is_readable else 0
-            if forwarded_bytes == 0:
-                continue
-            if self._hang_detector is not None and output not in service_outputs:
-                self._hang_detector.record_output()
+        if self._hang_detector is not None and any(
+            output not in service_outputs for output in forwarded_outputs
+        ):
+            self._hang_detector.record_output()
 
     def _end_detected_hang(self) -> None:
         """End a hang: if no rank has printed anything or used the CPU for too long, send SIGABRT to the
@@ -356,24 +343,10 @@ class Supervisor:
             self._handle_signal(signal.SIGTERM)
 
     def _reap_processes(self, is_stop_pending: bool) -> None:
-        """Record the exits of processes: an exit code, or minus the number of the signal. A failed one stops
-        the others. ``is_stop_pending``: a stop signal has arrived and is not handled yet; services that exit
-        then have not failed.
+        """Record the exits of processes. A failed one stops the others. ``is_stop_pending``: a stop signal
+        has arrived and is not handled yet; services that exit then have not failed.
         """
-        exited: List[ChildProcess] = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:  # there is no child
-                break
-            if pid == 0:  # none of the children has exited
-                break
-            process = self._process_by_pid.get(pid)
-            if process is None:
-                continue  # an orphan that came to us as its new parent
-            process.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            process.ended_at = time.time()
-            exited.append(process)
+        exited = self._processes.reap()
         if exited and not self._is_stopping:
             self._handle_exits(exited, is_stop_pending)
 
@@ -414,10 +387,10 @@ class Supervisor:
         """
         now = time.monotonic()
         if self._ranks_sigkill_at is not None and now >= self._ranks_sigkill_at:
-            _kill_running_groups(self._rank_processes)
+            kill_running_groups(self._rank_processes)
             self._ranks_sigkill_at = _SIGKILL_WAS_SENT
         if self._services_sigkill_at is not None and now >= self._services_sigkill_at:
-            _kill_running_groups(self._service_processes)
+            kill_running_groups(self._service_processes)
             self._services_sigkill_at = _SIGKILL_WAS_SENT
 
     def _poll_timeout_ms(self) -> Optional[int]:
@@ -444,42 +417,6 @@ class Supervisor:
         milliseconds = max(0, int((next_deadline - time.monotonic()) * 1000) + 1)  # rounded up
         return min(milliseconds, _MAX_POLL_MS)  # a day; poll takes a C int
 
-    def _clean_up(self) -> None:
-        """Kill remaining descendants, also those that left their process group, and write what is left in the
-        pipes of all processes, at most for ``_FLUSH_SECONDS`` (5).
-        """
-        if self._readiness_probe is not None:
-            self._readiness_probe.close()
-        for process in self._process_by_pid.values():
-            child_process.kill_group(process.pid)
-        self._reap_killed()  # wait for those that still run
-        reaper.kill_descendants()
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        for output in self._process_outputs:
-            self._forward_remaining_output(output, deadline)
-            output.close()
-        self._host_output.flush(deadline)
-
-    def _forward_remaining_output(self, output: ProcessOutput, deadline: float) -> None:
-        """Forward what is left in a process's pipe, at most ``_MAX_FINAL_READ_BYTES`` (1 MiB): an orphan that
-        was not found may go on writing. ``deadline``: on the monotonic clock, for writing.
-        """
-        remaining_bytes = _MAX_FINAL_READ_BYTES
-        while remaining_bytes > 0:
-            block_bytes = output.forward_block()
-            if not block_bytes:  # the pipe is empty
-                return
-            remaining_bytes -= block_bytes
-            if self._host_output.is_full:
-                self._host_output.flush(deadline)
-
-    def _reap_killed(self) -> None:
-        """Wait for processes that run after a start that failed half-way."""
-        for process in self._process_by_pid.values():
-            if process.is_running:
-                os.waitpid(process.pid, 0)
-                process.status = -signal.SIGKILL
-
     def _make_outcome(self) -> HostOutcome:
         """Return how the processes of this host ended; with ``peer_exit`` where another host failed first,
         and on a host that follows the leader how that ended.
@@ -487,11 +424,11 @@ class Supervisor:
         # A service (program beside the ranks) that exited before them, or was not ready in time
         failed_service, probe = self._failed_service, self._timed_out_probe
         outcome = HostOutcome(
-            processes=tuple(self._to_finished_process(process) for process in self._rank_processes),
+            processes=tuple(to_finished_process(process) for process in self._rank_processes),
             stop_signal=self._stop_signal,
             detected_hang=self._detected_hang,
             overrun_seconds=self._overrun_seconds,
-            failed_service=None if failed_service is None else self._to_finished_process(failed_service),
+            failed_service=None if failed_service is None else to_finished_process(failed_service),
             unready_service=None if probe is None else UnreadyService(probe.service.name, probe.problem),
         )
         if self._control_channel is None or failed_service is not None or probe is not None:
@@ -507,29 +444,3 @@ class Supervisor:
             and own_failure.failed_at < peer_exit.failed_at
         )
         return outcome if own_failure_came_first else outcome._replace(peer_exit=peer_exit)
-
-    def _to_finished_process(self, process: ChildProcess) -> FinishedProcess:
-        """Return the result of a process that has exited."""
-        from smlaunch.runtime import tracebacks  # not before the ranks are started: they need not wait for it
-
-        status = process.status if process.status is not None else 0
-        output_tail = process.output.tail()
-        traceback_at = process.output.traceback_at
-        failed_at = process.ended_at
-        if status != 0 and traceback_at is not None and tracebacks.find_cause(output_tail) is not None:
-            failed_at = min(failed_at, traceback_at)
-        rank = next(iter(process.command.ranks), None)
-        rank_outputs = {
-            rank: (output.tail(), output.traceback_at) for rank, output in process.rank_outputs.items()
-        }
-        service = process.command.service
-        return FinishedProcess(
-            rank, status, process.ended_at, failed_at, output_tail, process.was_stopped, rank_outputs, service
-        )
-
-
-def _kill_running_groups(processes: Sequence[ChildProcess]) -> None:
-    """Send SIGKILL to the process groups of those that are running."""
-    for process in processes:
-        if process.is_running:
-            child_process.kill_group(process.pid)

@@ -13,6 +13,7 @@ from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.checkpoint_layout import Manifest, Shard, commit_content, parse_manifest, shard_name
 from smlaunch.contract.launch_spec import CheckpointSpec, Concat, LaunchSpec, RankSpec, Ref, ServiceSpec
+from smlaunch.contract.launch_spec_parser import parse_launch_spec
 from smlaunch.contract.segment_outcome import (
     CONTINUE,
     FINISHED,
@@ -133,7 +134,7 @@ def documents(folder: Path) -> list[Golden]:
         Golden("snapshot.shard", _snapshot(), decode_tree, SNAPSHOT),
         Golden("job-hash.json", _hashed_job(), _hash_again, json.loads(_hashed_job())["hash"]),
         Golden("rows.json", _rows(), json.loads, json.loads(_rows())),
-        Golden("job.json", SPEC.to_json().encode(), lambda c: LaunchSpec.from_json(c.decode()), SPEC),
+        Golden("job.json", SPEC.to_json().encode(), lambda c: parse_launch_spec(c.decode()), SPEC),
         Golden("workflow.json", WORKFLOW.to_json().encode(), Workflow.from_json, WORKFLOW),
         Golden(
             "group.json",

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlaunch.api.validation.request_check import check_request
-from smlaunch.contract.launch_spec import LaunchSpec, Ref
+from smlaunch.contract.launch_spec import Ref
+from smlaunch.contract.launch_spec_parser import parse_launch_spec
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, parse_job_name
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import (
@@ -382,7 +383,7 @@ def test_the_launch_specification() -> None:
     assert spec.ranks.env == (("PYTHONUNBUFFERED", "1"),)
     (content,) = [upload.content for upload in job_plan.uploads if upload.kind == "launch"]
     assert content is not None
-    assert LaunchSpec.from_json(content) == spec
+    assert parse_launch_spec(content) == spec
 
 
 def rules(job_plan: Plan) -> list[str]:

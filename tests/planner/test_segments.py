@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smlaunch.chain.workflow import Workflow, build_job_request
 from smlaunch.contract.checkpoint_interval import daly_interval
-from smlaunch.contract.launch_spec import LaunchSpec
+from smlaunch.contract.launch_spec_parser import parse_launch_spec
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE, UNTIL_STEP_VARIABLE
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import CheckpointFacts, DiscoveredFacts, InputFacts, ScriptFacts
@@ -87,7 +87,7 @@ def test_every_segment_is_told_its_planned_end_and_its_prefix() -> None:
         assert f"{bucket}/launch/" in uris
         assert task.launch_spec == job_plan.planned_jobs[0].launch_spec
     (launch,) = [upload for upload in job_plan.uploads if upload.kind == "launch"]
-    spec = LaunchSpec.from_json(launch.content or "")
+    spec = parse_launch_spec(launch.content or "")
     assert spec.run == "digits"
     assert spec.margin_seconds == 300
     assert spec.checkpoints is not None

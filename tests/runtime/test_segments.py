@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec, LaunchSpecError, RankSpec, Ref
+from smlaunch.contract.launch_spec_parser import parse_launch_spec
 from smlaunch.contract.run_names import parse_job_name
 from smlaunch.contract.segment import DIRECT, Segment
 from smlaunch.contract.segment_outcome import (
@@ -147,11 +148,11 @@ def test_the_order_survives_its_journey() -> None:
     spec = LaunchSpec(
         RankSpec(("true",)), run="r", checkpoints=checkpoints, margin_seconds=30.0, deterministic=True
     )
-    assert LaunchSpec.from_json(spec.to_json()) == spec
+    assert parse_launch_spec(spec.to_json()) == spec
     older = {"version": "1.0", "ranks": {"argv": ["true"]}}
-    assert LaunchSpec.from_json(json.dumps(older)).checkpoints is None
+    assert parse_launch_spec(json.dumps(older)).checkpoints is None
     with pytest.raises(LaunchSpecError, match=r"checkpoints\.upload: one of sync, direct"):
-        LaunchSpec.from_json(spec.to_json().replace('"direct"', '"pigeon"'))
+        parse_launch_spec(spec.to_json().replace('"direct"', '"pigeon"'))
 
 
 # ---- the planned end -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from smlaunch.contract.launch_spec import LaunchSpec
+from smlaunch.contract.launch_spec_parser import parse_launch_spec
 from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.render.plan import Plan
 
@@ -16,5 +17,5 @@ def spec_of(plan: Plan) -> LaunchSpec:
     (task,) = plan.planned_jobs
     assert task.launch_spec is not None
     text = task.launch_spec.to_json()
-    assert json.loads(LaunchSpec.from_json(text).to_json()) == json.loads(text)
+    assert json.loads(parse_launch_spec(text).to_json()) == json.loads(text)
     return task.launch_spec
