@@ -10,11 +10,17 @@ and checkpoints and decides the same; two clients request the same job name, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from smlaunch.chain.observed_run import ObservedRun, cost_so_far, progress_by_job, run_progress_after
+from smlaunch.chain.observed_run import (
+    ObservedJob,
+    ObservedRun,
+    cost_so_far,
+    progress_by_job,
+    run_progress_after,
+)
 from smlaunch.chain.progress_texts import ProgressTexts
 from smlaunch.chain.workflow import (
     RULE_BY_ENDING,
@@ -154,7 +160,7 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"stopped at its max_runtime{self.texts.newest_checkpoint()}",
+                summary=f"{self._time_limit_text()}{self.texts.newest_checkpoint()}",
             )
         # A person who continues a run after a failure (an override) takes back an earlier request to stop.
         if self.observed.stop_requested and not self._has_user_overridden_failure:
@@ -302,14 +308,18 @@ class _NextActionDecision:
         the epoch.
         """
         variant = variant_of_segment(self.workflow, segment, self.observed.newest_checkpoint_step)
-        remaining_seconds, cap_message = self._seconds_left(variant)
+        remaining_seconds, cap_message = self._seconds_left(variant, self.jobs)
         if remaining_seconds is not None and remaining_seconds < min(
             variant.min_useful_seconds, variant.max_runtime_seconds
         ):
+            # A failure that another attempt might have mended is named with the cap that forbids it.
+            failure_text = (
+                "" if self.newest_job.ending in TIME_USED_ENDINGS else f"{reason}; no new attempt: "
+            )
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"{cap_message}{self.texts.newest_checkpoint()}",
+                summary=f"{failure_text}{cap_message}{self.texts.newest_checkpoint()}",
             )
         request = build_job_request(
             self.workflow,
@@ -332,21 +342,25 @@ class _NextActionDecision:
             clears_outcome=outcome.path if outcome and is_finished else None,
         )
 
-    def _seconds_left(self, variant: SegmentVariant) -> tuple[float | None, str]:
-        """Longest training time of the next job by the run's caps, and the message of the tighter cap."""
+    def _seconds_left(self, variant: SegmentVariant, jobs: Sequence[ObservedJob]) -> tuple[float | None, str]:
+        """Longest training time of the job after ``jobs`` by the run's caps, and the message of the tighter
+        cap; None without a cap."""
         policy = self.workflow.policy
         caps: list[tuple[float, str]] = []
         if policy.total_seconds is not None:
-            used_seconds = sum(job.training_seconds for job in self.jobs)
+            used_seconds = sum(job.training_seconds for job in jobs)
             remaining_seconds = policy.total_seconds - used_seconds
-            message = f"its training time of {format_duration(policy.total_seconds)} is used up"
+            message = (
+                f"its training time of {format_duration(policy.total_seconds)} "
+                f"{_cap_text(remaining_seconds, 'is used up')}"
+            )
             caps.append((remaining_seconds, message))
-        spent_dollars = cost_so_far(self.workflow, self.jobs)
+        spent_dollars = cost_so_far(self.workflow, jobs)
         if policy.max_cost is not None and spent_dollars is not None and variant.price_per_hour:
             remaining_seconds = (policy.max_cost - spent_dollars) / variant.price_per_hour * 3600
             message = (
-                f"its max_cost of {format_dollars(policy.max_cost)} is reached: "
-                f"{format_dollars(spent_dollars)} spent"
+                f"its max_cost of {format_dollars(policy.max_cost)} "
+                f"{_cap_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"
             )
             caps.append((remaining_seconds, message))
         return min(caps, default=(None, ""))
@@ -363,6 +377,17 @@ class _NextActionDecision:
         return tries
 
     # ---- sentences ---------------------------------------------------------------------------------------
+
+    def _time_limit_text(self) -> str:
+        """Message for a single segment's job that was stopped at its time limit, which a cap shortens if
+        earlier attempts used some of it."""
+        earlier_jobs = self.jobs[:-1]
+        variant = variant_of_segment(self.workflow, self.newest_job.segment, self.newest_job.from_step)
+        seconds_left, _ = self._seconds_left(variant, earlier_jobs)
+        if seconds_left is None or seconds_left >= variant.max_runtime_seconds:
+            return "stopped at its max_runtime"
+        _, cap_message = self._seconds_left(variant, self.jobs)
+        return f"stopped after {len(self.jobs)} attempts: {cap_message}"
 
     def _finish_with_ending(self, ending: JobEnding, tries: int = 0) -> FinishRun:
         """End the run as its last job ended."""
@@ -383,6 +408,11 @@ class _NextActionDecision:
         return ENDING_MESSAGES.get(
             ending, first_reason_line or f"{self.newest_job_name} failed; the service gave no reason"
         )
+
+
+def _cap_text(remaining_seconds: float, text_at_cap: str) -> str:
+    """What a cap says about the next job; ``text_at_cap`` if less than a second is left."""
+    return text_at_cap if remaining_seconds < 1 else "leaves too little for another job"
 
 
 def _status_of(ending: JobEnding) -> str:

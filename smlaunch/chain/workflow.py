@@ -92,10 +92,11 @@ class RunPolicy:
     """Number of jobs in a row without progress that ends the run."""
 
     total_seconds: int | None = None
-    """Training time of all jobs together; None leaves it to each job's limit."""
+    """Training time of all jobs together, failed ones included; None for a run of one job, whose own limit
+    is enough."""
 
     max_cost: float | None = None
-    """US dollars."""
+    """US dollars of all jobs together; None without a cap, or for a run of one job."""
 
     on_demand_fallback: bool = False
     """A segment that lacked spot capacity is retried on demand."""

@@ -6,12 +6,14 @@ attempt of its segment, with its own job name, and continues from the newest che
 from `smlaunch run`: attempts count from the first one of a segment, not from its newest checkpoint; every
 failure waits as long as a capacity error; a segment without a newer checkpoint is followed by the next
 segment, not repeated; files are not compared where a script reports no step; checkpoints of earlier segments
-are not deleted."""
+are not deleted; each try has the whole time limit of its segment, so that all tries together may take longer
+than limits.max_runtime and cost more than the plan says."""
 
 PROCESSING_NOTES = """\
 Each DAG run is a new run. Each try of its task is the next
 attempt, with its own job name, and repeats all of the work. Differences from `smlaunch run`: every failure
-waits as long as a capacity error; the log of the job stays in CloudWatch Logs."""
+waits as long as a capacity error; the log of the job stays in CloudWatch Logs; each try has the whole time
+limit, so that all tries together may take longer than limits.max_runtime and cost more than the plan says."""
 
 HEADER_SOURCE = '''\
 """<<TITLE>>: <<COUNT>>, with operators of the Amazon provider.

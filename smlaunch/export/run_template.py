@@ -211,7 +211,7 @@ def build_run_template(
         build_run_template(shard, fixed_run_id=fixed_run_id and shard.run, time_scale=time_scale)
         for shard in plan.shard_plans
     )
-    workflow = plan.workflow
+    workflow = _without_uncountable_caps(plan.workflow)
     is_shared_prefix = plan.job.checkpoints is not None and plan.job.checkpoints.uri is not None
     checkpoints = _checkpoints_prefix(workflow, fixed_run_id, is_shared_prefix)
     return RunTemplate(
@@ -231,8 +231,17 @@ def build_run_template(
     )
 
 
+def _without_uncountable_caps(workflow: Workflow) -> Workflow:
+    """The workflow with the caps that an orchestrator can count: the service's answer about a processing job
+    has no number of seconds, so that each attempt has the whole time limit. ``_price_problems`` refuses a cap
+    on the cost of several attempts."""
+    if job_kind_of(workflow.variants[0].request) is not PROCESSING:
+        return workflow
+    return replace(workflow, policy=replace(workflow.policy, total_seconds=None, max_cost=None))
+
+
 def max_billed_seconds(workflow: Workflow) -> int | None:
-    """Seconds that ``max_cost`` pays for. ``_find_problems`` refuses workflows with several prices."""
+    """Seconds that ``max_cost`` pays for. ``_price_problems`` refuses workflows with several prices."""
     max_cost, price_per_hour = workflow.policy.max_cost, workflow.variants[0].price_per_hour
     return None if max_cost is None or not price_per_hour else int(max_cost / price_per_hour * 3600)
 
@@ -252,6 +261,14 @@ def _unsupported_field_problems(plan: RunPlan) -> Sequence[Problem]:
 def _price_problems(plan: RunPlan) -> Iterator[Problem]:
     """Yield a problem if the cost of a run, or of one of its shards, cannot be limited."""
     for shard_plan in [plan, *plan.shard_plans]:
+        is_processing = job_kind_of(shard_plan.workflow.variants[0].request) is PROCESSING
+        if shard_plan.workflow.policy.max_cost is not None and is_processing:
+            yield Problem(
+                "limits.max_cost",
+                "an orchestrator cannot count the time of several attempts of a processing job; leave it or "
+                "limits.attempts out, or use `smlaunch run`",
+            )
+            return
         hourly_prices = {variant.price_per_hour for variant in shard_plan.workflow.variants}
         has_one_known_price = len(hourly_prices) == 1 and all(hourly_prices)
         if shard_plan.workflow.policy.max_cost is not None and not has_one_known_price:

@@ -135,7 +135,7 @@ class Limits(Section):
     """When a run is ended, whatever its state."""
 
     max_runtime: Duration = None
-    """Training time of all segments together."""
+    """Training time of all jobs together: all segments, and all attempts."""
     segment: Duration = None
     """Longest training time of one job. A longer run is a chain of such segments, each of which continues
     from the checkpoints of the one before."""
@@ -148,8 +148,8 @@ class Limits(Section):
     attempts: PositiveInt | None = None
     """Jobs that are tried for each segment without progress. None means 3 in a chain and 1 otherwise."""
     max_cost: PositiveNumber | None = None
-    """US dollars. A plan of one job that could cost more is refused before anything starts; a chain ends at a
-    checkpoint before it does."""
+    """US dollars of all jobs together. A plan of one job that could cost more is refused before anything
+    starts; a chain ends at a checkpoint before it does. No further attempt starts once it is reached."""
 
 
 @section

@@ -295,15 +295,16 @@ def _advise_on_script_and_data(
 
 def _run_policy(job: Job, is_multi_segment: bool, total_seconds: int) -> RunPolicy:
     """Return the bounds of the run: attempts, training time and cost of all its jobs, and how many
-    checkpoints are kept. A single job is bounded by its own request: its time and cost are None here. A chain
-    is a run of several segments (sequential jobs)."""
+    checkpoints are kept. A run of one job is bounded by its own request: its time and cost are None here. A
+    chain is a run of several segments (sequential jobs)."""
     # So many jobs in a row without progress end the run: 3 for a chain.
-    default_attempts = DEFAULT_CHAIN_ATTEMPTS if is_multi_segment else 1
+    attempts = job.limits.attempts or (DEFAULT_CHAIN_ATTEMPTS if is_multi_segment else 1)
+    may_take_several_jobs = is_multi_segment or attempts > 1 or job.compute.on_demand_fallback
     return RunPolicy(
         chain=is_multi_segment,
-        attempts=job.limits.attempts or default_attempts,
-        total_seconds=total_seconds if is_multi_segment else None,
-        max_cost=job.limits.max_cost if is_multi_segment else None,
+        attempts=attempts,
+        total_seconds=total_seconds if may_take_several_jobs else None,
+        max_cost=job.limits.max_cost if may_take_several_jobs else None,
         on_demand_fallback=job.compute.on_demand_fallback,
         keep=segments.checkpoints_to_keep(job),
     )

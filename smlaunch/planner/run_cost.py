@@ -130,7 +130,7 @@ def plan_cost(
     if uncapped_dollars <= max_cost:
         diagnostics.add_reason(
             "cost.capped",
-            f"At most {format_dollars(uncapped_dollars)} until the time limit, below the cap of "
+            f"At most {format_dollars(uncapped_dollars)} until the time limit, within the cap of "
             f"{format_dollars(max_cost)}.",
         )
         return uncapped_cost

@@ -208,6 +208,8 @@ def _time_limit_text(plan: RunPlan, stopping_condition: Mapping[str, int]) -> st
         limit_text = f"{format_duration(plan.schedule.total)} of training in all"
     else:
         limit_text = f"stopped after {format_duration(stopping_condition['MaxRuntimeInSeconds'])} of training"
+        if not plan.workflow.is_single_job:
+            limit_text += ", all its attempts together"
     if max_pending_seconds is not None:
         limit_text += f"; given up after {format_duration(max_pending_seconds)} without capacity"
     if max_wait_seconds is not None:

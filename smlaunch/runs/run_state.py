@@ -112,7 +112,13 @@ def observed_job_from_description(name: JobName, description: Mapping[str, Any])
     status = str(description["TrainingJobStatus"])
     reason = str(description.get("FailureReason", ""))
     environment = description.get("Environment", {})
-    ended_at = description.get("TrainingEndTime") or description.get("LastModifiedTime")
+    started_at, stopped_at = description.get("TrainingStartTime"), description.get("TrainingEndTime")
+    ended_at = stopped_at or description.get("LastModifiedTime")
+    # The service counts the time of training jobs only.
+    counted_seconds = 0.0
+    if isinstance(started_at, datetime) and isinstance(stopped_at, datetime):
+        counted_seconds = max(0.0, (stopped_at - started_at).total_seconds())
+    training_seconds = float(description.get("TrainingTimeInSeconds", counted_seconds))
     ending = classify_ending(status, str(description.get("SecondaryStatus", status)), reason)
     return ObservedJob(
         segment=name.segment,
@@ -120,8 +126,8 @@ def observed_job_from_description(name: JobName, description: Mapping[str, Any])
         ending=ending,
         reason=reason,
         ended_at=ended_at.timestamp() if ending is not None and isinstance(ended_at, datetime) else None,
-        training_seconds=float(description.get("TrainingTimeInSeconds") or 0),
-        billable_seconds=float(description.get("BillableTimeInSeconds") or 0),
+        training_seconds=training_seconds,
+        billable_seconds=float(description.get("BillableTimeInSeconds", training_seconds)),
         is_spot=bool(description.get("EnableManagedSpotTraining")),
         from_step=_parse_number(environment.get(FROM_STEP_VARIABLE)) or 0,
         from_reported_step=_parse_number(environment.get(FROM_REPORTED_VARIABLE)),

@@ -115,3 +115,19 @@ def test_a_dry_run_sends_nothing(home: Path, script: Path) -> None:
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert not [path for path in (home / "s3").rglob("*") if path.is_file() and "sqlite" not in path.name]
     assert smlaunch("ls", "--local", "--json").json()["runs"] == []
+
+
+def test_attempts_end_at_the_caps_of_the_run(home: Path, script: Path) -> None:
+    """At a dollar a second, so that a failing script could cost many times what the plan says."""
+    script.write_text("import sys, time\ntime.sleep(1.2)\nsys.exit(1)\n")
+    job = {
+        "entry": "train.py",
+        "compute": {"instance_type": "ml.g5.xlarge", "price_per_hour": 3600},
+        "limits": {"max_runtime": "4s", "max_cost": 4, "attempts": 9},
+    }
+    job_file = script.with_name("job.yaml")
+    job_file.write_text(json.dumps(job))
+    result = smlaunch("run", job_file, "--local", "--json", "--name", "capped")
+    assert result.code == 6, result.text
+    assert len(result.json()["jobs"]) <= 4
+    assert "its max_cost of $4.00" in result.err or "its training time of 4s" in result.err

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
 from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
-from smlaunch.errors import EXIT_BAD_JOB, EXIT_REFUSED, EXIT_SERVICE, EXIT_TRAINING_FAILED
-from smlaunch.export.run_template import ORCHESTRATOR_ERRORS
+from smlaunch.errors import (
+    EXIT_BAD_JOB,
+    EXIT_LIMIT,
+    EXIT_REFUSED,
+    EXIT_SERVICE,
+    EXIT_TRAINING_FAILED,
+    JobError,
+)
+from smlaunch.export.run_template import ORCHESTRATOR_ERRORS, build_run_template
 from smlaunch.export.step_functions import DEFINITION_FILE, export_step_functions
 from smlaunch.render.plan import Plan
 from tests.export.jobs import (
@@ -76,7 +83,11 @@ def machine_result(job: str, *fates: Fate, **more: Any) -> RunResult:
 
 
 def driver_result(job: str, *fates: Fate) -> RunResult:
-    return run_driver(replace(PLANS[job].workflow, run=RUN), service(job, *fates), ORCHESTRATOR_ERRORS)
+    workflow = replace(PLANS[job].workflow, run=RUN)
+    if job == "processing":
+        # The service's answer about a processing job has no seconds that a machine could add up.
+        workflow = replace(workflow, policy=replace(workflow.policy, total_seconds=None))
+    return run_driver(workflow, service(job, *fates), ORCHESTRATOR_ERRORS)
 
 
 # ---- equality with the driver ---------------------------------------------------------------------------
@@ -137,6 +148,20 @@ def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
     workflow = replace(PLANS["chain"].workflow, run=RUN)
     driver_run = run_driver(workflow, service("chain", *fates, has_progress_lines=True), ORCHESTRATOR_ERRORS)
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
+
+
+def test_all_attempts_of_a_single_job_share_its_time() -> None:
+    failure = Fate(JobEnding.ALGORITHM, has_outcome=False, seconds=80_000, billed=80_000)
+    ended = machine_result("tried", failure, failure)
+    assert [request[2] for request in ended.requests] == [86_400, 6_400]
+    assert ended.error == ORCHESTRATOR_ERRORS[EXIT_LIMIT]
+
+
+def test_the_cost_of_several_processing_jobs_is_not_exported() -> None:
+    job = {**PROCESSING, "limits": {"attempts": 3, "max_cost": 500}}
+    with pytest.raises(JobError, match=r"limits\.max_cost: an orchestrator cannot count the time of several"):
+        build_run_template(plan_of(job))
+    build_run_template(plan_of({**PROCESSING, "limits": {"max_cost": 500}}))
 
 
 def test_three_jobs_that_report_no_higher_step_end_the_run() -> None:

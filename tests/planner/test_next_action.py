@@ -680,8 +680,38 @@ class TestCaps:
             )
         )
         assert action.exit_code == 6
-        assert "$10.00 is reached: $9.60 spent" in action.summary
+        assert "$10.00 leaves too little for another job: $9.60 spent" in action.summary
         assert "step 20" in action.summary
+
+    def test_attempts_of_a_single_job_share_its_time_and_its_cost(self) -> None:
+        """36 dollars an hour are a cent a second."""
+        single_request = request(Environment={})
+        policy = RunPolicy(attempts=4, total_seconds=1000, max_cost=10.5)
+        retried = workflow(policy, SegmentVariant(1, single_request, price_per_hour=36.0))
+
+        def failed(
+            attempt: int, seconds: float, ending: JobEnding = JobEnding.ALGORITHM, billed: float | None = None
+        ) -> ObservedJob:
+            billable_seconds = seconds if billed is None else billed
+            times = {"training_seconds": seconds, "billable_seconds": billable_seconds}
+            return observed_job(1, attempt, ending, reason="exit code 3", **times)
+
+        action = expect_submit(next_action(retried, observe(failed(1, 700.0))))
+        assert action.name.attempt == 2
+        assert action.request["StoppingCondition"]["MaxRuntimeInSeconds"] == 300
+        # The second one is stopped at what was left of the time.
+        stopped_run = observe(failed(1, 700.0), failed(2, 300.0, JobEnding.TIME_LIMIT))
+        stopped = expect_finish(next_action(retried, stopped_run))
+        assert (stopped.exit_code, stopped.status) == (6, "Stopped")
+        assert stopped.summary.startswith("stopped after 2 attempts: its training time of 1000s is used up")
+        # No third one starts when the second has used up the rest, or the service has billed more than that.
+        for second, cap in (
+            (failed(2, 300.0), "its training time of 1000s is used up"),
+            (failed(2, 250.0, billed=400.0), "its max_cost of $10.50 is reached: $11.00 spent"),
+        ):
+            refused = expect_finish(next_action(retried, observe(failed(1, 700.0), second)))
+            assert refused.exit_code == 6
+            assert refused.summary.startswith(f"exit code 3; no new attempt: {cap}"), refused.summary
 
 
 # ---- whatever happens --------------------------------------------------------------------------------

@@ -288,6 +288,21 @@ def test_a_cap_that_cannot_be_kept_says_what_would() -> None:
     assert "cost.capped" in [reason.rule for reason in plan(job).reasons]
 
 
+def test_what_attempts_may_take_is_what_the_plan_says() -> None:
+    limits = {"max_runtime": "1h", "attempts": 3, "max_cost": 10}
+    job = {"compute": {"instance_type": "ml.g5.xlarge", "price_per_hour": 10}, "limits": limits}
+    job_plan = plan(job)
+    policy = job_plan.workflow.policy
+    assert (policy.attempts, policy.total_seconds, policy.max_cost) == (3, 3600, 10)
+    assert job_plan.cost.maximum == pytest.approx(10)
+    text = str(job_plan)
+    assert "stopped after 1h of training, all its attempts together" in text
+    assert "At most $10.00 until the time limit, within the cap of $10.00." in text
+    one_job = plan({**job, "limits": {**limits, "attempts": 1}})
+    assert (one_job.workflow.policy.total_seconds, one_job.workflow.policy.max_cost) == (None, None)
+    assert "all its attempts" not in str(one_job)
+
+
 def test_a_cap_needs_a_price() -> None:
     job: dict[str, Any] = {"compute": {"instance_type": "ml.m4.xlarge"}, "limits": {"max_cost": 100}}
     (line,) = refusals(job)
