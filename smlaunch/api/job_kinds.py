@@ -76,6 +76,43 @@ class JobKind:
     check_rules: Callable[[Mapping[str, Any]], Iterator[Violation]] = lambda request: iter(())
     """Yields violations of the service's rules beyond its model, by a request of the right types."""
 
+    verb: str = "Run"
+    """What a job does, for names in exports."""
+
+    max_runtime_seconds: int | None = None
+    """How long the service lets a job run; None if that is not known."""
+
+    max_inputs: int | None = None
+    """Of one job, smlaunch's own counted; None if that is not known."""
+
+    model_artifacts: MemberPath = ()
+    """Member of Describe with the address of the archive that a job has trained. Empty for a kind that trains
+    no model, whose results are files at the request's output."""
+
+    metric_definitions: MemberPath = ()
+    """Member of the request with the metrics that the service reads from the log; empty for a kind without
+    metrics, of which conditions read the files that it writes."""
+
+    exit_message: MemberPath = ()
+    """Member of Describe that says which host failed, and why, for a kind whose FailureReason does not."""
+
+    description_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Members that Describe may lack, besides FailureReason, with values that stand for none."""
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the service stores checkpoints, by which a job can be continued by another one."""
+        return "checkpoints.uri" in self.members
+
+    @property
+    def trains_model(self) -> bool:
+        return bool(self.model_artifacts)
+
+    @property
+    def copies_all_inputs(self) -> bool:
+        """Whether every input is copied to the hosts before the job begins."""
+        return self.input_modes == ("File",)
+
     @property
     def noun(self) -> str:
         """Such as ``training job``."""
@@ -213,6 +250,18 @@ TRAINING = JobKind(
     has_secondary_status=True,
     has_quotas=True,
     check_rules=check_training_job,
+    verb="Train",
+    max_runtime_seconds=28 * 86_400,
+    max_inputs=20,
+    model_artifacts=("ModelArtifacts", "S3ModelArtifacts"),
+    metric_definitions=("AlgorithmSpecification", "MetricDefinitions"),
+    description_defaults={
+        "SecondaryStatus": "",
+        "TrainingTimeInSeconds": 0,
+        "BillableTimeInSeconds": 0,
+        "EnableManagedSpotTraining": False,
+        "ModelArtifacts": {"S3ModelArtifacts": ""},
+    },
 )
 
 _PROCESSING_PATHS = ProcessingPaths()
@@ -266,6 +315,11 @@ PROCESSING = JobKind(
         "entrypoint": runtime_entrypoint(_PROCESSING_PATHS),
     },
     check_rules=check_processing_job,
+    verb="Process",
+    max_runtime_seconds=9 * 86_400,
+    max_inputs=10,
+    exit_message=("ExitMessage",),
+    description_defaults={"ExitMessage": "none"},
 )
 
 JOB_KINDS = Registry[JobKind](

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from smlaunch.api.job_kinds import TRAINING
 from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.chain.next_action import OUTCOME_GRACE_SECONDS
 from smlaunch.chain.workflow import (
@@ -31,9 +32,9 @@ from smlaunch.export.airflow_dag_templates import (
     ATTEMPTS_SOURCE,
     CHAIN_SOURCE,
     HEADER_SOURCE,
-    PROCESSING_NOTES,
+    NOTES_WITH_CHECKPOINTS,
+    NOTES_WITHOUT_CHECKPOINTS,
     SINGLE_JOB_SOURCE,
-    TRAINING_NOTES,
 )
 from smlaunch.export.run_template import (
     JobVariable,
@@ -170,11 +171,11 @@ def _build_source_by_placeholder(template: RunTemplate, dag_id: str, segment_cou
         "COUNT": f"a chain of {segment_count} training jobs"
         if template.workflow.is_multi_segment
         else f"a {kind.noun}",
-        "NOTES": PROCESSING_NOTES if template.is_processing else TRAINING_NOTES,
+        "NOTES": NOTES_WITH_CHECKPOINTS if kind.has_checkpoints else NOTES_WITHOUT_CHECKPOINTS,
         "OPERATOR": f"SageMaker{kind.name}Operator",
         "KIND": kind.name,
         "WORK": kind.name.lower(),
-        "FUNCTION": "process" if template.is_processing else "train",
+        "FUNCTION": kind.verb.lower(),
         "REGION": _python_source(template.region),
         # The run id: a fixed one, or a Jinja expression that makes one of each DAG run.
         "RUN": json.dumps(template.fixed_run_id if template.fixed_run_id is not None else _RUN_EXPRESSION),
@@ -205,8 +206,8 @@ def _checkpoint_bucket_owner(template: RunTemplate, checkpoints: TextTemplate) -
 
 
 def _print_log_argument(template: RunTemplate) -> str:
-    if template.is_processing:
-        return ""  # accepted, but ignored (provider 9.39.0)
+    if template.kind is not TRAINING:
+        return ""  # the operators of other kinds have no such argument, or ignore it (provider 9.39.0)
     if all("InstanceType" in variant.request["ResourceConfig"] for variant in template.variants):
         return "        print_log=True,  # into the task's log\n"
     # The operator reads ResourceConfig.InstanceCount, which instance groups and preferences do not have.

@@ -1,6 +1,6 @@
 """Source text of an exported DAG file. ``<<NAME>>`` is a placeholder."""
 
-TRAINING_NOTES = """\
+NOTES_WITH_CHECKPOINTS = """\
 Each DAG run is a new run. Each try of a training task is the next
 attempt of its segment, with its own job name, and continues from the newest checkpoint in S3. Differences
 from `smlaunch run`: attempts count from the first one of a segment, not from its newest checkpoint; every
@@ -9,7 +9,7 @@ segment, not repeated; files are not compared where a script reports no step; ch
 are not deleted; each try has the whole time limit of its segment, so that all tries together may take longer
 than limits.max_runtime and cost more than the plan says."""
 
-PROCESSING_NOTES = """\
+NOTES_WITHOUT_CHECKPOINTS = """\
 Each DAG run is a new run. Each try of its task is the next
 attempt, with its own job name, and repeats all of the work. Differences from `smlaunch run`: every failure
 waits as long as a capacity error; the log of the job stays in CloudWatch Logs; each try has the whole time

@@ -167,8 +167,8 @@ def _input_problems(
     channel is an input of a job, by its name; a template is a job's request with variables."""
     for channel, step_output in planned_step.step.inputs.items():
         producing_step = planned_step_by_name.get(step_output.step)
-        # An unknown step is reported by the parser of the file; a processing job writes folders and objects.
-        if producing_step is None or producing_step.template.is_processing:
+        # An unknown step is reported by the parser of the file; a job that trains nothing writes objects.
+        if producing_step is None or not producing_step.template.kind.trains_model:
             continue
         path = f"inputs.{channel}"
         if step_output.folder:
@@ -187,11 +187,12 @@ def _requirement_problems(planned_step: PlannedStep) -> Iterator[Problem]:
     ``index``: of the requirement in the step's list."""
     for requirement in planned_step.step.requirements:
         path_in_step = f"require[{requirement.index}]"
-        if planned_step.template.is_processing:
+        kind = planned_step.template.kind
+        if not kind.metric_definitions:
             if not _is_value_of_file(requirement.value_name):
                 yield planned_step.step.step_problem(
                     path_in_step,
-                    "a processing job has no metrics; ask for one of its files: "
+                    f"a {kind.noun} has no metrics; ask for one of its files: "
                     "evaluation.json:accuracy >= 0.9",
                 )
             continue

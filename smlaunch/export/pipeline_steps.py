@@ -31,9 +31,6 @@ FINISHED_METRIC = env_variables.FINISHED_METRIC
 MAX_SEGMENTS = 100
 """Segments of one chain; a limit of smlaunch, like pipeline_step_order.MAX_STEPS."""
 
-OUTPUT_NAME = "output"
-"""Name of the only output of a processing job (request.create_processing_job)."""
-
 _MAX_RETRIES = 20
 _BACKOFF_RATE = 2.0
 _EXECUTION_ID = {"Get": "Execution.PipelineExecutionId"}
@@ -131,12 +128,12 @@ def build_job_step(
     step["RetryPolicies"] = _retry_policies(planned_step.template)
     if planned_step.step.cache_seconds is not None:
         step["CacheConfig"] = {"Enabled": True, "ExpireAfter": iso_duration(planned_step.step.cache_seconds)}
-    # JSON files of a processing job that the conditions of the pipeline read; OUTPUT_NAME: of its only
-    # output.
+    # JSON files, in its only output, that the conditions of the pipeline read.
+    output_name = planned_step.template.kind.constants.get("output_name")
     name_by_output_file = property_file_names(planned_step)
     if name_by_output_file:
         step["PropertyFiles"] = [
-            {"PropertyFileName": property_file_name, "OutputName": OUTPUT_NAME, "FilePath": output_file}
+            {"PropertyFileName": property_file_name, "OutputName": output_name, "FilePath": output_file}
             for output_file, property_file_name in name_by_output_file.items()
         ]
     return step
@@ -221,14 +218,14 @@ def _set_input_uri(kind: JobKind, arguments: Mapping[str, Any], channel: str, ur
             put_member(entry, kind.input_members["uri"], uri)
 
 
-def _add_metrics(planned_step: PlannedStep, training_request: dict[str, Any]) -> None:
-    """Add to a training request the metric definitions (name and regex of a log line) that the pipeline's
-    conditions read. A processing job has no metrics, and those of a built-in algorithm are fixed."""
-    if planned_step.template.is_processing or planned_step.plan.job.algorithm is not None:
+def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
+    """Add to a request the metric definitions (name and regex of a log line) that the pipeline's conditions
+    read. Some kinds of jobs have no metrics, and those of a built-in algorithm are fixed."""
+    member = planned_step.template.kind.metric_definitions
+    if not member or planned_step.plan.job.algorithm is not None:
         return
     regex_by_metric = _required_metric_regexes(planned_step)
-    algorithm = training_request["AlgorithmSpecification"]
-    metric_definitions = list(algorithm.get("MetricDefinitions", []))
+    metric_definitions = list(member_value(request, member) or [])
     defined_names = {metric["Name"] for metric in metric_definitions}
     metric_definitions += [
         {"Name": metric_name, "Regex": regex}
@@ -236,7 +233,7 @@ def _add_metrics(planned_step: PlannedStep, training_request: dict[str, Any]) ->
         if metric_name not in defined_names  # the user's own definition wins
     ]
     if metric_definitions:
-        algorithm["MetricDefinitions"] = metric_definitions
+        put_member(request, member, metric_definitions)
 
 
 def _required_metric_regexes(planned_step: PlannedStep) -> dict[str, str]:
@@ -294,11 +291,14 @@ class StepResult:
 
 
 def step_result(job: PlannedStep, step: str) -> StepResult:
-    if job.template.is_processing:
-        property_path = f"ProcessingOutputConfig.Outputs['{OUTPUT_NAME}'].S3Output.S3Uri"
-    else:
-        property_path = "ModelArtifacts.S3ModelArtifacts"
-    return StepResult(step, {"Get": f"Steps.{step}.{property_path}"})
+    kind = job.template.kind
+    # In references an entry of a list goes by its name.
+    output_entry = f"['{kind.constants.get('output_name')}']"
+    property_path = "".join(
+        output_entry if isinstance(member, int) else f".{member}"
+        for member in kind.model_artifacts or kind.members["output"]
+    )
+    return StepResult(step, {"Get": f"Steps.{step}{property_path}"})
 
 
 def training_finished_condition(step: str) -> dict[str, Any]:
@@ -327,7 +327,7 @@ _OPPOSITES: Mapping[str, tuple[str, ...]] = {
 
 
 def _required_value(job: PlannedStep, requirement: Requirement, step: str) -> dict[str, Any]:
-    if job.template.is_processing:
+    if not job.template.kind.metric_definitions:
         file, _, path = requirement.value_name.partition(":")
         file_name = property_file_names(job)[file]
         file_reference = {"Get": f"Steps.{step}.PropertyFiles.{file_name}"}
@@ -345,7 +345,7 @@ def _condition(operator: str, value: Mapping[str, Any], bound: float) -> dict[st
 
 def property_file_names(job: PlannedStep) -> dict[str, str]:
     """Names of the property files of a step, by output file."""
-    if not job.template.is_processing:
+    if job.template.kind.metric_definitions:
         return {}
     files = dict.fromkeys(requirement.value_name.partition(":")[0] for requirement in job.step.requirements)
     return {file: f"file-{number}" for number, file in enumerate(files, 1)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from smlaunch.api.job_kinds import PROCESSING, JobKind, job_kind_of, member_value, put_member
+from smlaunch.api.job_kinds import JobKind, job_kind_of, member_value, put_member
 from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow, build_job_request
 from smlaunch.contract import segment as env_variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, JobName
@@ -149,11 +149,6 @@ class RunTemplate:
     @property
     def kind(self) -> JobKind:
         return job_kind_of(self.variants[0].request)
-
-    @property
-    def is_processing(self) -> bool:
-        """Whether the run is one processing job."""
-        return self.kind is PROCESSING
 
     @property
     def partition(self) -> str:

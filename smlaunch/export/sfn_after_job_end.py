@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smlaunch.api.job_kinds import TRAINING, JobKind, member_value
+from smlaunch.api.job_kinds import TRAINING, JobKind, MemberPath, member_value
 from smlaunch.chain.next_action import (
     ENDING_MESSAGES,
     NO_CAPACITY_ENDINGS,
@@ -71,9 +71,8 @@ CHOOSE_BACKOFF, ATTEMPT_BACKOFF, LONGEST_BACKOFF, WAIT_BEFORE_RETRY = (
 )
 SWITCH_TO_ON_DEMAND = "On demand now"
 
-_STATUS_PATH, _SECONDARY_STATUS_PATH, _FAILURE_REASON_PATH, _EXIT_MESSAGE_PATH = (
-    f"$.description.job.{member}"
-    for member in ("TrainingJobStatus", "SecondaryStatus", "FailureReason", "ExitMessage")
+_STATUS_PATH, _SECONDARY_STATUS_PATH, _FAILURE_REASON_PATH = (
+    f"$.description.job.{member}" for member in ("TrainingJobStatus", "SecondaryStatus", "FailureReason")
 )
 _MAX_OUTCOME_READS = 6
 
@@ -219,17 +218,18 @@ class _EndingStates:
         """Add a Fail state, which ends the execution with the error of the ending's exit code.
         ``failure_text``: what the user reads as its Cause, or the JSON path of that text in the execution.
         With an outcome file (what a job wrote to S3 at its end) the newest step is added to it."""
-        if self.template.is_processing:
-            # Only the exit message of a processing job says which host failed, and why.
-            cause = (
-                states_format([_FAILURE_REASON_PATH, "; exit message: ", _EXIT_MESSAGE_PATH])
-                if failure_text == _FAILURE_REASON_PATH
-                else _PROCESSING_STOPPED_TEXT
-            )
-        elif reads_outcome_file(self.template):
+        kind, cause = self.template.kind, failure_text
+        if reads_outcome_file(self.template):
             cause = append_progress(failure_text)
-        else:
-            cause = failure_text
+        elif failure_text == _FAILURE_REASON_PATH and kind.exit_message:
+            # Only the exit message of such a job says which host failed, and why.
+            exit_message_path = _description_path(kind.exit_message)
+            cause = states_format([_FAILURE_REASON_PATH, "; exit message: ", exit_message_path])
+        elif failure_text != _FAILURE_REASON_PATH and not kind.has_secondary_status:
+            cause = (
+                "its job was stopped, by somebody or at its limits.max_runtime: "
+                f"of a {kind.noun} the service does not say which"
+            )
         self.states[state_name] = error_state(ending_rule.exit_code, comment, cause)
 
     def _add_backoff_schedule_state(self, name: str, rule: EndingRule) -> None:
@@ -390,14 +390,13 @@ class _EndingStates:
             "segment.$": "$.position.segment",
             "attempt.$": "$.position.attempt",
         }
-        if self.template.is_processing:
-            request = self.template.variants[0].request
-            values |= to_asl_parameters(
-                {"output": member_value(request, self.template.kind.members["output"])}
-            )
+        kind = self.template.kind
+        if kind.trains_model:
+            artifacts_path = _description_path(kind.model_artifacts)
+            values |= {"step.$": "$.progress.step", "model_artifacts.$": artifacts_path}
         else:
-            artifacts = "$.description.job.ModelArtifacts.S3ModelArtifacts"
-            values |= {"step.$": "$.progress.step", "model_artifacts.$": artifacts}
+            request = self.template.variants[0].request
+            values |= to_asl_parameters({"output": member_value(request, kind.members["output"])})
         self.states[RUN_DONE] = pass_state("What whoever started it gets.", values, None, RESULT)
         self.states[RESULT] = {"Type": "Succeed"}
 
@@ -423,10 +422,10 @@ def _backoff_states() -> dict[str, State]:
     }
 
 
-_PROCESSING_STOPPED_TEXT = (
-    "its job was stopped, by somebody or at its limits.max_runtime: of a processing job the service does not "
-    "say which"
-)
+def _description_path(member: MemberPath) -> str:
+    """Path, in the execution's context, of a member of the job's description."""
+    return ".".join(("$.description.job", *map(str, member)))
+
 
 _COUNTED_PROGRESS_PATHS = {
     "step": "$.progress.step",

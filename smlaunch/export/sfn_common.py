@@ -108,17 +108,8 @@ def next_job_context(template: RunTemplate, event_count: int, changes: dict[str,
 
 def response_defaults(template: RunTemplate) -> dict[str, Any]:
     """Defaults for members that a response may lack: a path to a missing member fails the execution."""
-    training_job = {
-        "FailureReason": NO_REASON,
-        "SecondaryStatus": "",
-        "TrainingTimeInSeconds": 0,
-        "BillableTimeInSeconds": 0,
-        "EnableManagedSpotTraining": False,
-        "ModelArtifacts": {"S3ModelArtifacts": ""},
-    }
-    processing_job = {"FailureReason": NO_REASON, "ExitMessage": "none"}
     defaults: dict[str, Any] = {
-        "job": processing_job if template.is_processing else training_job,
+        "job": {"FailureReason": NO_REASON, **template.kind.description_defaults},
         "execution": EXECUTION_STOPPED,
         "tag": {"Key": TAG_JOB, "Value": template.workflow.job_hash},
     }

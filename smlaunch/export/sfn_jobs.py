@@ -400,6 +400,5 @@ def _hand_over_states(template: RunTemplate) -> dict[str, State]:
 
 
 def _create_state_name(template: RunTemplate, index: int, on_demand: bool) -> str:
-    if template.is_processing:
-        return variant_state_name("Process", template, index)
-    return variant_state_name("Train on demand" if on_demand else "Train", template, index)
+    verb = template.kind.verb
+    return variant_state_name(f"{verb} on demand" if on_demand else verb, template, index)

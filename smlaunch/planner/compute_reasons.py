@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smlaunch.api.job_kinds import TRAINING
 from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE
@@ -63,7 +62,7 @@ def suggest_preferences(
         not alternatives
         or demand.names_instance_type
         or not on_demand
-        or demand.strategy.job_kind is not TRAINING
+        or not demand.strategy.job_kind.trains_model
     ):
         return
     type_names = [option.instance.name for option in (chosen, *alternatives)][:MAX_PREFERENCES]

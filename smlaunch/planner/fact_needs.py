@@ -6,16 +6,15 @@ read is assumed to suffice, and the plan says so.
 
 from __future__ import annotations
 
-from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, known_types
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.job.model import Job, Workload, parse_duration
 from smlaunch.planner.plan_context import (
     instance_types_of,
     max_hosts_of,
+    stated_job_kind,
 )
 from smlaunch.planner.segments import DEFAULT_RUNTIME_QUOTA
-from smlaunch.strategies import load_strategy
 
 
 def fact_needs(job: Job) -> FactNeeds:
@@ -71,7 +70,7 @@ def relevant_quotas(job: Job) -> tuple[str, ...]:
     is_one_default_host = type_names == (DEFAULT_INSTANCE_TYPE,) and max_hosts == 1 and not compute.spot
     # The job leaves instance type and hosts to the plan, which may choose others than the default.
     plan_compares_types = is_one_default_host and plan_chooses_type(job)
-    if _is_processing_job(job):
+    if not stated_job_kind(job).has_quotas:
         return ()
     if is_one_default_host and not plan_compares_types and compute.keep_alive is None:
         # Every account may have one such host, and reading quotas costs requests.
@@ -90,11 +89,6 @@ def relevant_quotas(job: Job) -> tuple[str, ...]:
     if max_hosts > DEFAULT_HOSTS_PER_JOB or plan_compares_types:
         quota_names.append(HOSTS_PER_JOB_QUOTA)
     return tuple(quota_names)
-
-
-def _is_processing_job(job: Job) -> bool:
-    """Whether the strategy that the job states makes it a processing job instead of a training job."""
-    return job.strategy is not None and load_strategy(job.strategy).job_kind is PROCESSING
 
 
 def plan_chooses_type(job: Job) -> bool:

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.contract.shard_lists import file_name_problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptFacts, StoredFile
 from smlaunch.facts.shard_index import SHARD_INDEX_NAME
 from smlaunch.job.model import Channel, Job
 from smlaunch.planner.plan import InputSharding
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, stated_job_kind
 from smlaunch.storage import multiway_partitioning
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.detection import detect_strategy
@@ -214,10 +213,11 @@ class _ShardingPlanner:
     def _check_input_mode(self, split_via: str) -> None:
         """Add a problem if the channel's input mode does not work with this way to distribute its files."""
         field, input_mode = f"inputs.{self.name}", self.channel.mode
-        if self._is_processing and split_via == VIA_LISTS:
+        kind = stated_job_kind(self.job)
+        if kind.copies_all_inputs and split_via == VIA_LISTS:
             self.diagnostics.add_problem(
                 f"{field}.split_via",
-                "a processing job copies all of its inputs to every host, so that lists save nothing; use "
+                f"a {kind.noun} copies all of its inputs to every host, so that lists save nothing; use "
                 "shards or jobs",
             )
         elif input_mode == "Pipe" and split_via == VIA_LISTS:
@@ -250,7 +250,8 @@ class _ShardingPlanner:
                 "affects no other shard.",
             )
             return VIA_JOBS
-        if script_reads_file_lists(self.facts.script) and not self._is_processing:
+        kind = stated_job_kind(self.job)
+        if script_reads_file_lists(self.facts.script) and not kind.copies_all_inputs:
             self.diagnostics.add_reason(
                 f"{field}.split_via",
                 f"{entry} reads its file list (smlaunch.train.shard_files): each host gets a list.",
@@ -275,8 +276,8 @@ class _ShardingPlanner:
             )
             return VIA_LISTS
         cause = f"{entry} neither joins ranks nor reads its file list"
-        if self._is_processing:
-            cause = "Processing jobs copy all of their inputs"
+        if kind.copies_all_inputs:
+            cause = f"{kind.noun.capitalize()}s copy all of their inputs"
         self.diagnostics.add_reason(
             f"{field}.split_via", f"{cause}: a separate job for each shard, which is retried separately."
         )
@@ -300,12 +301,6 @@ class _ShardingPlanner:
             f"The {len(shard_files)} shards are similar enough to split by number, whichever host "
             f"gets which (at worst {imbalance:.3f} times the least possible)."
         )
-
-    @property
-    def _is_processing(self) -> bool:
-        """Whether the job is a processing job, which has no FastFile."""
-        strategy_name = self.job.strategy
-        return strategy_name is not None and load_strategy(strategy_name).job_kind is PROCESSING
 
     def _rank_communication_evidence(self) -> str | None:
         """Return what shows that the ranks of all hosts communicate, so that they must be one job; None if

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from smlaunch.api.job_kinds import JobKind
 from smlaunch.api.request_builder import InputChannel
 from smlaunch.catalog.instances import InstanceChoice
 from smlaunch.contract.launch_spec import MPI, LaunchSpec
@@ -328,14 +329,14 @@ def advise_input_modes(
     job: Job,
     facts: DiscoveredFacts,
     instance_type: str,
+    kind: JobKind,
     diagnostics: Diagnostics,
-    is_processing: bool = False,
 ) -> None:
     """Add reasons and warnings about how the job's input channels are read: input modes, many small files,
     slow disks. Nothing is added for hosts of the local endpoint, which read without a network."""
     if facts.target == "local":
         return
-    platform: Platform = "processing" if is_processing else "training"
+    platform: Platform = "processing" if kind.copies_all_inputs else "training"
     for name, channel in job.inputs.items():
         input_facts = facts.inputs.get(name)
         if input_facts is None or input_facts.problem is not None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from smlaunch.api.job_kinds import PROCESSING, JobKind
+from smlaunch.api.job_kinds import TRAINING, JobKind
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import Reason
+from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy
 from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
 
@@ -47,10 +48,6 @@ class PlanContext(JobContext):
         return self.facts.quotas if self.job_kind.has_quotas else {}
 
     @property
-    def is_processing(self) -> bool:
-        return self.job_kind is PROCESSING
-
-    @property
     def has_runtime(self) -> bool:
         """Whether smlaunch's runtime starts the program, so that the job can stop itself and be continued."""
         return self.job.entry is not None
@@ -62,6 +59,11 @@ class PlanContext(JobContext):
     @property
     def hosts(self) -> int:
         return max_hosts_of(self.job)
+
+
+def stated_job_kind(job: Job) -> JobKind:
+    """The kind of the strategy that the job states; training without one."""
+    return TRAINING if job.strategy is None else load_strategy(job.strategy).job_kind
 
 
 def instance_types_of(job: Job) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from smlaunch.api.job_kinds import PROCESSING, TRAINING, job_kind_of, job_name_of
+from smlaunch.api.job_kinds import TRAINING, job_kind_of, job_name_of
 from smlaunch.chain.workflow import RunPolicy, Workflow, build_job_request, variant_of_segment
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE
@@ -259,7 +259,7 @@ def _divide_into_segments(
     whole run."""
     job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
     # Processing jobs, and images with their own program, cannot be continued by another job.
-    can_be_continued = strategy.job_kind is TRAINING and job.entry is not None
+    can_be_continued = strategy.job_kind.has_checkpoints and job.entry is not None
     is_multi_segment = can_be_continued and segments.needs_several_segments(
         job, total_seconds, job_limit_seconds
     )
@@ -281,15 +281,14 @@ def _advise_on_script_and_data(
 ) -> None:
     """Add what the user may do better: input modes, the script, its accelerators, a built-in algorithm, the
     learning rate for several ranks."""
-    is_processing = strategy.job_kind is PROCESSING
-    advise_input_modes(job, facts, first_segment.instance_type, diagnostics, is_processing)
+    advise_input_modes(job, facts, first_segment.instance_type, strategy.job_kind, diagnostics)
     total_ranks = None
     if isinstance(first_segment.processes_per_host, int):
         total_ranks = first_segment.processes_per_host * job.compute.hosts
     advise_script(facts, strategy, total_ranks, diagnostics)
     warn_of_idle_accelerators(job, facts, strategy, first_segment.instance_type, diagnostics)
     suggest_built_in(job, facts.script, diagnostics)
-    if strategy.joins_hosts and strategy.job_kind is TRAINING:
+    if strategy.joins_hosts and strategy.job_kind.trains_model:
         advise_scaling(job, total_ranks, diagnostics)
 
 

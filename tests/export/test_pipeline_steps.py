@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
+from smlaunch.api.job_kinds import TRAINING
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH
 from smlaunch.errors import JobError
 from smlaunch.export import pipeline_step_order, pipeline_steps
@@ -422,8 +424,6 @@ def test_a_names_room_is_that_of_a_step(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_bounds_are_the_services_where_they_are_known() -> None:
-    import botocore.session
-
     model = botocore.session.get_session().get_service_model("sagemaker")
     members = model.operation_model("CreatePipeline").input_shape.members
     assert members["PipelineDefinition"].metadata["max"] == pipeline_step_order.MAX_DEFINITION_CHARACTERS
@@ -436,7 +436,7 @@ def test_a_plan_says_that_nobody_has_looked_at_what_is_not_there() -> None:
     job = Job.from_mapping({**TRAIN, "inputs": {"train": "s3://pipeline-step/a/"}})
     plan = make_plan(job, fixtures.with_inputs(fixtures.region(script=SCRIPT), facts), "digits")
     assert any("inputs.train: an earlier step will write it" in warning for warning in plan.warnings)
-    assert not build_run_template(plan).is_processing
+    assert build_run_template(plan).kind is TRAINING
 
 
 def test_the_page_has_the_picture_of_its_own_file() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smlaunch.api import job_kinds
 from smlaunch.chain.workflow import Workflow, build_job_request, variant_of_segment
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import JobName
@@ -128,7 +129,7 @@ def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
 def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: str | None) -> None:
     plan = plan_of({**PROCESSING, "output": output})
     flow = build_run_template(plan)
-    assert flow.is_processing
+    assert flow.kind is job_kinds.PROCESSING
     values: dict[JobVariable, str | int] = dict.fromkeys(JobVariable, 1) | {
         JobVariable.RUN: "nightly",
         JobVariable.ATTEMPT: 2,

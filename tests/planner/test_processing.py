@@ -11,9 +11,13 @@ from smlaunch.api.job_kinds import PROCESSING, TRAINING
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
-from smlaunch.errors import JobError
+from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import InputFacts
+from smlaunch.job.model import Job
+from smlaunch.planner.fact_needs import HOSTS_PER_JOB_QUOTA
+from smlaunch.planner.plan_context import PlanContext
 from smlaunch.planner.request_problems import job_field_of_member
+from smlaunch.planner.rules import rules_of
 from smlaunch.strategies import load_strategy
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 
@@ -119,4 +123,48 @@ def test_what_it_has_no_place_for_is_refused_at_once() -> None:
         "limits.max_runtime",
         "inputs.raw.mode",
         "inputs.raw.content_type",
+    }
+
+
+def test_what_a_third_kind_lacks_follows_from_its_data() -> None:
+    """Rules ask what a kind has, never which one it is."""
+    lacking = ("hyperparameters", "compute.spot", "checkpoints.uri")
+    kind = dataclasses.replace(
+        TRAINING,
+        name="Tuning",
+        members={field: path for field, path in TRAINING.members.items() if field not in lacking},
+        input_modes=("File", "Pipe"),
+        has_quotas=False,
+        max_runtime_seconds=3600,
+        max_inputs=1,
+    )
+
+    class Tuning(type(load_strategy("processing"))):  # type: ignore[misc]
+        job_kind = kind
+
+    job = Job.from_mapping(
+        {
+            "entry": "train.py",
+            "hyperparameters": {"lr": 1},
+            "compute": {"spot": True, "hosts": 30, "instance_type": "ml.p4d.24xlarge"},
+            "checkpoints": "s3://b/c/",
+            "limits": {"max_runtime": "2h", "segment": "1h", "max_pending": "2h"},
+            "inputs": {"raw": {"uri": "s3://b/raw/", "mode": "FastFile", "content_type": "text/csv"}},
+        }
+    )
+    facts = dataclasses.replace(PROCESSING_FACTS, quotas={HOSTS_PER_JOB_QUOTA: 20.0})
+    context = PlanContext(job, facts, Tuning())
+    # Others read the model of the kind's API, which this one does not have.
+    names = ("processing", "chain", "inputs", "quotas", "pending", "spot")
+    rules = [rule for rule in rules_of("validate") if rule.id.split(".")[0] in names]
+    problems = [problem for rule in rules for problem in rule.check(context)]
+    unsupported = "a tuning job does not support it; leave it out, or use another strategy"
+    assert {problem.path: problem.message for problem in problems if isinstance(problem, Problem)} == {
+        "hyperparameters": "a tuning job has none; give the script args instead",
+        "compute.spot": unsupported,
+        "checkpoints": unsupported,
+        "limits.segment": unsupported,
+        "limits.max_runtime": "2h is longer than the 1h that a tuning job may run; shorten it, or split it",
+        "inputs.raw.mode": "a tuning job takes inputs in mode File, Pipe, not FastFile",
+        "inputs": "1 and smlaunch's own 2 are 3, and a tuning job may have 1; put several into one prefix",
     }

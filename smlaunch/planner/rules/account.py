@@ -32,9 +32,9 @@ _RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMake
 )
 def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
     """Yield a problem if the job takes more hosts than the account's quotas for its instance types allow.
-    Quotas that could not be read are assumed to suffice; those of processing jobs are not read.
+    Quotas that could not be read are assumed to suffice; for some kinds of jobs they are not read.
     ``context.hosts``: of the largest segment."""
-    if context.is_processing:
+    if not context.job_kind.has_quotas:
         return
     # The types whose quota is too small, with the number of hosts that it allows.
     max_count_by_type, compute = _insufficient_quotas(context), context.job.compute
@@ -71,8 +71,8 @@ def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
     facts=("quotas",),
 )
 def reject_more_hosts_than_per_job_quota(context: PlanContext) -> Problems:
-    limit = context.facts.quotas.get(HOSTS_PER_JOB_QUOTA)
-    if limit is not None and context.hosts > limit and not context.is_processing:
+    limit = context.quotas.get(HOSTS_PER_JOB_QUOTA)
+    if limit is not None and context.hosts > limit:
         message = (
             f"the account's quota {HOSTS_PER_JOB_QUOTA!r} is {int(limit)}, and the job takes {context.hosts}"
         )
@@ -89,9 +89,9 @@ def reject_more_hosts_than_per_job_quota(context: PlanContext) -> Problems:
     facts=("quotas",),
 )
 def report_quotas(context: PlanContext) -> Findings:
-    """Nothing for local jobs and processing jobs, whose quotas are not read. Too small a quota for a job with
-    one instance type is not reported here: a rule rejects the job."""
-    if context.facts.target != "aws" or context.is_processing:
+    """Nothing for local jobs, and for kinds of jobs whose quotas are not read. Too small a quota for a job
+    with one instance type is not reported here: a rule rejects the job."""
+    if context.facts.target != "aws" or not context.job_kind.has_quotas:
         return
     # Why the quotas could not be read; None if they were.
     if context.facts.quotas_problem is not None:

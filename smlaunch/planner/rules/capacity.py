@@ -42,7 +42,9 @@ def reject_long_spot_without_checkpoints(context: PlanContext) -> Problems:
     segment is one of the sequential jobs of a run."""
     job, limits = context.job, context.job.limits
     takes_several_jobs = limits.segment is not None or bool(job.segments)
-    if not job.compute.spot or job.checkpoints is not None or takes_several_jobs or context.is_processing:
+    if not job.compute.spot or job.checkpoints is not None or takes_several_jobs:
+        return
+    if not context.job_kind.has_checkpoints:  # another rule rejects spot
         return
     max_seconds = DEFAULT_MAX_RUNTIME if limits.max_runtime is None else parse_duration(limits.max_runtime)
     # An hour: what the service allows, waiting included, to algorithms without checkpoints.
@@ -256,7 +258,7 @@ def reject_max_pending_out_of_bounds(context: PlanContext) -> Problems:
 def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
     if (
         context.job.limits.max_pending is None
-        or context.is_processing
+        or "limits.max_pending" not in context.job_kind.members
         or any(map(is_accelerated, context.instance_types))
     ):
         return

@@ -11,9 +11,6 @@ from smlaunch.planner.input_channels import RESERVED_CHANNELS, count_smlaunch_ch
 from smlaunch.planner.plan_context import PlanContext
 from smlaunch.planner.rules.rule import Problems, rule
 
-MAX_CHANNELS = 20
-MAX_PROCESSING_INPUTS = 10
-
 _PURPOSE_BY_OPT_ML_FOLDER = {
     "input": "inputs come",
     "model": "the model is collected",
@@ -74,17 +71,16 @@ def reject_too_many_channels(context: PlanContext) -> Problems:
     channels of its runtime, the source and lists of files."""
     smlaunch_count, stated_count = count_smlaunch_channels(context.job), len(context.job.inputs)
     total_count = stated_count + smlaunch_count
-    max_channels, job_kind = (
-        (MAX_PROCESSING_INPUTS, "a processing job") if context.is_processing else (MAX_CHANNELS, "a job")
-    )
-    if total_count > max_channels:
+    kind = context.job_kind
+    if kind.max_inputs is not None and total_count > kind.max_inputs:
         count_text = (
             f"{stated_count} and smlaunch's own {smlaunch_count} are {total_count}"
             if smlaunch_count
             else f"there are {stated_count}"
         )
         yield Problem(
-            "inputs", f"{count_text}, and {job_kind} may have {max_channels}; put several into one prefix"
+            "inputs",
+            f"{count_text}, and a {kind.noun} may have {kind.max_inputs}; put several into one prefix",
         )
 
 

@@ -1,8 +1,9 @@
-"""Rules about features that a kind of job lacks: processing jobs, algorithms, images with their own
-program."""
+"""Rules about features that a kind of job lacks (smlaunch.api.job_kinds), such as processing jobs, and that
+algorithms and images with their own program lack."""
 
 from __future__ import annotations
 
+from smlaunch.api.job_kinds import JobKind
 from smlaunch.catalog import algorithms
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
@@ -10,14 +11,6 @@ from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
 from smlaunch.planner.rules.rule import Findings, Problems, rule
-
-MAX_TRAINING_SECONDS = 28 * 86_400
-MAX_PROCESSING_SECONDS = 777_600
-"""Seconds, from the API model and its documentation."""
-
-_UNSUPPORTED_IN_PROCESSING_TEXT = (
-    "a processing job does not support it; leave it out, or use another strategy"
-)
 
 
 @rule(
@@ -39,23 +32,23 @@ _UNSUPPORTED_IN_PROCESSING_TEXT = (
     ),
 )
 def reject_training_only_fields(context: PlanContext) -> Problems:
-    """Yield a problem for each field that applies to training jobs only, if this is a processing job."""
-    if not context.is_processing:
-        return
-    job = context.job
-    if job.hyperparameters:
-        yield Problem("hyperparameters", "a processing job has none; give the script args instead")
+    """Yield a problem for each field of the job that its kind does not have: a member of its request, or
+    checkpoints, which another job of the run continues from."""
+    job, kind = context.job, context.job_kind
+    if job.hyperparameters and "hyperparameters" not in kind.members:
+        yield Problem("hyperparameters", f"a {kind.noun} has none; give the script args instead")
+    # By field: whether it is stated, and the member without which it has no effect.
     stated_by_field = {
-        "compute.spot": job.compute.spot,
-        "compute.keep_alive": job.compute.keep_alive is not None,
-        "checkpoints": job.checkpoints is not None,
-        "segments": bool(job.segments),
-        "limits.segment": job.limits.segment is not None,
-        "limits.max_pending": job.limits.max_pending is not None,
+        "compute.spot": (job.compute.spot, "compute.spot"),
+        "compute.keep_alive": (job.compute.keep_alive is not None, "compute.keep_alive"),
+        "checkpoints": (job.checkpoints is not None, "checkpoints.uri"),
+        "segments": (bool(job.segments), "checkpoints.uri"),
+        "limits.segment": (job.limits.segment is not None, "checkpoints.uri"),
+        "limits.max_pending": (job.limits.max_pending is not None, "limits.max_pending"),
     }
-    for field, is_stated in stated_by_field.items():
-        if is_stated:
-            yield Problem(field, _UNSUPPORTED_IN_PROCESSING_TEXT)
+    for field, (is_stated, member) in stated_by_field.items():
+        if is_stated and member not in kind.members:
+            yield Problem(field, _unsupported_text(kind))
 
 
 @rule(
@@ -66,14 +59,19 @@ def reject_training_only_fields(context: PlanContext) -> Problems:
     fields=("strategy", "entry", "algorithm"),
 )
 def reject_unsupported_processing_inputs(context: PlanContext) -> Problems:
-    """Yield a problem for each property of an input that a processing job does not have."""
-    # A training job has no such limits.
-    for name, channel in context.job.inputs.items() if context.is_processing else ():
-        if channel.mode != "File":
-            message = f"a processing job copies its inputs: File, not {channel.mode}"
+    """Yield a problem for each property of an input that the kind of job does not have."""
+    kind = context.job_kind
+    for name, channel in context.job.inputs.items():
+        if channel.mode not in kind.input_modes:
+            modes_text = ", ".join(kind.input_modes)
+            message = f"a {kind.noun} takes inputs in mode {modes_text}, not {channel.mode}"
             yield Problem(f"inputs.{name}.mode", message)
-        if channel.content_type is not None:
-            yield Problem(f"inputs.{name}.content_type", _UNSUPPORTED_IN_PROCESSING_TEXT)
+        if channel.content_type is not None and "content_type" not in kind.input_members:
+            yield Problem(f"inputs.{name}.content_type", _unsupported_text(kind))
+
+
+def _unsupported_text(kind: JobKind) -> str:
+    return f"a {kind.noun} does not support it; leave it out, or use another strategy"
 
 
 @rule(
@@ -84,15 +82,14 @@ def reject_unsupported_processing_inputs(context: PlanContext) -> Problems:
     fields=("strategy", "entry", "algorithm", "limits.max_runtime"),
 )
 def reject_too_long_processing(context: PlanContext) -> Problems:
-    max_runtime = context.job.limits.max_runtime
-    if (
-        context.is_processing
-        and max_runtime is not None
-        and parse_duration(max_runtime) > MAX_PROCESSING_SECONDS
-    ):
-        longest_text = format_duration(MAX_PROCESSING_SECONDS)
+    """Yield a problem for a job of a kind that another job cannot continue, and that may not run so long."""
+    max_runtime, kind = context.job.limits.max_runtime, context.job_kind
+    if max_runtime is None or kind.has_checkpoints or kind.max_runtime_seconds is None:
+        return
+    if parse_duration(max_runtime) > kind.max_runtime_seconds:
+        longest_text = format_duration(kind.max_runtime_seconds)
         message = (
-            f"{max_runtime} is longer than the {longest_text} that a processing job may run; shorten it, or "
+            f"{max_runtime} is longer than the {longest_text} that a {kind.noun} may run; shorten it, or "
             "split it"
         )
         yield Problem("limits.max_runtime", message)
@@ -117,9 +114,9 @@ def reject_too_long_processing(context: PlanContext) -> Problems:
 def reject_several_jobs_without_script(context: PlanContext) -> Problems:
     """Yield a problem for each field that makes a run take several jobs, if the job has no script: only a
     script under smlaunch's runtime can stop itself and be continued by another job."""
-    job = context.job
-    # smlaunch's runtime starts scripts only; other rules are about processing jobs.
-    if context.has_runtime or context.is_processing:
+    job, kind = context.job, context.job_kind
+    # smlaunch's runtime starts scripts only; other rules are about kinds that cannot be continued.
+    if context.has_runtime or not kind.has_checkpoints:
         return
     program = f"the algorithm {job.algorithm}" if job.algorithm is not None else "an image's own program"
     for field, stated_value in (("limits.segment", job.limits.segment), ("segments", job.segments or None)):
@@ -128,14 +125,15 @@ def reject_several_jobs_without_script(context: PlanContext) -> Problems:
                 field, f"{program} does not stop itself to be continued by another job; leave it out"
             )
     max_runtime = job.limits.max_runtime
-    if max_runtime is None:
+    if max_runtime is None or kind.max_runtime_seconds is None:
         return
-    # 28 days, or less by the account's quota.
-    max_job_seconds = min(context.facts.max_runtime_quota or MAX_TRAINING_SECONDS, MAX_TRAINING_SECONDS)
+    # Of a training job 28 days, or less by the account's quota.
+    quota_seconds = context.facts.max_runtime_quota or kind.max_runtime_seconds
+    max_job_seconds = min(quota_seconds, kind.max_runtime_seconds)
     if parse_duration(max_runtime) > max_job_seconds:
         yield Problem(
             "limits.max_runtime",
-            f"{max_runtime} is longer than the {format_duration(max_job_seconds)} that a training job may "
+            f"{max_runtime} is longer than the {format_duration(max_job_seconds)} that a {kind.noun} may "
             f"run, and {program} cannot be continued by another one; shorten it",
         )
 
@@ -173,8 +171,9 @@ def reject_long_spot_wait_of_algorithm(context: PlanContext) -> Problems:
     facts=("script",),
 )
 def explain_processing_folders(context: PlanContext) -> Findings:
-    job, strategy = context.job, context.strategy
-    if not context.is_processing or job.entry is None:
+    job, strategy, kind = context.job, context.strategy, context.job_kind
+    output_dir = kind.constants.get("output_path")  # None: the contract's own folders
+    if output_dir is None or job.entry is None:
         return
     is_apart = not strategy.joins_hosts and not context.facts.script.reads_resource_config
     if job.compute.hosts > 1 and is_apart and not any(channel.split for channel in job.inputs.values()):
@@ -184,6 +183,6 @@ def explain_processing_folders(context: PlanContext) -> Findings:
         )
     yield Reason(
         "processing.output",
-        "Files that the script writes to /opt/ml/processing/output (SM_OUTPUT_DATA_DIR) are uploaded when "
-        "the job completes; inputs are in /opt/ml/processing/input (SM_CHANNEL_...).",
+        f"Files that the script writes to {output_dir} (SM_OUTPUT_DATA_DIR) are uploaded when the job "
+        f"completes; inputs are in {kind.paths.data} (SM_CHANNEL_...).",
     )

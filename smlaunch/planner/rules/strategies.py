@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.planner.plan_context import JobContext, StrategyMatch
 from smlaunch.planner.rules.rule import rule
 from smlaunch.strategies import load_strategy
@@ -108,8 +107,8 @@ def choose_share_nothing_for_inference(context: JobContext) -> StrategyMatches:
 )
 def choose_processing_for_preparation(context: JobContext) -> StrategyMatches:
     detected = context.detected_strategy
-    is_processing = detected is not None and load_strategy(detected.strategy).job_kind is PROCESSING
-    if context.job.workload.kind == "preparation" and not is_processing:
+    prepares_data = detected is not None and not load_strategy(detected.strategy).job_kind.trains_model
+    if context.job.workload.kind == "preparation" and not prepares_data:
         yield StrategyMatch("processing", "The job prepares data and trains nothing")
 
 
