@@ -105,6 +105,11 @@ class JobKind:
         return "checkpoints.uri" in self.members
 
     @property
+    def reports_seconds(self) -> bool:
+        """Whether Describe says how long a job has run, and for how long it is billed."""
+        return "BillableTimeInSeconds" in self.description_defaults
+
+    @property
     def trains_model(self) -> bool:
         return bool(self.model_artifacts)
 

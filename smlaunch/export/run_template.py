@@ -227,10 +227,10 @@ def build_run_template(
 
 
 def _without_uncountable_caps(workflow: Workflow) -> Workflow:
-    """The workflow with the caps that an orchestrator can count: the service's answer about a processing job
-    has no number of seconds, so that each attempt has the whole time limit. ``_price_problems`` refuses a cap
-    on the cost of several attempts."""
-    if job_kind_of(workflow.variants[0].request) is not PROCESSING:
+    """The workflow with the caps that an orchestrator can count: the service's answer about a processing job,
+    for example, has no number of seconds, so that each attempt has the whole time limit. ``_price_problems``
+    refuses a cap on the cost of several attempts."""
+    if job_kind_of(workflow.variants[0].request).reports_seconds:
         return workflow
     return replace(workflow, policy=replace(workflow.policy, total_seconds=None, max_cost=None))
 
@@ -256,11 +256,11 @@ def _unsupported_field_problems(plan: RunPlan) -> Sequence[Problem]:
 def _price_problems(plan: RunPlan) -> Iterator[Problem]:
     """Yield a problem if the cost of a run, or of one of its shards, cannot be limited."""
     for shard_plan in [plan, *plan.shard_plans]:
-        is_processing = job_kind_of(shard_plan.workflow.variants[0].request) is PROCESSING
-        if shard_plan.workflow.policy.max_cost is not None and is_processing:
+        kind = job_kind_of(shard_plan.workflow.variants[0].request)
+        if shard_plan.workflow.policy.max_cost is not None and not kind.reports_seconds:
             yield Problem(
                 "limits.max_cost",
-                "an orchestrator cannot count the time of several attempts of a processing job; leave it or "
+                f"an orchestrator cannot count the time of several attempts of a {kind.noun}; leave it or "
                 "limits.attempts out, or use `smlaunch run`",
             )
             return
