@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from smlaunch.secrets.masking import mask_text
+from smlaunch.text.format import wrap_words
 
 if TYPE_CHECKING:
     from smlaunch.data.transfer_progress import TransferProgress
-    from smlaunch.runs.plan_job import PreparedRun
 
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -23,33 +26,58 @@ def escape_controls(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal on which text can be drawn again."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def has_colours(stream: IO[str]) -> bool:
+    """Whether text for a stream is coloured: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def terminal_width(stream: IO[str]) -> int | None:
+    """Return the columns of a terminal; None for a file or a pipe, whose lines stay whole."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def style_for(stream: IO[str], text: str, **style: Any) -> str:
+    """Return the text in a style (keywords of ``click.style``) where the stream takes colours."""
+    return click.style(text, **style) if style and has_colours(stream) else text
+
+
 def echo(text: str, *, err: bool = False, file: IO[str] | None = None, **style: Any) -> None:
     """Print a text with control characters escaped. ``style``: keywords of ``click.style``."""
-    clean = escape_controls(text)
-    click.echo(click.style(clean, **style) if style else clean, err=err, file=file)
+    stream = file or (sys.stderr if err else sys.stdout)
+    click.echo(style_for(stream, escape_controls(text), **style), file=stream, color=has_colours(stream))
 
 
-def print_message(text: str, **style: Any) -> None:
-    """Print a message to stderr, secrets masked."""
-    echo(mask_text(text), err=True, **style)
+def print_message(text: str, *, indent: str = "", **style: Any) -> None:
+    """Print a message to stderr, secrets masked, wrapped at words on a terminal. ``indent``: in front of all
+    lines but the first."""
+    print_labeled("", text, indent=indent, text_style=style)
 
 
-def print_labeled(label: str, text: str, **style: Any) -> None:
-    """Print a message to stderr after a styled label, secrets masked."""
-    click.echo(click.style(label, **style) + escape_controls(mask_text(text)), err=True)
+def print_labeled(
+    label: str, text: str, *, indent: str = "", text_style: Mapping[str, Any] | None = None, **style: Any
+) -> None:
+    """Print a message to stderr after a styled label: secrets masked, wrapped at words on a terminal.
+    ``indent``: in front of all lines but the first."""
+    stream = sys.stderr
+    lines = wrap_for(stream, label + escape_controls(mask_text(text)), indent)
+    lines[0] = lines[0][len(label) :]
+    styled_lines = [style_for(stream, line, **(text_style or {})) for line in lines]
+    click.echo(
+        style_for(stream, label, **style) + "\n".join(styled_lines), file=stream, color=has_colours(stream)
+    )
 
 
-def print_plan_summary(prepared_run: PreparedRun) -> None:
-    """Print the decisions of a plan (strategy: how processes are started; hosts; instance type) with their
-    reasons, and its warnings, to stderr. A prepared run is a plan with the job's source."""
-    plan = prepared_run.plan
-    hosts_text = f"{plan.hosts} host" + ("s" if plan.hosts > 1 else "")
-    processes_text = f" x {plan.processes_per_host} processes" if plan.processes_per_host != 1 else ""
-    print_message(f"  {plan.strategy} on {hosts_text}{processes_text}, {plan.instance_type}")
-    for reason in plan.reasons:
-        print_message(f"  {reason.explanation}", dim=True)
-    for warning in plan.warnings:
-        print_labeled("  warning: ", warning, fg="yellow")
+def wrap_for(stream: IO[str], text: str, indent: str = "") -> list[str]:
+    """Return the lines of a text, wrapped at words to the width of the stream if that is a terminal."""
+    width = terminal_width(stream)
+    if width is None:
+        return [text]
+    return [line for paragraph in text.split("\n") for line in wrap_words(paragraph, width, indent)]
 
 
 def upload_display() -> Callable[[TransferProgress], None]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
-import click
-
-from smlaunch.cli.console import echo, escape_controls
-from smlaunch.cli.stdio import ERASE_LINE, discard_stdout
+from smlaunch.cli.console import echo, escape_controls, is_terminal, style_for, wrap_for
+from smlaunch.cli.stdio import ERASE_LINE, discard_stdout, is_same_file
 from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_line
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine, StateChange
@@ -31,11 +30,26 @@ _REDRAW_SECONDS = 0.1
 _PLAIN_LINE_SECONDS = 5.0
 """Seconds between two progress lines where stderr is not a terminal, such as a build log."""
 
+_NOTE_STYLE: Mapping[str, Any] = {"dim": True}
+_WARNING_STYLE: Mapping[str, Any] = {"fg": "yellow"}
+_STATE_STYLES: Mapping[str, Mapping[str, Any]] = {
+    "Completed": {"fg": "green"},
+    "Failed": {"fg": "red"},
+    **dict.fromkeys(("Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"), _WARNING_STYLE),
+}
+"""By secondary status; other states are notes."""
+
+_REMEMBERED_LINES = 60
+"""Lines that a person still sees above the end of the log."""
+
 _BAR_WIDTH = 24
 """Characters."""
 
 _ENDPOINT_MARK = "[smlaunch] "
 """Prefix of the lines that the local endpoint writes into the log of a host."""
+
+_DIFFERENCE_MARK = _ENDPOINT_MARK + "note: "
+"""Prefix of those at the top of the log that say how the endpoint differs from SageMaker."""
 
 
 @dataclass
@@ -48,6 +62,12 @@ class Display:
     show_log: bool = True
     """False: show only states and progress."""
 
+    show_states: bool = True
+    """False: show neither states nor progress."""
+
+    show_differences: bool = True
+    """False: leave out how the local endpoint differs from SageMaker, which the plan has said."""
+
     only_host: str | None = None
     """Show only the log lines of this host."""
 
@@ -56,10 +76,13 @@ class Display:
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
+    _last_log_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
+    """Without the prefixes of host and rank."""
     _segment_text: str = ""
     _state: str = "Submitted"
-    _state_since_monotonic: float = field(default_factory=time.monotonic)
-    """Seconds of the monotonic clock."""
+    _state_since: float = field(default_factory=time.time)
+    """Seconds since the epoch, as the service says: a command that attaches to a run shows the run's time,
+    not its own."""
     _last_drawn_at: float = 0.0
     _is_line_drawn: bool = False
     _last_printed_step: int | None = None
@@ -67,12 +90,12 @@ class Display:
 
     @property
     def _is_terminal(self) -> bool:
-        return self.err.isatty()
+        return is_terminal(self.err)
 
     def start_job(self, follower: JobFollower, run: Run) -> None:
         """Begin the display of the next job of a run: reset the state, and name the segment and the attempt
         of a chain (jobs in a row), such as ``segment 2/5 attempt 3``. ``follower``: of the new job."""
-        self._state, self._state_since_monotonic = "Submitted", time.monotonic()
+        self._state, self._state_since = "Submitted", time.time()
         job_name_and_count = run.segment_of(follower.job)
         if job_name_and_count is None:  # a run of one job
             return
@@ -95,14 +118,15 @@ class Display:
                 if not self._is_line_shown(event):
                     continue
                 if not is_endpoint_line(event.text):
+                    self._last_log_lines.append(split_rank_prefix(event.text)[1])
                     log_block.append(self._format_log_line(event))
                     continue
             self._write_log_lines(log_block)
             log_block = []
-            self._print_note_line(self._note_text(event))
-            if isinstance(event, StateChange):
-                self._state, self._state_since_monotonic = event.state, time.monotonic()
+            self._print_note(event)
         self._write_log_lines(log_block)
+        if not self.show_states:
+            return
         if self._is_terminal:
             self._redraw_status_line(follower)
         else:
@@ -110,16 +134,35 @@ class Display:
 
     def _is_line_shown(self, line: LogLine) -> bool:
         """Return whether a log line is printed; progress is shown in the status line instead."""
+        if not self.show_differences and line.text.startswith(_DIFFERENCE_MARK):
+            return False
         return self.show_log and self.only_host in (None, line.host) and not _is_progress(line.text)
 
-    def _note_text(self, event: Event) -> str:
-        """Return the text of a note: a state change, a warning, or a line that the local endpoint wrote into
-        a log (the only log lines that are notes)."""
+    def _print_note(self, event: Event) -> None:
+        """Print a state change, a warning, or a line that the local endpoint wrote into a log (the only log
+        lines that are notes) to stderr."""
         if isinstance(event, StateChange):
-            return _format_state(event)
-        if isinstance(event, LogLine):
-            return event.text if self._is_one_host() else f"{event.host} {event.text}"
-        return f"warning: {event.message}"
+            self._state, self._state_since = event.state, event.timestamp
+            # The end of a run's only job is that of the run, which is printed with its results.
+            if self.show_states and (self._segment_text or event.state not in _STATE_STYLES):
+                self._print_lines(_format_state(event), _STATE_STYLES.get(event.state, _NOTE_STYLE))
+        elif isinstance(event, LogLine):
+            text = event.text if self._is_one_host() else f"{event.host} {event.text}"
+            self._print_lines(text, _NOTE_STYLE)
+        else:
+            self._print_lines(f"warning: {event.message}", _WARNING_STYLE)
+
+    def has_just_shown(self, text: str) -> bool:
+        """Whether a reader of ``err`` has these lines before their eyes: the log goes to the same terminal or
+        file, and its last lines contain them, one after the other."""
+        if not is_same_file(self.out, self.err):
+            return False
+        wanted_lines = text.splitlines()
+        shown_lines = list(self._last_log_lines)
+        return any(
+            shown_lines[start : start + len(wanted_lines)] == wanted_lines
+            for start in range(len(shown_lines) - len(wanted_lines) + 1)
+        )
 
     def close(self) -> None:
         self._clear_status_line()
@@ -127,7 +170,7 @@ class Display:
     def _format_log_line(self, line: LogLine) -> str:
         if self._is_one_host():
             return line.text
-        return f"{click.style(line.host, dim=True) if self.out.isatty() else line.host} {line.text}"
+        return f"{style_for(self.out, line.host, dim=True)} {line.text}"
 
     def _is_one_host(self) -> bool:
         return self.host_count == 1 or self.only_host is not None
@@ -146,9 +189,10 @@ class Display:
                 raise
             discard_stdout()
 
-    def _print_note_line(self, text: str) -> None:
+    def _print_lines(self, text: str, style: Mapping[str, Any]) -> None:
         self._clear_status_line()
-        echo(text, file=self.err, dim=True)
+        for line in wrap_for(self.err, escape_controls(text), "  "):
+            echo(line, file=self.err, **style)
 
     # ---- progress ----------------------------------------------------------------------------------------
 
@@ -166,7 +210,7 @@ class Display:
         if self._is_line_drawn and now - self._last_drawn_at < _REDRAW_SECONDS:
             return
         self._last_drawn_at = now
-        line_parts = [f"{self._state} {format_elapsed(int(now - self._state_since_monotonic))}"]
+        line_parts = [f"{self._state} {format_elapsed(max(0, int(time.time() - self._state_since)))}"]
         if self._segment_text:
             line_parts.insert(0, self._segment_text)
         estimate = follower.progress.estimate(time.time())

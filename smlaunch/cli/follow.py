@@ -11,7 +11,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import click
 
 from smlaunch.chain.orchestrator_execution import describe_driver
-from smlaunch.cli.console import echo, escape_controls, print_labeled, print_message
+from smlaunch.cli.console import echo, print_labeled, print_message
 from smlaunch.cli.display import Display
+from smlaunch.cli.error_report import ErrorReport
 from smlaunch.cli.stdio import discard_stdout
 from smlaunch.connection.open_connection import Connection
-from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED
+from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED, Problem
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.missing_files import add_missing_file_hint
@@ -72,12 +73,14 @@ def follow_to_end(
     as_json: bool,
     has_embedded_endpoint: bool = False,
     from_first_job: bool = False,
+    plan_warnings: Sequence[str] = (),
 ) -> int:
     """Follow a run until it ends, print its outcome and results, and return the exit code. ``connection``: to
     the region or local endpoint.
 
     ``has_embedded_endpoint``: the local endpoint runs in this process, so Ctrl-C stops the run.
-    ``from_first_job``: print the log of all jobs, also of those that have ended already.
+    ``from_first_job``: print the log of all jobs, also of those that have ended already. ``plan_warnings``:
+    what the plan warned of, repeated where the run fails.
     """
     with InterruptHandler() as interrupts, translate_call_errors(connection.target):
         run_follower = _RunFollower(run, connection, display, interrupts, has_embedded_endpoint)
@@ -85,7 +88,7 @@ def follow_to_end(
     if outcome is not None:  # None after an interrupt before anything was known of the run
         # A hint where the script failed for want of a file that was excluded from the upload.
         outcome = add_missing_file_hint(outcome, connection.target)
-        print_outcome(outcome, connection)
+        print_outcome(outcome, connection, display, plan_warnings)
         try:
             if as_json:
                 click.echo(json.dumps({**outcome.to_dict(), "exit_code": exit_code}, indent=2))
@@ -93,6 +96,9 @@ def follow_to_end(
                 print_results(outcome, connection)
         except BrokenPipeError:
             discard_stdout()  # its reader has gone; the exit code is still that of the run
+    elif as_json:
+        report = ErrorReport(exit_code, "Interrupted", (Problem("", "interrupted before the run was known"),))
+        click.echo(report.to_json())
     return exit_code
 
 
@@ -206,36 +212,43 @@ def _print_below_status_line(display: Display, text: str) -> None:
     echo(text, file=display.err)
 
 
-def print_outcome(outcome: RunOutcome, connection: Connection) -> None:
+def print_outcome(
+    outcome: RunOutcome, connection: Connection, display: Display, plan_warnings: Sequence[str] = ()
+) -> None:
     """Print to stderr how a run ended: traceback, failed host and rank, and what to do next. Prints nothing
-    for a run that has not ended. ``final_result``: how a chain (jobs in a row) ended; None for other runs."""
+    for a run that has not ended, and no success where ``display`` shows no states. ``final_result``: how a
+    chain (jobs in a row) ended; None for other runs."""
     if outcome.status == "Failed":
-        _print_failure(outcome, connection)
-    elif outcome.exit_code is not None:
-        ending_text = escape_controls(summarize_run(outcome))
-        styled_ending = click.style(
-            ending_text, fg="green" if outcome.status == "Completed" else "yellow", bold=True
-        )
+        _print_failure(outcome, connection, display, plan_warnings)
+    elif outcome.exit_code is not None and (outcome.exit_code or display.show_states):
+        ending_text = summarize_run(outcome)
         duration_text = _describe_duration(outcome)
-        if not duration_text:
-            click.echo(styled_ending, err=True)
-        elif outcome.final_result is not None and (outcome.exit_code or ending_text != "completed"):
+        if outcome.final_result is not None and (outcome.exit_code or ending_text != "completed"):
             # After a longer summary, "after" would seem to belong to its last words.
-            click.echo(f"{styled_ending} ({duration_text})", err=True)
-        else:
-            click.echo(f"{styled_ending} after {duration_text}", err=True)
+            duration_text = f" ({duration_text})" if duration_text else ""
+        elif duration_text:
+            duration_text = f" after {duration_text}"
+        print_labeled(
+            ending_text, duration_text, fg="green" if outcome.status == "Completed" else "yellow", bold=True
+        )
 
 
-def _print_failure(outcome: RunOutcome, connection: Connection) -> None:
-    """Print why a run failed: traceback, summary, hint, exit code and advice."""
+def _print_failure(
+    outcome: RunOutcome, connection: Connection, display: Display, plan_warnings: Sequence[str]
+) -> None:
+    """Print why a run failed: traceback, unless it is the last that the log has shown, summary, what the plan
+    had warned of, hint, exit code and advice."""
     last_job = outcome.last_job
-    if last_job.failure is not None and last_job.failure.traceback:
-        echo(f"\n{last_job.failure.traceback}\n", err=True)
-    print_labeled("failed: ", summarize_run(outcome), fg="red", bold=True)
+    traceback = "" if last_job.failure is None else last_job.failure.traceback
+    if traceback and not display.has_just_shown(traceback):
+        echo(f"\n{traceback}\n", err=True)
+    print_labeled("failed: ", summarize_run(outcome), indent="  ", fg="red", bold=True)
+    for warning in plan_warnings:
+        print_labeled("the plan warned: ", warning, indent="  ", fg="yellow")
     if outcome.hint:
-        print_message(outcome.hint)
+        print_message(outcome.hint, indent="  ")
     advice = _advise_after_failure(outcome, last_job, connection)
-    echo(f"exit code {outcome.exit_code}; {advice}", err=True)
+    print_message(f"exit code {outcome.exit_code}; {advice}", indent="  ")
 
 
 def print_results(run_outcome: RunOutcome, connection: Connection) -> None:

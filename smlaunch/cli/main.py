@@ -15,6 +15,7 @@ from importlib import import_module
 import click
 
 from smlaunch import __version__
+from smlaunch.cli.error_report import ErrorReport, requests_json
 from smlaunch.cli.garbage_collection import defer_garbage_collection
 from smlaunch.cli.stdio import discard_stdout
 from smlaunch.errors import (
@@ -23,7 +24,7 @@ from smlaunch.errors import (
     EXIT_INTERRUPTED,
     EXIT_MACHINE,
     EXIT_SERVICE,
-    JobError,
+    Problem,
     SmlaunchError,
     is_disk_full,
 )
@@ -71,15 +72,22 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(entry[0]), entry[1])
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Print the help, and exit with 0, where no command is given. Overrides a method of click."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self._commands:
-            from smlaunch.text.did_you_mean import did_you_mean
+            from smlaunch.cli.suggestions import describe_unknown_command
 
-            script = args[0].endswith((".py", ".sh", ".yaml", ".yml"))
-            hint = f"; to run it: smlaunch run {args[0]}" if script else did_you_mean(args[0], self._commands)
-            raise click.UsageError(f"command {args[0]!r} is unknown{hint}", ctx)
+            name, *rest = args
+            message = describe_unknown_command(name, rest, self._commands, ctx.command_path)
+            raise click.UsageError(message, ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -141,23 +149,6 @@ def run_command(arguments: list[str]) -> int:
     full disk are errors of the machine or of the user, any other exception that is not our own is a bug."""
     try:
         exit_code = cli.main(arguments, prog_name="smlaunch", standalone_mode=False)
-    except JobError as error:
-        _print_problems(error)
-        return error.exit_code
-    except SmlaunchError as error:
-        _print_error(str(error))
-        return error.exit_code
-    except click.UsageError as error:
-        _print_error(error.format_message())
-        if error.ctx is not None:
-            click.echo(f"see: {error.ctx.command_path} --help", err=True)
-        return EXIT_BAD_JOB
-    except click.ClickException as error:
-        _print_error(error.format_message())
-        return EXIT_BAD_JOB
-    except (KeyboardInterrupt, click.Abort):
-        _print_error("interrupted")
-        return EXIT_INTERRUPTED
     except SystemExit as exit_request:
         if COMPLETION_VARIABLE in os.environ:  # the shell asked for completions, which click has printed
             return int(exit_request.code or 0)
@@ -167,35 +158,30 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of stdout has what it wanted, such as `head`
         discard_stdout()
         return 0
-    except Exception as error:
-        if is_disk_full(error):
-            _print_error(f"{DISK_FULL}: {error}; free disk space, then run the command again")
-            return EXIT_MACHINE
-        if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH_ERRNOS and error.filename is not None:
-            _print_error(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}")
-            return EXIT_BAD_JOB
-        traceback.print_exc()
-        _print_error("this is a bug in smlaunch; please report it with the lines above")
-        return EXIT_SERVICE
+    except (Exception, KeyboardInterrupt) as error:
+        report = _report_of(error)
+        report.show(requests_json(arguments))
+        return report.exit_code
     return exit_code if isinstance(exit_code, int) else 0
 
 
-def _print_problems(error: JobError) -> None:
-    problems = error.problems
-    if len(problems) == 1:
-        _print_error(str(problems[0]))
-        return
-    _print_error(f"{len(problems)} problems")
-    from smlaunch.cli.console import print_message
-
-    for problem in problems:
-        print_message(f"  {problem}")
-
-
-def _print_error(message: str) -> None:
-    from smlaunch.cli.console import print_labeled
-
-    print_labeled("error: ", message, fg="red", bold=True)
+def _report_of(error: BaseException) -> ErrorReport:
+    """Return what the user sees of an error that ends a command."""
+    if isinstance(error, SmlaunchError):
+        return ErrorReport.of_error(error)
+    if isinstance(error, click.ClickException):
+        return ErrorReport.of_usage(error)
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return ErrorReport(EXIT_INTERRUPTED, "Interrupted", (Problem("", "interrupted"),))
+    if is_disk_full(error):
+        text = f"{DISK_FULL}: {error}; free disk space, then run the command again"
+        return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", text),))
+    if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH_ERRNOS and error.filename is not None:
+        text = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
+        return ErrorReport(EXIT_BAD_JOB, "JobError", (Problem("", text),))
+    traceback.print_exception(error)
+    text = "this is a bug in smlaunch; please report it with the lines above"
+    return ErrorReport(EXIT_SERVICE, "Bug", (Problem("", text),))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,28 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings, aligned in one column."""
+    """A command whose help lists its options under headings, aligned in one column, and that suggests another
+    option for an unknown one."""
+
+    takes_script_arguments = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Overrides a method of click."""
+        arguments = list(args)  # click empties its list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from smlaunch.cli.suggestions import describe_unknown_option
+
+            known_options = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+            message = describe_unknown_option(
+                error.option_name,
+                arguments,
+                [name for name in known_options if name.startswith("-")],
+                ctx.command_path,
+                self.takes_script_arguments,
+            )
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options to the help text, in sections by their headings. Overrides a method of click."""
@@ -60,6 +81,8 @@ class GroupedCommand(click.Command):
 class JobCommand(GroupedCommand):
     """A command that describes a job. Arguments after ``--`` belong to the script and are not parsed."""
 
+    takes_script_arguments = True
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; arguments after ``--`` are stored in the context, for the user's script.
         Overrides a method of click."""
@@ -67,14 +90,7 @@ class JobCommand(GroupedCommand):
             separator = args.index("--")
             ctx.meta[SCRIPT_ARGUMENTS] = args[separator + 1 :]
             args = args[:separator]
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            suggestion = f" Did you mean {error.possibilities[0]}?" if error.possibilities else ""
-            usage_message = (
-                f"there is no option {error.option_name}.{suggestion} Arguments for the script go after a --"
-            )
-            raise click.UsageError(usage_message, ctx) from None
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT ARGUMENTS]"]
@@ -291,6 +307,13 @@ launch_options = _combine_decorators(
     )
 )
 
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="No states and no progress: only the script's output, warnings, failures and results.",
+)
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print the plan's reasons too.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")
 
 
@@ -299,7 +322,8 @@ def read_job(job_path: str | None, options: dict[str, Any], script_arguments: li
     those after ``--``; None without. Raises JobError with the problems of both the options and the job."""
     if job_path is None and not options["algorithm"] and not options["image"]:
         raise click.UsageError(
-            "Missing argument 'SCRIPT|JOB.yaml' (or --algorithm NAME, or --image URI with its own program)",
+            "the script or job file is missing: `smlaunch run train.py`, or `smlaunch run job.yaml` (or "
+            "--algorithm NAME, or --image URI with its own program)",
             click.get_current_context(),
         )
     problems: list[Problem] = []  # of the options: added by the next call, raised with those of the job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,10 +70,11 @@ def plan(
             document["simulation"] = simulation.to_dict()
         click.echo(json.dumps(document, indent=2))
         return 0
+    from smlaunch.cli.console import has_colours, terminal_width
     from smlaunch.render.plan_text import as_text
 
-    # click removes the colours where stdout is not a terminal.
-    click.echo(as_text(prepared_run.plan, _paint))
+    paint = _paint if has_colours(sys.stdout) else None
+    click.echo(as_text(prepared_run.plan, paint, terminal_width(sys.stdout)), color=has_colours(sys.stdout))
     if simulation is not None:
         click.echo(f"\n{simulation}")
     return 0

@@ -16,6 +16,8 @@ from smlaunch.cli.options import (
     job_options,
     json_option,
     launch_options,
+    quiet_option,
+    verbose_option,
 )
 
 _ACTIONS = "Actions"
@@ -30,6 +32,8 @@ _ACTIONS = "Actions"
 @grouped_option(_ACTIONS, "--detach", is_flag=True, help="Return as soon as the first job is created.")
 @grouped_option(_ACTIONS, "--faults", metavar="FILE", help="With --local: a JSON file of faults to inject.")
 @json_option
+@quiet_option
+@verbose_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -39,6 +43,8 @@ def run(
     detach: bool,
     faults: str | None,
     as_json: bool,
+    quiet: bool,
+    verbose: bool,
     **options: Any,
 ) -> int:
     """Plan, launch and follow a training job.
@@ -54,9 +60,10 @@ def run(
     """
     job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))  # arguments after "--"
 
-    from smlaunch.cli.console import print_labeled, print_message, print_plan_summary, upload_display
+    from smlaunch.cli.console import print_message, upload_display
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
+    from smlaunch.cli.opening import print_opening
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.errors import JobError, Problem
     from smlaunch.runs.launch_plan import launch
@@ -73,8 +80,7 @@ def run(
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
         run_id = prepared_run.plan.run
-        print_labeled(f"run {run_id}", f" on {connection.description}", bold=True)
-        print_plan_summary(prepared_run)
+        print_opening(prepared_run.plan, connection.description, quiet=quiet, verbose=verbose)
         launched_run = launch(prepared_run, on_message=print_message, on_progress=upload_display())
         if launched_run.attached:  # a run of this name was started before
             print_message(f"{run_id} exists already with the same job: following it, no new job was started")
@@ -90,13 +96,20 @@ def run(
                     )
             return 0
         log_stream = sys.stderr if as_json else sys.stdout
-        display = Display(prepared_run.plan.hosts, out=log_stream, ignore_closed_stdout=True)
+        display = Display(
+            prepared_run.plan.hosts,
+            out=log_stream,
+            ignore_closed_stdout=True,
+            show_states=not quiet,
+            show_differences=False,  # the plan has them
+        )
         return follow_to_end(
             launched_run,
             connection,
             display,
             as_json=as_json,
             has_embedded_endpoint=connection.has_embedded_endpoint,
+            plan_warnings=prepared_run.plan.warnings,
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
+from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option, quiet_option
 from smlaunch.contract.run_names import parse_any_job_name
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
 @click.argument("run")
 @connection_options
 @json_option
-def wait(run: str, as_json: bool, **options: Any) -> int:
+@quiet_option
+def wait(run: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Wait until a run has ended, and exit with its exit code. States and progress go to stderr."""
     from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
@@ -145,7 +146,8 @@ def wait(run: str, as_json: bool, **options: Any) -> int:
 
     with open_connection(options, read_only=True) as connection:
         attached_run = attach(run, connection.target, on_message=print_message)
-        return follow_to_end(attached_run, connection, Display(1, show_log=False), as_json=as_json)
+        display = Display(1, show_log=False, show_states=not quiet)
+        return follow_to_end(attached_run, connection, display, as_json=as_json)
 
 
 @click.command(cls=GroupedCommand, short_help="Stop a run.")
@@ -173,7 +175,8 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
 @click.argument("run")
 @connection_options
 @json_option
-def resume(run: str, as_json: bool, **options: Any) -> int:
+@quiet_option
+def resume(run: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Continue a run of several segments, from any machine: follow the running segment and submit the next
     ones, each from the newest checkpoint, until the run has ended.
 
@@ -190,7 +193,10 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
         attached_run = attach(run, connection.target, on_message=print_message)
         attached_run.resume()
         display = Display(
-            attached_run.host_count(), out=sys.stderr if as_json else sys.stdout, ignore_closed_stdout=True
+            attached_run.host_count(),
+            out=sys.stderr if as_json else sys.stdout,
+            ignore_closed_stdout=True,
+            show_states=not quiet,
         )
         return follow_to_end(
             attached_run,

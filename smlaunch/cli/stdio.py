@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import IO
 
 ERASE_LINE = "\r\x1b[2K"
 """Carriage return, and the ANSI sequence that erases the line of the terminal."""
@@ -14,3 +15,11 @@ def discard_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def is_same_file(first: IO[str], second: IO[str]) -> bool:
+    """Whether two streams are the same terminal, file or pipe."""
+    try:
+        return os.path.samestat(os.fstat(first.fileno()), os.fstat(second.fileno()))
+    except (OSError, ValueError):  # a stream without a descriptor
+        return False

@@ -30,22 +30,34 @@ from smlaunch.planner.segments import format_seconds
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan_document import input_facts_of
 from smlaunch.secrets.masking import MASK, mask_arguments, mask_named_value, mask_text
-from smlaunch.text.format import escape_unprintable, format_dollars, format_size, wrap_bullets
+from smlaunch.text.format import (
+    WIDTH,
+    escape_unprintable,
+    format_dollars,
+    format_size,
+    wrap_bullets,
+    wrap_words,
+)
 
 Paint = Callable[[str, str], str]
 """Colours a line for a terminal: its kind (heading, chosen, warning) and its text."""
 
 
-def as_text(plan: RunPlan, paint: Paint | None = None) -> str:
-    """Render the plan as text, secrets masked; ``paint`` adds colours for a terminal."""
+def as_text(plan: RunPlan, paint: Paint | None = None, width: int | None = None) -> str:
+    """Render the plan as text, secrets masked. ``paint`` adds colours for a terminal; ``width`` is the number
+    of its columns: all lines are wrapped at words to it. Without it, rows of the summary stay whole."""
     reasons = (f"{reason.explanation} [{reason.rule}]" for reason in plan.reasons)
-    blocks = [[plan_headline(plan)], _table_lines(summary_rows(plan)), ["Why", *wrap_bullets("-", reasons)]]
+    blocks = [
+        [plan_headline(plan)],
+        _table_lines(summary_rows(plan), width),
+        ["Why", *wrap_bullets("-", reasons, width or WIDTH)],
+    ]
     if plan.warnings:
-        blocks.append(["Warnings", *wrap_bullets("!", plan.warnings)])
+        blocks.append(["Warnings", *wrap_bullets("!", plan.warnings, width or WIDTH)])
     if len(plan.candidates) > 1:
         blocks.append(candidate_table_lines(plan.candidates))
     step_lines = (f"  {number}. {step}" for number, step in enumerate(describe_launch_steps(plan), 1))
-    blocks.append(["Actions", *step_lines])
+    blocks.append(["Actions", *_wrapped_lines(step_lines, width, "   ")])
     return "\n\n".join("\n".join(_paint_line(line, paint) for line in block) for block in blocks)
 
 
@@ -69,10 +81,10 @@ def plan_headline(plan: RunPlan) -> str:
         if endpoint.hosts:
             target_text += f" ({endpoint.hosts})"
     program = plan.facts.source.entry or plan.job.program
-    return f"Run {plan.run}: {program} on {_ranks_text(plan)}, by {plan.strategy}, {target_text}"
+    return f"Run {plan.run}: {program} on {ranks_text(plan)}, by {plan.strategy}, {target_text}"
 
 
-def _ranks_text(plan: RunPlan) -> str:
+def ranks_text(plan: RunPlan) -> str:
     """Return the numbers of hosts and ranks: ``2 hosts x 4 processes = 8 ranks``."""
     hosts_text = _count_text(plan.hosts, "host")
     # Only the hosts can count their accelerators.
@@ -148,7 +160,7 @@ def _limit_rows(plan: RunPlan, first_job: PlannedJob) -> Iterator[tuple[str, str
     if network_texts:
         yield "network", ", ".join(network_texts)
     yield "role", request["RoleArn"]
-    yield "time limit", _time_limit_text(plan, request["StoppingCondition"])
+    yield "time limit", time_limit_text(plan, request["StoppingCondition"])
     if plan.schedule is not None:
         yield "expected", _schedule_text(plan.schedule)
     if job.deterministic:
@@ -197,7 +209,7 @@ def _checkpoints_text(spec: CheckpointSpec, plan: RunPlan) -> str:
     return f"{spec.uri}, {upload_text} {spec.path}{interval_text}; the newest {spec.keep} are kept"
 
 
-def _time_limit_text(plan: RunPlan, stopping_condition: Mapping[str, int]) -> str:
+def time_limit_text(plan: RunPlan, stopping_condition: Mapping[str, int]) -> str:
     """Return when the service or the run's limit stops the run, as a row of the summary.
     ``stopping_condition``: of the first request."""
     max_wait_seconds = stopping_condition.get("MaxWaitTimeInSeconds")
@@ -441,10 +453,17 @@ def _shortened_uri_of(upload: Upload) -> str:
     return upload.uri.replace(upload.sha256, upload.sha256[:12] + "...") if upload.sha256 else upload.uri
 
 
-def _table_lines(pairs: Iterable[tuple[str, str]]) -> list[str]:
+def _table_lines(pairs: Iterable[tuple[str, str]], width: int | None) -> list[str]:
     rows = list(pairs)
-    width = max(len(label) for label, _ in rows) + 2
-    return [f"  {label:<{width}}{value}" for label, value in rows]
+    label_width = max(len(label) for label, _ in rows) + 2
+    lines = (f"  {label:<{label_width}}{value}" for label, value in rows)
+    return list(_wrapped_lines(lines, width, " " * label_width))
+
+
+def _wrapped_lines(lines: Iterable[str], width: int | None, indent: str) -> Iterator[str]:
+    """Wrap lines at words to ``width`` columns; None leaves them whole."""
+    for line in lines:
+        yield from [line] if width is None else wrap_words(line, width, indent)
 
 
 def _count_text(number: int, noun: str) -> str:

@@ -156,6 +156,8 @@ class JobPoller:
         self._stream_list_timer = _PollTimer(polling)
         self._is_log_unreadable = False
         self._reported_change_count = 0
+        self._changes_after_log: list[Event] = []
+        """The end of the job, until its log has been read."""
         self._job_outage_tracker = _OutageTracker(job, polling.give_up_seconds)
         self._log_outage_tracker = _OutageTracker(job, polling.give_up_seconds)
         self._log_quiet_since: float | None = None
@@ -177,7 +179,8 @@ class JobPoller:
     def poll(self) -> list[Event]:
         """Make one round and return its events. Raises CallError when the job cannot be described.
 
-        Events that were read before a request failed are returned too: none is lost or repeated.
+        Events that were read before a request failed are returned too: none is lost or repeated. The state in
+        which the job has ended comes last, after all lines of its log.
         """
         events: list[Event] = []
         try:
@@ -186,8 +189,12 @@ class JobPoller:
             self._job_outage_tracker.warn_or_raise(error, self._clock(), events)
             self._state_timer.schedule_next(self._clock(), has_changes=False)
         self._poll_logs(events)
+        events.sort(key=_event_time_ms)  # lines of several hosts, and the states between them
         if self._has_job_ended:
             self._update_is_finished(bool(events))
+        if self.is_finished:
+            events += self._changes_after_log
+            self._changes_after_log = []
         return events
 
     def _poll_state(self, events: list[Event]) -> None:
@@ -201,6 +208,10 @@ class JobPoller:
         self._state_timer.schedule_next(self._clock(), bool(new_changes))
         if new_changes:  # a new state may come with new streams (a restart opens its own)
             self._stream_list_timer.next_poll_at = 0.0
+        has_ended = self.description["TrainingJobStatus"] in TERMINAL_STATUSES
+        if has_ended and new_changes:  # the last change is the end, which closes the log
+            self._changes_after_log = [new_changes[-1]]
+            new_changes = new_changes[:-1]
         events.extend(new_changes)
 
     def _poll_logs(self, events: list[Event]) -> None:
@@ -291,6 +302,13 @@ class JobPoller:
         self.is_finished = self._is_log_unreadable or (
             is_quiet and self._log_outage_tracker.started_at is None
         )
+
+
+def _event_time_ms(event: Event) -> float:
+    """Return when an event happened; 0 for a warning, which is about this client and has no time."""
+    if isinstance(event, LogLine):
+        return event.at
+    return event.timestamp * 1000 if isinstance(event, StateChange) else 0
 
 
 def poll_until_finished(

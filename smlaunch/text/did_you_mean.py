@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def nearest_match(word: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known word, without regard to case; None if none is similar."""
+def nearest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the most similar known word, without regard to case; None if none is similar. ``cutoff``: the
+    least similarity, between 0 and 1."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=cutoff)
     return by_folded[matches[0]] if matches else None
 
 

@@ -8,22 +8,31 @@ from collections.abc import Iterable, Iterator
 WIDTH = 100
 
 
-def wrap_bullets(mark: str, sentences: Iterable[str]) -> Iterator[str]:
+def wrap_bullets(mark: str, sentences: Iterable[str], width: int = WIDTH) -> Iterator[str]:
     """Wrap each sentence behind a bullet."""
     for sentence in sentences:
-        yield from wrap_paragraph(sentence, f"  {mark} ", "    ")
+        yield from wrap_paragraph(sentence, f"  {mark} ", "    ", width)
 
 
-def wrap_paragraph(text: str, first: str, rest: str) -> list[str]:
+def wrap_paragraph(text: str, first: str, rest: str, width: int = WIDTH) -> list[str]:
     """Wrap text. ``first`` and ``rest``: prefixes of the first and of the other lines."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=first,
         subsequent_indent=rest,
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def wrap_words(line: str, width: int, indent: str = "") -> list[str]:
+    """Wrap one line between words to ``width`` columns; its own spaces stay. A word that is longer, such as a
+    path, stays whole. ``indent``: in front of all lines but the first."""
+    if len(line) <= width:
+        return [line]
+    leading_spaces = line[: len(line) - len(line.lstrip(" "))]
+    return wrap_paragraph(line.lstrip(" "), leading_spaces, leading_spaces + indent, width) or [line]
 
 
 def escape_unprintable(line: str) -> str:

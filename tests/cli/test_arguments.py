@@ -50,10 +50,22 @@ def test_a_local_plan_without_inputs_loads_no_client(home: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rnu"], "error: command 'rnu' is unknown, did you mean 'run'?"),
-        (["train.py"], "to run it: smlaunch run train.py"),
-        (["run"], "Missing argument 'SCRIPT|JOB.yaml'"),
-        (["run", "train.py", "--lr", "3"], "Arguments for the script go after a --"),
+        (["rnu", "a.py"], "error: there is no command 'rnu', did you mean 'run'? `smlaunch run a.py`"),
+        (["train.py"], "to run it: `smlaunch run train.py`"),
+        (["run"], "the script or job file is missing: `smlaunch run train.py`"),
+        (["run", "train.py", "--lr", "3", "--hosts", "2"], "`smlaunch run train.py --hosts 2 -- --lr 3`"),
+        (["run", "train.py", "--host", "2"], "there is no option --host, did you mean --hosts?"),
+        (["run", "a.py", "--instance_type", "x"], "options have hyphens and small letters: --instance-type"),
+        (["ls", "--limt", "3"], "there is no option --limt, did you mean --limit?"),
+        (["launch", "job.yaml", "--hosts", "2"], "`smlaunch run job.yaml --hosts 2` launches a job"),
+        (["submit", "job.yaml"], "`smlaunch run job.yaml` launches a job (with --detach"),
+        (["status", "mine"], "`smlaunch show mine` shows the state of a run"),
+        (["cancel", "mine"], "`smlaunch stop mine` stops a run"),
+        (["describe", "mine"], "`smlaunch show mine` shows"),
+        (["list"], "`smlaunch ls` lists runs"),
+        (["delete", "mine"], "`smlaunch stop mine` stops a run; no command deletes"),
+        (["launch", "a.py", "--env", "API_KEY=hunter2"], "API_KEY=****"),
+        (["show"], "the name of the run is missing; `smlaunch ls` lists runs"),
         (["local", "strat"], "did you mean 'start'?"),
         (["run", "x.py", "--isolation", "full", "--region", "eu-west-1"], "it goes with --local only"),
         (["run", "x.py", "--executor", "containers", "--region", "x"], "it goes with --local only"),
@@ -69,8 +81,57 @@ def test_mistakes_end_with_2_and_a_next_step(
 ) -> None:
     assert run_command(arguments) == 2
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""
+    assert message in captured.err and "hunter2" not in captured.err
+    if "--json" not in arguments:
+        assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "problems"),
+    [
+        (["ls", "--limt", "3", "--json"], 2, "UsageError", [("--limt", "there is no option --limt")]),
+        (["ls", "--json", "--limit", "0"], 2, "UsageError", [("--limit", "Invalid value for '--limit'")]),
+        (["show", "--json"], 2, "UsageError", [("RUN", "the name of the run is missing")]),
+        (["shwo", "x", "--json"], 2, "UsageError", [("", "there is no command 'shwo'")]),
+        (
+            ["run", "--json", "no.py", "--local", "--hosts", "two", "--env", "API_KEY:hunter2"],
+            2,
+            "JobError",
+            [("--env", "is not KEY=VALUE"), ("compute.hosts", "'two'"), ("entry", "no.py does not exist")],
+        ),
+        (["local", "env", "--json"], 8, "EndpointError", [("", "no background endpoint is running")]),
+    ],
+)
+def test_errors_are_a_document_too(
+    arguments: list[str],
+    code: int,
+    kind: str,
+    problems: list[tuple[str, str]],
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(arguments) == code
+    captured = capsys.readouterr()
+    error = json.loads(captured.out)["error"]
+    assert captured.err.startswith("error: ") and "hunter2" not in captured.out + captured.err
+    assert list(error) == ["exit_code", "kind", "problems"]
+    assert (error["exit_code"], error["kind"], len(error["problems"])) == (code, kind, len(problems))
+    for problem, (path, message) in zip(error["problems"], problems, strict=True):
+        assert problem["path"] == path and message in problem["message"]
+
+
+def test_arguments_of_the_script_do_not_request_a_document(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["run", "no.py", "--local", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["local"], ["data"]])
+def test_no_command_prints_the_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: smlaunch") and captured.err == ""
 
 
 def test_all_mistakes_of_file_and_command_line_at_once(

@@ -20,8 +20,13 @@ def test_a_run_from_start_to_result(endpoint_shell: Shell) -> None:
     assert "metrics: accuracy 0.5" in out
     model = Path(out[-1].removeprefix("model: "))
     assert model.name == "model.tar.gz" and model.exists()
-    run_line = "run fine on this machine (background endpoint"
-    for word in (run_line, "Starting", "Training", "step 2/2 (100%)", "completed"):
+    what, where, limits = result.err.splitlines()[:3]
+    assert what == "run fine: train.py, 1 host = 1 rank, strategy custom"
+    assert where.startswith("on this machine (background endpoint at http://127.0.0.1:")
+    assert limits == "stopped after 24h of training; no cost"
+    assert "Training job completed" not in result.err, "the run's last line says so"
+    assert "No role is assumed" not in result.err and "no role is assumed" not in result.err
+    for word in ("Starting", "Training", "step 2/2 (100%)", "completed"):
         assert word in result.err
     details = json.loads(endpoint_shell("show", "fine", "--local", "--json").out)
     assert (details["status"], details["exit_code"], details["metrics"]) == (
@@ -135,10 +140,18 @@ def test_a_reader_that_leaves_is_no_error(endpoint_shell: Shell) -> None:
 def test_an_embedded_run_and_its_traces(shell: Shell) -> None:
     result = shell("run", "train.py", "--local", "--name", "inside")
     assert result.code == 0, result.err
-    assert "run inside on this machine\n" in result.err
+    assert "\non this machine: isolation " in result.err
     assert shell("show", "inside", "--local").code == 0
     assert shell("local", "status").code == 8
     assert shell("local", "env").code == 8
+
+
+def test_quiet_and_verbose(endpoint_shell: Shell) -> None:
+    quiet = endpoint_shell("run", "train.py", "--local", "-q", "--max-cost", "5")
+    assert quiet.code == 0 and quiet.out.splitlines()[0] == "hello"
+    assert all(line.startswith(("warning: ", "[smlaunch] ")) for line in quiet.err.splitlines()), quiet.err
+    verbose = endpoint_shell("run", "train.py", "--local", "-v")
+    assert verbose.err.count("No role is assumed") == 1 and "no role is assumed" not in verbose.err
 
 
 def test_detach_needs_a_home(shell: Shell) -> None:

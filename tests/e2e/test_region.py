@@ -43,7 +43,7 @@ def test_the_same_launch_on_a_region(home: Path, tmp_path: Path, region: dict[st
 
     result = run(region, "run", script, *shape)
     assert result.code == 0, result.text
-    assert "run abroad on us-east-1" in result.err
+    assert "\nin region us-east-1: 2 x ml.m5.xlarge\n" in result.err
     assert all(f"hello from rank {rank}" in result.out for rank in (0, 1))
     second_result = run(region, "run", script, *shape)
     assert second_result.code == 0, second_result.text

@@ -43,6 +43,10 @@ from smlaunch.local.state_dir import JobOwner
 from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.object_bodies import DamagedObject
 
+DIFFERENCE_MARK = "note: "
+"""Before the lines at the top of a log that say how this endpoint differs from SageMaker; a plan has them
+too."""
+
 
 @dataclass(frozen=True)
 class EndpointServices:
@@ -184,7 +188,9 @@ class Attempt:
         uploaded. Raises JobStopping, and the error for which a Pipe mode feed has aborted the job."""
         self._job_control.move_to_status("Downloading")
         hosts = allocation.hosts
-        for line in (*self._list_differences(), *self._create_output_buckets(), *allocation.info.notes):
+        for line in (*self._list_differences(), *allocation.info.notes):
+            self._output_logger.log_to_host(hosts[0].name, f"{DIFFERENCE_MARK}{line}")
+        for line in self._create_output_buckets():
             self._output_logger.log_to_host(hosts[0].name, line)
         programs, folder_syncs, pipe_feeder = self._prepare_hosts(allocation)
         self._job_control.move_to_status("Training")
