@@ -85,6 +85,12 @@ REQUIRED_LINE_PREFIX = "required "
 
 DETERMINISTIC_VARIABLE = "SMLAUNCH_DETERMINISTIC"
 
+TRACE_VARIABLE = "SMLAUNCH_TRACE"
+"""In the request's Environment: directory to which ranks write what they did in each step."""
+
+OWN_PREFIX = "SMLAUNCH_"
+"""Prefix of all variables of this program; a job's own have other names."""
+
 SYNC = "sync"
 DIRECT = "direct"
 UPLOAD_MODES = (SYNC, DIRECT)

@@ -51,6 +51,10 @@ RESERVED_CHANNELS = {
 """Purpose of smlaunch's own channels, by name; the job's channels cannot use these names."""
 
 
+SMLAUNCH_FOLDER = "smlaunch"
+"""Folder of all runs in their bucket."""
+
+
 @dataclass(frozen=True)
 class RunS3Layout:
     """S3 prefixes of one run, in one bucket unless the job says otherwise."""
@@ -61,25 +65,25 @@ class RunS3Layout:
     def launch_prefix(self, number: int = 1) -> str:
         """Prefix of job.json; one for all segments, unless later ones need another job.json."""
         folder = "launch" if number == 1 else f"launch-{number}"
-        return f"s3://{self.bucket}/smlaunch/{self.run_id}/{folder}/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/{folder}/"
 
     def source_prefix(self, sha256: str) -> str:
-        return f"s3://{self.bucket}/smlaunch/source/{sha256}/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/source/{sha256}/"
 
     def data_prefix(self, sha256: str) -> str:
-        return f"s3://{self.bucket}/smlaunch/data/{sha256}/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/data/{sha256}/"
 
     @property
     def file_lists_prefix(self) -> str:
-        return f"s3://{self.bucket}/smlaunch/{self.run_id}/shards/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/shards/"
 
     @property
     def checkpoints_prefix(self) -> str:
-        return f"s3://{self.bucket}/smlaunch/{self.run_id}/checkpoints/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/checkpoints/"
 
     @property
     def output_prefix(self) -> str:
-        return f"s3://{self.bucket}/smlaunch/{self.run_id}/output/"
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/output/"
 
 
 def plan_inputs(

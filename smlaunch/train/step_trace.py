@@ -16,10 +16,9 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from smlaunch.contract.segment import TRACE_VARIABLE
 from smlaunch.train import fsdp_state, rng, tensor_trees, tree_format
 from smlaunch.train.checkpoint_components import GLOBAL_GENERATORS, Component, GeneratorComponent
-
-TRACE_VARIABLE = "SMLAUNCH_TRACE"
 
 
 class TraceWriter:

@@ -20,7 +20,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.chain.workflow import Workflow, build_job_request
 from smlaunch.contract.progress_line import parse_line
 from smlaunch.contract.run_names import JobName
-from smlaunch.contract.segment import INTERVAL_VARIABLE
+from smlaunch.contract.segment import INTERVAL_VARIABLE, TRACE_VARIABLE
 from smlaunch.contract.segment_outcome import FINISHED, OUTCOME_PATH_PREFIX
 from smlaunch.errors import TrainingFailed
 from smlaunch.job.model import Checkpoints, Job
@@ -39,9 +39,6 @@ from smlaunch.verify import archive_contents, step_traces
 from smlaunch.verify.archive_contents import ArtifactFiles
 from smlaunch.verify.rank_killer import kill_rank
 from smlaunch.verify.run_pair import RunRecord
-
-TRACE_VARIABLE = "SMLAUNCH_TRACE"
-"""Equals smlaunch.train.step_trace.VARIABLE; the client does not import ``train``."""
 
 _CHECKPOINTS_PER_CUT = 3
 """Approximate number of checkpoints between two cuts, unless the job states an interval, so that a killed job

@@ -18,8 +18,10 @@ from smlaunch.job.yaml_file import merge_mappings
 from smlaunch.planner.planner import check_partial_job, make_plan
 from smlaunch.planner.rules import all_rules
 from smlaunch.planner.rules.rule import Phase
+from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.rendezvous import rank_variables, shared_variables
 from tests.conftest import ROOT
-from tests.planner.fixtures import PLAIN, plan, region
+from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 from tests.tables import table
 
 
@@ -225,3 +227,38 @@ def test_rules_have_names_of_their_own_and_say_where_they_come_from() -> None:
     assert all(rule.quote and rule.fields and rule.summary for rule in rules)
     assert all(rule.source.startswith("https://") or (ROOT / rule.source).is_file() for rule in rules)
     assert {rule.phase for rule in rules} == set(get_args(Phase))
+
+
+@table(
+    ("job", "warned"),
+    [
+        (
+            {"inputs": {"t": "s3://b/data/"}, "output": "s3://b/data/models/"},
+            "s3://b/data/models/, where output",
+        ),
+        ({"inputs": {"t": "s3://b/data/"}, "output": "s3://b/models/"}, ""),
+        ({"inputs": {"t": "s3://b/data/"}, "output": "s3://b/"}, ""),
+        ({"inputs": {"t": "s3://{bucket}/"}}, "smlaunch/, where the run's own files"),
+        ({"inputs": {"t": "s3://{bucket}/data/"}}, ""),
+    ],
+)
+def test_an_output_inside_an_input_is_reported(job: dict[str, Any], warned: str) -> None:
+    facts = region()
+    uri = job["inputs"]["t"].format(bucket=facts.bucket)
+    input_facts = {"t": InputFacts(uri, "s3", objects=100, bytes=1000)}
+    job_plan = plan({**GOOD_JOB, **job, "inputs": {"t": uri}}, with_inputs(facts, input_facts))
+    texts = [text for text in job_plan.warnings if text.startswith("inputs.t: ") and "will be" in text]
+    assert len(texts) == bool(warned)
+    assert all(warned in text for text in texts)
+
+
+def test_ranks_and_rules_name_the_same_variables() -> None:
+    """Of the others the runtime lets the job's own value stand."""
+    own = {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_SOCKET_IFNAME": "x"}
+    cluster = Cluster(("algo-1", "algo-2"), "algo-1", "eth0", "all", "ml.g5.xlarge", ("algo-1", "algo-2"), ())
+    names = {*shared_variables(cluster, 2, 29500, own), *rank_variables(0, 0)}
+    names -= {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "GLOO_SOCKET_IFNAME"}
+    job = {**GOOD_JOB, "strategy": "ddp", "environment": dict.fromkeys(names, "1")}
+    assert {problem.path for problem in problems(job, region())} == {f"environment.{name}" for name in names}
+    # A plain process that joins others by itself may use these names.
+    plan({**GOOD_JOB, "strategy": "custom", "environment": dict.fromkeys(names, "1")})

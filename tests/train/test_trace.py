@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from smlaunch.contract.segment import TRACE_VARIABLE
 from smlaunch.train.checkpoint_components import Component, GeneratorComponent, GlobalGeneratorsComponent
-from smlaunch.train.step_trace import TRACE_VARIABLE, TraceWriter, tree_sha256
+from smlaunch.train.step_trace import TraceWriter, tree_sha256
 
 np = pytest.importorskip("numpy")
 

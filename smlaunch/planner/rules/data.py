@@ -7,9 +7,14 @@ import posixpath
 from smlaunch.errors import Problem
 from smlaunch.planner.bucket_owners import bucket_owners_in_job
 from smlaunch.planner.file_sharding import too_few_files_message
-from smlaunch.planner.input_channels import RESERVED_CHANNELS, count_smlaunch_channels, describe_input_problem
-from smlaunch.planner.plan_context import PlanContext
-from smlaunch.planner.rules.rule import Problems, rule
+from smlaunch.planner.input_channels import (
+    RESERVED_CHANNELS,
+    SMLAUNCH_FOLDER,
+    count_smlaunch_channels,
+    describe_input_problem,
+)
+from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _PURPOSE_BY_OPT_ML_FOLDER = {
     "input": "inputs come",
@@ -156,24 +161,39 @@ def _checkpoint_directory_problem(path: str) -> str | None:
 
 @rule(
     "checkpoints.prefix",
-    summary="checkpoints in the prefix of an input, or above the output",
+    summary="checkpoints in, inside or above the prefix of an input, or above the output",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html",
     quote=("S3 → local before start on **every** instance (whole prefix). … **Local delete → S3 delete.**"),
     fields=("checkpoints.uri", "inputs.*", "output"),
 )
 def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
-    """Yield a problem if the checkpoints' prefix is that of an input, or contains the output."""
+    """Yield a problem if the checkpoints' prefix is that of an input, lies inside it, or contains it or the
+    output. An input has all objects whose keys begin with its text; checkpoints have a whole folder."""
     checkpoints = context.job.checkpoints
     if checkpoints is None or checkpoints.uri is None:
         return
     # With one slash at the end, so that only whole folder names are compared.
     checkpoint_prefix = checkpoints.uri.rstrip("/") + "/"
     for name, channel in context.job.inputs.items():
-        if not channel.is_local and channel.uri.rstrip("/") + "/" == checkpoint_prefix:
+        if channel.is_local:
+            continue
+        if channel.uri.rstrip("/") + "/" == checkpoint_prefix:
             yield Problem(
                 "checkpoints.uri",
                 f"it is inputs.{name}'s prefix too: old checkpoints are deleted there, and all of the data "
                 "would be downloaded to every host with them; use separate prefixes",
+            )
+        elif checkpoint_prefix.startswith(channel.uri):
+            yield Problem(
+                "checkpoints.uri",
+                f"it lies inside inputs.{name} ({channel.uri}), so that later jobs would get the checkpoints "
+                "as data; use separate prefixes",
+            )
+        elif channel.uri.startswith(checkpoint_prefix):
+            yield Problem(
+                "checkpoints.uri",
+                f"inputs.{name} ({channel.uri}) lies inside it, so that all of the data would be downloaded "
+                "to every host with the checkpoints; use separate prefixes",
             )
     if context.job.output is not None and (context.job.output.rstrip("/") + "/").startswith(
         checkpoint_prefix
@@ -183,6 +203,28 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
             "output is inside it, so that every model would be downloaded to each host with the "
             "checkpoints; use separate prefixes",
         )
+
+
+@rule(
+    "output.prefix",
+    phase="advise",
+    summary="an output that is part of an input",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html",
+    quote="SageMaker uses all objects that match the specified key name prefix",
+    fields=("output", "inputs.*"),
+)
+def warn_of_output_inside_input(context: PlanContext) -> Findings:
+    """Report each input in which a later job would find what this one writes: its output, which by default is
+    in a folder of smlaunch's own in the default bucket, with the run's other files."""
+    stated_output = context.job.output
+    output_prefix = stated_output or f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
+    for name, channel in context.job.inputs.items():
+        if not channel.is_local and (output_prefix.rstrip("/") + "/").startswith(channel.uri):
+            written = "output" if stated_output else "the run's own files"
+            yield PlanWarning(
+                f"inputs.{name}: {channel.uri} contains {output_prefix}, where {written} will be: jobs that "
+                "start later get that as data too; use separate prefixes."
+            )
 
 
 @rule(

@@ -7,14 +7,9 @@ from typing import Any
 from smlaunch.api.job_kinds import put_member
 from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.api.validation.request_check import check_request
+from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
-from smlaunch.contract.segment import (
-    FROM_STEP_VARIABLE,
-    RUN_VARIABLE,
-    STOP_AFTER_VARIABLE,
-    UNTIL_STEP_VARIABLE,
-)
 from smlaunch.errors import Problem
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.request_problems import job_field_of_member
@@ -27,6 +22,28 @@ _REMEDY_BY_MEMBER = {
     "Tags": "shorten it, or leave some out",
 }
 _RESERVED_PREFIXES = ("smlaunch:", "aws:")
+
+_FIELD_BY_VARIABLE = {
+    variables.STOP_AFTER_VARIABLE: "limits.segment",
+    variables.UNTIL_STEP_VARIABLE: "segments[].until_step",
+    variables.RUN_VARIABLE: "name",
+    variables.CHECKPOINTS_VARIABLE: "checkpoints.local_path",
+    variables.CHECKPOINTS_URI_VARIABLE: "checkpoints.uri",
+    variables.UPLOAD_VARIABLE: "checkpoints.upload",
+    variables.KEEP_VARIABLE: "checkpoints.keep",
+    variables.INTERVAL_VARIABLE: "checkpoints.interval",
+    variables.DETERMINISTIC_VARIABLE: "deterministic",
+    variables.BUCKET_OWNERS_VARIABLE: "bucket_owner",
+}
+"""The field of the job that sets what a variable of smlaunch's own tells the hosts."""
+
+_RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+"""What the runtime tells each rank about itself and its peers; a test compares them with the runtime's."""
 
 
 @rule(
@@ -82,16 +99,43 @@ def reject_reserved_tags(context: PlanContext) -> Problems:
 
 @rule(
     "environment.own",
-    summary="variables that the plan sets itself",
+    summary="variables with a name of smlaunch's own",
     source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
     quote="key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512",
     fields=("environment.*",),
 )
 def reject_variables_set_by_plan(context: PlanContext) -> Problems:
-    for key in (STOP_AFTER_VARIABLE, UNTIL_STEP_VARIABLE, FROM_STEP_VARIABLE, RUN_VARIABLE):
+    """Yield a problem for each variable by which smlaunch tells hosts and ranks what they need to know. A
+    directory for traces may be stated: verify-resume does."""
+    for key in context.job.environment:
+        if not key.startswith(variables.OWN_PREFIX) or key == variables.TRACE_VARIABLE:
+            continue
+        field = _FIELD_BY_VARIABLE.get(key)
+        remedy = f"the plan sets this one; use {field}" if field else "choose another name"
+        yield Problem(
+            f"environment.{key}", f"names that begin with {variables.OWN_PREFIX} are smlaunch's own; {remedy}"
+        )
+
+
+@rule(
+    "environment.ranks",
+    summary="variables that every rank gets a value of its own for",
+    source="https://docs.pytorch.org/docs/stable/elastic/run.html",
+    quote="The following environment variables are made available to you in your script: LOCAL_RANK ...",
+    fields=("environment.*", "strategy", "entry"),
+)
+def reject_variables_of_ranks(context: PlanContext) -> Problems:
+    """Yield a problem for each variable that would have no effect, because ranks join by values of their
+    own."""
+    if not (context.strategy.rendezvous and context.has_runtime):
+        return
+    for key in _RANK_VARIABLES:
         if key in context.job.environment:
-            message = "the plan sets it itself; use limits.segment or segments[].until_step"
-            yield Problem(f"environment.{key}", message)
+            yield Problem(
+                f"environment.{key}",
+                f"{context.strategy.name} gives each rank its own value, so that this one has no effect; "
+                "leave it out, or take strategy custom, which sets none",
+            )
 
 
 @rule(
