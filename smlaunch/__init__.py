@@ -16,6 +16,7 @@ _MODULE_BY_NAME = {
     "Checkpoints": "smlaunch.job.model",
     "Compute": "smlaunch.job.model",
     "EndpointError": "smlaunch.errors",
+    "Entry": "smlaunch.job.model",
     "Job": "smlaunch.job.model",
     "JobError": "smlaunch.errors",
     "JobOutcome": "smlaunch.runs.run_outcome",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from smlaunch.job.model import Channel as Channel
     from smlaunch.job.model import Checkpoints as Checkpoints
     from smlaunch.job.model import Compute as Compute
+    from smlaunch.job.model import Entry as Entry
     from smlaunch.job.model import Job as Job
     from smlaunch.job.model import Limits as Limits
     from smlaunch.job.model import SegmentChange as SegmentChange

@@ -23,6 +23,7 @@ from smlaunch.job.model import (
     Channel,
     Checkpoints,
     Compute,
+    Entry,
     Job,
     LauncherName,
     Limits,
@@ -133,6 +134,15 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"tags": None}, "tags: a mapping is needed, not nothing"),
     ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
     ({"entry": "train.ipynb"}, "entry: 'train.ipynb' is no program; name a .py or .sh script"),
+    ({"entry": {"script": "train.md"}}, "entry.script: 'train.md' is no program"),
+    ({"entry": 3}, "entry: text or a mapping is needed (keys: script, module, command), not 3"),
+    ({"entry": {"module": "a/b.py"}}, "entry.module: 'a/b.py' is not the name of a Python module"),
+    ({"entry": {"module": "-c"}}, "entry.module: '-c' is not the name of a Python module"),
+    ({"entry": {"command": "bash run.sh"}}, "entry.command: a list is needed, not 'bash run.sh'"),
+    ({"entry": {"command": ["", "a"]}}, "entry.command: it begins with an empty argument"),
+    ({"entry": {"command": ["a", True]}}, "entry.command[1]: text is needed, not true"),
+    ({"entry": {"command": []}}, "entry: it names no program; give script, module or command"),
+    ({"entry": {"script": "a.py", "module": "a"}}, "entry: it names script and module; keep one of them"),
 ]
 
 
@@ -165,6 +175,36 @@ def test_five_mistakes_are_reported_at_once() -> None:
 def test_a_job_must_be_a_mapping(value: Any) -> None:
     (line,) = problems(value)
     assert "a mapping with the key 'entry' is needed" in line
+
+
+ENTRIES: list[tuple[Any, str]] = [
+    ("train.py", "train.py"),
+    ({"module": "package.train"}, "package/train"),
+    ({"command": ["bash", "run.sh", "--steps", "3"]}, "run.sh"),
+    ({"command": ["./tool", "train"]}, "./tool"),
+]
+
+
+@table(("entry", "program"), ENTRIES)
+def test_each_form_of_an_entry_is_written_as_it_is_read(entry: Any, program: str) -> None:
+    job = Job(entry=entry)
+    assert job.to_mapping() == {"entry": entry}
+    assert Job.from_mapping(parse_job_yaml(job.to_yaml())) == job
+    assert job.program == program
+    if isinstance(entry, dict):
+        assert Job(entry=Entry(**entry)) == job
+
+
+def test_a_module_or_command_of_a_job_file_is_of_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("entry: {module: package.train}\n")
+    assert Job.from_file(file).source == str(tmp_path)
+    file.write_text("entry: {command: [python, tool.py]}\nsource: src\n")
+    job = Job.from_file(file)
+    assert (job.source, job.program) == (str(tmp_path / "src"), "tool.py")
+    file.write_text("entry: {script: train.py}\n")
+    job = Job.from_file(file)
+    assert (job.source, job.program) == (None, str(tmp_path / "train.py"))
 
 
 def test_members_of_enums_are_their_values() -> None:
@@ -240,7 +280,7 @@ def test_a_string_stands_for_a_channel_and_for_checkpoints() -> None:
 
 def test_paths_may_be_path_objects() -> None:
     job = Job.from_mapping({"entry": Path("a.py"), "inputs": {"t": Path("data")}, "source": Path("src")})
-    assert (job.entry, job.inputs["t"].uri, job.source) == ("a.py", "data", "src")
+    assert (job.program, job.inputs["t"].uri, job.source) == ("a.py", "data", "src")
     assert job.inputs["t"].is_local
 
 
@@ -282,7 +322,7 @@ def test_a_job_file(tmp_path: Path) -> None:
         "environment: {OMP_NUM_THREADS: 4}\n"
     )
     job = Job.from_file(file)
-    assert job.entry == str(tmp_path / "train.py")
+    assert job.program == str(tmp_path / "train.py")
     assert job.inputs["extra"] == Channel(str(tmp_path / "data"))
     assert job.inputs["train"] == Channel("s3://bucket/data/", split="key")
     assert job.compute == Compute(hosts=2, processes_per_host="auto", instance_type="ml.g5.12xlarge")
@@ -427,7 +467,11 @@ segments = st.builds(
 )
 jobs = st.builds(
     Job,
-    entry=filled_texts.map(lambda text: text + ".py"),
+    entry=st.one_of(
+        filled_texts.map(lambda text: text + ".py"),
+        st.just({"module": "package.train"}),
+        st.lists(filled_texts, min_size=1, max_size=3).map(lambda words: {"command": words}),
+    ),
     strategy=st.sampled_from([None, "ddp", "custom"]),
     args=st.lists(texts, max_size=3),
     hyperparameters=st.dictionaries(filled_texts, json_values, max_size=4),

@@ -21,6 +21,8 @@ JOBS = Path(__file__).parent / "planner" / "workloads"
 
 VALID_JOBS: list[dict[str, Any]] = [
     {"entry": "train.py"},
+    {"entry": {"module": "package.train"}},
+    {"entry": {"command": ["bash", "run.sh", 3]}, "requirements": "none"},
     {"algorithm": "xgboost", "inputs": {"train": "s3://b/train/"}},
     {"image": "repository:1", "args": ["a", 3]},
     {"entry": "t.py", "checkpoints": "s3://b/c/", "inputs": {"a": {"uri": "s3://b/", "split": "bytes"}}},
@@ -56,6 +58,8 @@ def test_job_files_of_the_described_workloads_pass(path: Path) -> None:
     [
         {},
         {"entry": "train.py", "strategy": "dpp"},
+        {"entry": {"command": "bash run.sh"}},
+        {"entry": {"modul": "package.train"}},
         {"entry": "train.py", "hosts": 2},
         {"entry": "train.py", "compute": {"hosts": 0}},
         {"entry": "train.py", "compute": {"instance_type": "m5.xlarge"}},

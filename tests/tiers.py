@@ -94,7 +94,6 @@ FILES = {
     "runs/test_stage.py::test_nothing_of_transfers_is_loaded_without_data": PROCESS,
     "runs/test_stage.py::test_one_of_many_clients_creates_the_secret": PROCESS,
     "runs/test_target.py": ENDPOINT,
-    "runtime/test_document.py": UNIT,
     "runtime/test_launch_spec.py": UNIT,
     "runtime/test_mpi_report.py": UNIT,
     "runtime/test_mpirun_args.py": UNIT,

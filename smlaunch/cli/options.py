@@ -93,7 +93,7 @@ class JobCommand(GroupedCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT ARGUMENTS]"]
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS|COMMAND]"]
 
 
 _DEFAULT_HEADING = "Options"
@@ -136,6 +136,13 @@ job_options = _combine_decorators(
         click.argument("job_path", metavar="[SCRIPT|JOB.yaml]", type=click.Path(), required=False),
         grouped_option(
             _JOB,
+            "-m",
+            "module",
+            metavar="MODULE",
+            help="Instead of a script: a module such as package.module, run as by python -m in this folder.",
+        ),
+        grouped_option(
+            _JOB,
             "--strategy",
             metavar="NAME",
             shell_complete=complete_strategies,
@@ -166,7 +173,7 @@ job_options = _combine_decorators(
             _JOB,
             "--source",
             metavar="DIR",
-            help="Source folder to upload; default: the folder of the script.",
+            help="Source folder to upload; default: that of the script, or this one for -m and a command.",
         ),
         grouped_option(
             _JOB,
@@ -179,7 +186,8 @@ job_options = _combine_decorators(
             _JOB,
             "--requirements",
             metavar="FILE",
-            help="pip requirements file, relative to the source folder.",
+            help="pip requirements file, relative to the source folder; default: requirements.txt beside the "
+            "script, if there is one; none installs nothing.",
         ),
         grouped_option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter; repeatable."),
         grouped_option(
@@ -318,18 +326,30 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def read_job(job_path: str | None, options: dict[str, Any], script_arguments: list[str] | None) -> Job:
-    """Return the job of a job file or script, with the command line's options applied. ``script_arguments``:
-    those after ``--``; None without. Raises JobError with the problems of both the options and the job."""
-    if job_path is None and not options["algorithm"] and not options["image"]:
+    """Return the job of a job file, script, module or command, with the command line's options applied.
+    ``script_arguments``: those after ``--``; None without. They are the command of a job that names no
+    program otherwise. Raises JobError with the problems of both the options and the job."""
+    module = options["module"]
+    names_program = any((job_path, module, options["algorithm"], options["image"]))
+    if not names_program and not script_arguments:
         raise click.UsageError(
             "the script or job file is missing: `smlaunch run train.py`, or `smlaunch run job.yaml` (or "
-            "--algorithm NAME, or --image URI with its own program)",
+            "-m MODULE, or a command after --, or --algorithm NAME, or --image URI with its own program)",
+            click.get_current_context(),
+        )
+    if job_path is not None and module is not None:
+        raise click.UsageError(
+            f"{job_path} and -m {module} both name the program: leave one of them out",
             click.get_current_context(),
         )
     problems: list[Problem] = []  # of the options: added by the next call, raised with those of the job
     job_changes = _job_changes(options, problems)
-    if script_arguments is not None:
+    if module is not None:
+        job_changes["entry"] = {"module": module}
+    if names_program and script_arguments is not None:
         job_changes["args"] = script_arguments
+    elif not names_program:
+        job_changes["entry"] = {"command": script_arguments}
     from smlaunch.job.model import Job
 
     try:

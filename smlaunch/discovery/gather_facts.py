@@ -21,6 +21,7 @@ from smlaunch.contract.checkpoint_layout import parse_step_path
 from smlaunch.discovery.caller_identity import Caller, find_execution_role_of_caller
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
+from smlaunch.discovery.program_files import find_program_file, missing_module_reason
 from smlaunch.discovery.script_analysis import (
     find_missing_packages,
     modules_mention_checkpoints,
@@ -38,6 +39,7 @@ from smlaunch.facts.discovered_facts import (
     SourceFacts,
 )
 from smlaunch.facts.fact_needs import FactNeeds
+from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.facts.script_capability import needs_module_scan
 from smlaunch.job.model import Job
 
@@ -61,9 +63,11 @@ def gather_facts(
     # Either the role's ARN, or the problem: why there is none.
     role, role_problem = find_execution_role_of_caller(job.role, target, caller)
     source_root = Path(source.root)
-    script = ScriptFacts()  # what the entry script shows without running it
+    script = ScriptFacts()  # what the program's file shows without running it
     if job.entry is not None:
-        script = _gather_script_facts(job, Path(job.entry), source_root, target.facts, needs)
+        program_file = find_program_file(job.entry, source_root)
+        if program_file is not None:
+            script = _gather_script_facts(job, program_file, source, target.facts, needs)
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
     checkpoints = _gather_checkpoint_facts(job, target.storage) if needs.checkpoints else None
@@ -96,38 +100,44 @@ def gather_facts(
 
 def _gather_script_facts(
     job: Job,
-    entry: Path,
-    source_root: Path,
+    program_file: Path,
+    source: SourceFacts,
     endpoint_facts: EndpointFacts | None,
     needs: FactNeeds,
 ) -> ScriptFacts:
-    """Return what the job's entry script shows without running it. Its features are signs, such as
+    """Return what the program's file shows without running it. Its features are signs, such as
     ``process-group``, of how it distributes its work.
 
     The modules of the source that the script imports are read only where the planner needs that, because it
     takes time. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region.
     """
-    script = read_script_facts(entry)
+    source_root = Path(source.root)
+    script = read_script_facts(program_file)
+    if not script.exists and job.entry is not None and job.entry.module is not None:
+        problem = missing_module_reason(job.entry.module, source_root)
+        return dataclasses.replace(script, problem=problem)
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):
-        script = dataclasses.replace(script, features=transitive_features(entry, source_root))
+        script = dataclasses.replace(script, features=transitive_features(program_file, source_root))
     # An endpoint may run jobs by this Python, which then needs the script's packages.
-    if _will_run_in_this_python(job, endpoint_facts):
-        script = dataclasses.replace(script, missing_packages=find_missing_packages(entry, source_root))
+    if _will_run_in_this_python(job, source, endpoint_facts):
+        missing_packages = find_missing_packages(program_file, source_root)
+        script = dataclasses.replace(script, missing_packages=missing_packages)
     if needs.module_sources:
         script = dataclasses.replace(
             script,
-            module_imports=transitive_imports(entry, source_root),
+            module_imports=transitive_imports(program_file, source_root),
             names_checkpoint_dir=script.names_checkpoint_dir
-            or modules_mention_checkpoints(entry, source_root),
+            or modules_mention_checkpoints(program_file, source_root),
         )
     return script
 
 
-def _will_run_in_this_python(job: Job, facts: EndpointFacts | None) -> bool:
+def _will_run_in_this_python(job: Job, source: SourceFacts, facts: EndpointFacts | None) -> bool:
     """Return whether the script runs in this Python, without packages that the job adds."""
     here = facts is not None and facts.same_python
-    return here and job.requirements is None and "PYTHONPATH" not in job.environment
+    installs = requirements_to_install(job, source) is not None
+    return here and not installs and "PYTHONPATH" not in job.environment
 
 
 _MAX_JSON_FILE_BYTES = 1 << 20

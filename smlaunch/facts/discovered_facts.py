@@ -72,7 +72,8 @@ class SourceFacts:
     """The directory."""
 
     entry: str
-    """The script's path inside it, with forward slashes."""
+    """The path of the program's file inside it, with forward slashes: the script, the module's file, or the
+    script that a command names. A command that names none is called by its program."""
 
     archive_sha256: str
     file_count: int
@@ -81,6 +82,13 @@ class SourceFacts:
 
     has_requirements: bool = False
     """Whether the job's ``requirements`` file is in the source."""
+
+    default_requirements: str | None = None
+    """The requirements.txt beside the program, or at the top of the source; None without one."""
+
+    input_paths: Mapping[str, str] = field(default_factory=dict)
+    """The path inside it of each input that lies in the directory, by channel name. The archive has none of
+    them."""
 
     problem: str | None = None
     json_files: Mapping[str, str] = field(default_factory=dict)

@@ -203,12 +203,28 @@ def _path_of_file_uri(uri: str) -> str:
     return local
 
 
-def _check_entry(text: str) -> str:
+def _check_script(text: str) -> str:
     if text.endswith(_NON_PROGRAM_SUFFIXES):
         raise FieldError(
             f"{text!r} is no program; name a .py or .sh script, or a program that can be executed"
         )
     return text
+
+
+def _check_module(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        hint = ""
+        if text.endswith(".py") or "/" in text:
+            name = text.removesuffix(".py").strip("/").replace("/", ".")
+            hint = f"; a script is named without -m, and a module with dots, such as {name}"
+        raise FieldError(f"{{}} is not the name of a Python module such as package.module{hint}", repr(text))
+    return text
+
+
+def _check_command(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    if arguments and not arguments[0].strip():
+        raise FieldError("it begins with an empty argument; the first one is the program")
+    return arguments
 
 
 def _check_strategy(text: str) -> str:
@@ -338,7 +354,9 @@ PathText = Annotated[str, _PATH, _TEXT, _NOT_EMPTY]
 S3Uri = Annotated[str, _TEXT, FieldRule(_check_s3_uri, {"pattern": "^s3://[^/]+(/.*)?$"})]
 Duration = Annotated[str | None, FieldRule(_parse_duration_field, _DURATION_SCHEMA)]
 Hyperparameter = Annotated[Any, FieldRule(_copy_as_json)]
-Entry = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_entry)]
+ScriptPath = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_script)]
+ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module)]
+CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command)]
 DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri)]
 InstanceTypeName = Annotated[
     str, _TEXT, FieldRule(_check_instance_type, {"pattern": r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$"})

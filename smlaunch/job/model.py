@@ -8,7 +8,7 @@ access to files or services, and raises one ``JobError`` that lists every mistak
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,11 +17,12 @@ from smlaunch.job.field_types import (
     AccountId,
     ByteSize,
     ChannelName,
+    CommandLine,
     DataUri,
     Duration,
-    Entry,
     Hyperparameter,
     InstanceTypeName,
+    ModuleName,
     NonEmptyText,
     PathText,
     PositiveInt,
@@ -29,6 +30,7 @@ from smlaunch.job.field_types import (
     ProcessCount,
     RunId,
     S3Uri,
+    ScriptPath,
     StrategyName,
     StrictBool,
     Text,
@@ -250,11 +252,47 @@ class SegmentChange(Section):
 
 
 @section
+class Entry(Section):
+    """The user's program: a script, a Python module, or a command. A bare string is a script."""
+
+    SHORTHAND_FIELD: ClassVar[str] = "script"
+    IS_USUALLY_TEXT: ClassVar[bool] = True
+
+    script: ScriptPath | None = None
+    """A script, ``.py`` or ``.sh``, or an executable program."""
+    module: ModuleName | None = None
+    """A Python module such as ``package.module``, which every rank runs as ``python -m`` in the source
+    folder. That folder holds the package."""
+    command: CommandLine = ()
+    """A program and its arguments, as a list, which every rank runs in the source folder. No shell reads
+    it."""
+
+    @classmethod
+    def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:
+        stated = [name for name in ("script", "module", "command") if fields.get(name)]
+        if len(stated) > 1:
+            yield Problem("", f"it names {' and '.join(stated)}; keep one of them")
+        if not stated:
+            yield Problem("", "it names no program; give script, module or command")
+
+    @property
+    def program(self) -> str:
+        """What messages and generated names call it: the script's path, a module as a path without a suffix,
+        the script that a command names, or the command's program."""
+        if self.module is not None:
+            return self.module.replace(".", "/")
+        if self.script is not None:
+            return self.script
+        scripts = (word for word in self.command if word.endswith((".py", ".sh")))
+        return next(scripts, self.command[0])
+
+
+@section
 class Job(Section):
     """A training job, or a processing job. It runs one program: ``entry``, ``algorithm`` or ``image``."""
 
     entry: Entry | None = None
-    """A script, ``.py`` or ``.sh``, or an executable program."""
+    """The user's program: the path of a script, or a mapping with ``module`` or ``command``."""
     algorithm: NonEmptyText | None = None
     """One of SageMaker's built-in algorithms, instead of a script."""
     strategy: StrategyName | None = None
@@ -273,11 +311,13 @@ class Job(Section):
     inputs: dict[ChannelName, Channel] = field(default_factory=dict)
     """Data, by channel name."""
     source: PathText | None = None
-    """Directory that is uploaded with the entry; by default the entry's own."""
+    """Directory that is uploaded with the entry; by default that of the script, for a module or a command
+    that of the job file, or else the working directory."""
     include_secrets: StrictBool = False
     """Upload files of the source and of local inputs even if they look like secrets."""
     requirements: NonEmptyText | None = None
-    """A pip requirements file, relative to the source, that is installed on every host before the start."""
+    """A pip requirements file, relative to the source, that is installed on every host before the start. By
+    default a requirements.txt beside the script, if there is one; ``none`` installs nothing."""
     image: NonEmptyText | None = None
     """Container image. With neither entry nor algorithm it brings its own program, and smlaunch adds nothing
     to it. None takes AWS's image for the strategy."""
@@ -316,12 +356,22 @@ class Job(Section):
     """The run's id. The same job and name attach to the existing run."""
 
     def __init__(self, /, **fields: Any) -> None:
-        self._set_fields(fields, _program_problems(fields))
+        self._set_fields(fields)
+
+    @classmethod
+    def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:
+        entry, algorithm = fields.get("entry"), fields.get("algorithm")
+        if entry is not None and algorithm is not None:
+            message = "a built-in algorithm brings its own program; leave out algorithm, or entry"
+            yield Problem("algorithm", message)
+        if entry is None and algorithm is None and fields.get("image") is None:
+            message = "it is missing; name a script, or an algorithm, or an image with a program of its own"
+            yield Problem("entry", message)
 
     @property
     def program(self) -> str:
-        """The program: the script's path, the algorithm, or the image."""
-        return self.entry or self.algorithm or self.image or ""
+        """The program: that of the entry, the algorithm, or the image."""
+        return self.entry.program if self.entry is not None else self.algorithm or self.image or ""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Job:
@@ -334,7 +384,7 @@ class Job(Section):
             raise JobError([Problem("", f"a mapping with the key 'entry' is needed, not {mapping!r}")])
         job = object.__new__(cls)
         try:
-            job._set_fields(mapping, _program_problems(mapping))
+            job._set_fields(mapping)
         except JobError as error:
             raise JobError(error.problems, mapping) from None
         return job
@@ -358,6 +408,8 @@ class Job(Section):
         """Return the fields that differ from the defaults, in plain types. ``from_mapping`` gives the same
         job back."""
         mapping = super().to_mapping()
+        if self.entry is not None and self.entry.script is not None:
+            mapping["entry"] = self.entry.script
         if "workload" in mapping and "hosts" in self.compute.stated_fields:
             # With a workload the plan chooses the number of hosts, unless the job states it, even as 1.
             mapping.setdefault("compute", {})["hosts"] = self.compute.hosts
@@ -368,15 +420,3 @@ class Job(Section):
         from smlaunch.job.yaml_file import dump_job_yaml
 
         return dump_job_yaml(self.to_mapping())
-
-
-def _program_problems(fields: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of a job that names no program, or two."""
-    entry, algorithm = fields.get("entry"), fields.get("algorithm")
-    if entry is not None and algorithm is not None:
-        message = "a built-in algorithm brings its own program; leave out algorithm, or entry"
-        return [Problem("algorithm", message)]
-    if entry is None and algorithm is None and fields.get("image") is None:
-        message = "it is missing; name a script, or an algorithm, or an image with a program of its own"
-        return [Problem("entry", message)]
-    return []

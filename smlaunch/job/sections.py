@@ -15,7 +15,7 @@ import functools
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import CO_VARKEYWORDS, Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -105,15 +105,24 @@ class Section:
     SHORTHAND_FIELD: ClassVar[str | None] = None
     """The field that a bare string or path stands for."""
 
-    def __init__(self, /, **fields: Any) -> None:
-        self._set_fields(fields, [])
+    IS_USUALLY_TEXT: ClassVar[bool] = False
+    """The bare string is the usual form: its problems have the section's path, without the field."""
 
-    def _set_fields(self, fields: Mapping[str, Any], problems: list[Problem]) -> None:
-        """Set the fields to the values that were read. Raises JobError with these problems and all others."""
+    def __init__(self, /, **fields: Any) -> None:
+        self._set_fields(fields)
+
+    @classmethod
+    def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what is wrong with the fields together, such as one that excludes another; the values are
+        as they were given. A problem's path is a field, or empty for the whole section."""
+        return ()
+
+    def _set_fields(self, fields: Mapping[str, Any]) -> None:
+        """Set the fields to the values that were read. Raises JobError with all problems."""
         reading = _Reading(type(self))
         _fill(self, fields, (), reading)
-        if problems or reading.problems:
-            raise JobError([*problems, *reading.problems])
+        if reading.problems:
+            raise JobError(reading.problems)
 
     @property
     def stated_fields(self) -> frozenset[str]:
@@ -180,6 +189,9 @@ def _fill(target: Section, fields: Mapping[Any, Any], location: Location, readin
     missing or unknown."""
     section_class = type(target)
     readers = _READERS[section_class]
+    for contradiction in section_class.find_contradictions(fields):
+        path = (contradiction.path,) if contradiction.path else ()
+        reading.add_problem((*location, *path), contradiction.message)
     for field in dataclasses.fields(section_class):
         if field.name in fields:
             value = readers[field.name](fields[field.name], (*location, field.name), reading)
@@ -272,14 +284,18 @@ def _read_mapping(
 def _read_section(section_class: type[Section], value: Any, location: Location, reading: _Reading) -> Any:
     if isinstance(value, section_class):
         return value
-    if section_class.SHORTHAND_FIELD is not None:
-        value = expand_shorthand(section_class.SHORTHAND_FIELD, value)
-    if not isinstance(value, Mapping):
+    shorthand = section_class.SHORTHAND_FIELD
+    fields = value if shorthand is None else expand_shorthand(shorthand, value)
+    if not isinstance(fields, Mapping):
         keys = ", ".join(field_names(section_class))
-        reading.add_problem(location, f"a mapping is needed (keys: {keys}), not {shorten_value(value)}")
+        kinds = "text or a mapping" if section_class.IS_USUALLY_TEXT else "a mapping"
+        reading.add_problem(location, f"{kinds} is needed (keys: {keys}), not {shorten_value(value)}")
         return value
     target = object.__new__(section_class)
-    _fill(target, value, location, reading)
+    if section_class.IS_USUALLY_TEXT and fields is not value:
+        text = _READERS[section_class][str(shorthand)](fields[shorthand], location, reading)
+        fields, reading = {shorthand: text}, _Reading(reading.root)  # its problems are known
+    _fill(target, fields, location, reading)
     return target
 
 

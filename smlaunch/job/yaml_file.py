@@ -167,11 +167,18 @@ def merge_mappings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 def resolve_relative_paths(job_mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a job's mapping with the paths that are relative to ``folder`` (that of its file) made relative
     to the working directory: of the script (``entry``), its source folder, and inputs. Addresses and absolute
-    paths stay."""
+    paths stay. The source folder of a module or a command is by default that of the file."""
     resolved_job = dict(job_mapping)
-    for key in ("entry", "source"):
-        if key in resolved_job:
-            resolved_job[key] = _resolve_path(resolved_job[key], folder)
+    entry = resolved_job.get("entry")
+    if isinstance(entry, dict):
+        if "script" in entry:
+            resolved_job["entry"] = {**entry, "script": _resolve_path(entry["script"], folder)}
+        elif resolved_job.get("source") is None:
+            resolved_job["source"] = "."
+    elif entry is not None:
+        resolved_job["entry"] = _resolve_path(entry, folder)
+    if "source" in resolved_job:
+        resolved_job["source"] = _resolve_path(resolved_job["source"], folder)
     inputs = resolved_job.get("inputs")
     if isinstance(inputs, dict):
         # A channel is an address, or a mapping with one.

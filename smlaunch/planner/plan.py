@@ -15,8 +15,8 @@ from typing import Any, Literal
 from smlaunch.chain.workflow import Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec
-from smlaunch.facts.discovered_facts import DiscoveredFacts
-from smlaunch.job.model import Job
+from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
+from smlaunch.job.model import Entry, Job
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,13 @@ def job_hash(job: Job, facts: DiscoveredFacts) -> str:
         # A change of what is hashed gets another version, and so another hash.
         "version": formats.JOB_HASH.version,
         "job": job_mapping,
-        "entry": facts.source.entry,
+        "entry": facts.source.entry if job.entry is None else _hashed_entry(job.entry, facts.source),
         "source": facts.source.archive_sha256,
     }
     canonical_json = json.dumps(hashed_document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical_json.encode()).hexdigest()
+
+
+def _hashed_entry(entry: Entry, source: SourceFacts) -> Any:
+    """A script's path in the source; the mapping of a module or a command."""
+    return source.entry if entry.script is not None else entry.to_mapping()

@@ -14,6 +14,7 @@ from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE
 from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
 from smlaunch.job.model import Job, Workload, format_duration
 from smlaunch.planner import segments
 from smlaunch.planner.checkpoint_upload import plan_checkpoints
@@ -413,11 +414,12 @@ def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagn
     elif script.problem is not None:
         diagnostics.add_problem("entry", script.problem)
     elif not script.exists:
-        diagnostics.add_problem("entry", f"{job.entry} does not exist; check the path")
+        diagnostics.add_problem("entry", f"{job.program} does not exist; check the path")
     if source.problem is not None:
         diagnostics.add_problem("source", source.problem)
-    if job.entry is not None and job.requirements is not None and not source.has_requirements:
-        exclusion_reason = source.excluded_files.get(job.requirements)
+    has_stated_requirements = job.requirements not in (None, NO_REQUIREMENTS)
+    if job.entry is not None and has_stated_requirements and not source.has_requirements:
+        exclusion_reason = source.excluded_files.get(job.requirements or "")
         message = f"{job.requirements!r} is not in {source.root}; it is relative to the source"
         if exclusion_reason:
             message = f"{job.requirements} {exclusion_reason}"

@@ -21,6 +21,7 @@ from smlaunch.contract.segment import (
     format_bucket_owners,
 )
 from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.bucket_owners import bucket_owners_for_request
 from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_of_patch_end
@@ -176,11 +177,12 @@ class RequestCompiler:
         job, facts = template.job, self.facts
         return LaunchContext(
             entry_point=facts.source.entry,
+            entry=job.entry,
             args=job.args,
             host_count=job.compute.hosts,
             processes_per_host=processes_per_host,
             environment_names=frozenset(job.environment),
-            requirements=job.requirements,
+            requirements=requirements_to_install(job, facts.source),
             max_runtime_seconds=template.max_seconds,
             hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,

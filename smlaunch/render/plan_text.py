@@ -121,8 +121,8 @@ def _program_rows(job: Job, first_job: PlannedJob) -> Iterator[tuple[str, str]]:
         yield f"service {service.name}", _service_text(service)
     if job.hyperparameters:
         yield "hyperparameters", _settings_text(sorted(job.hyperparameters.items()))
-    if job.requirements:
-        yield "installs", job.requirements
+    if first_job.launch_spec is not None and first_job.launch_spec.requirements is not None:
+        yield "installs", first_job.launch_spec.requirements
     if job.environment:
         yield "environment", _settings_text(job.environment.items())
 

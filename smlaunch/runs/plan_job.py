@@ -8,9 +8,10 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from smlaunch.discovery.gather_facts import gather_facts
+from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, Problem, SmlaunchError
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
 from smlaunch.job.model import Job
@@ -23,6 +24,7 @@ from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.source_archive import SourceArchive, pack_source
 
+DEFAULT_REQUIREMENTS = "requirements.txt"
 _MAX_STEM_LENGTH = 24
 _UNAMBIGUOUS_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # without what is easily misread
 
@@ -144,18 +146,20 @@ def run_name_stem(program: str) -> str:
 
 
 def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
-    """Pack the source folder, which holds the job's entry script, and return facts about it, for the plan,
-    and the archive.
+    """Pack the source folder, which holds the job's program, and return facts about it, for the plan, and the
+    archive.
 
-    The archive is None for a job without an entry script and for a source that cannot be packed; the facts
-    then name the problem. ``job.source`` is the folder if the user gave one; else it is the script's own.
+    The archive is None for a job without an entry and for a source that cannot be packed; the facts then name
+    the problem.
     """
     if job.entry is None:
         return NO_SOURCE, None
-    entry = Path(job.entry).expanduser()
-    source_root = Path(job.source).expanduser() if job.source else entry.parent
+    source_root = source_folder(job)
+    program_file = find_program_file(job.entry, source_root)
     # relpath, not resolve(): a script that is a link belongs to the folder that the user names.
-    entry_in_source = Path(os.path.relpath(entry, source_root)).as_posix()
+    entry_in_source = (
+        Path(os.path.relpath(program_file, source_root)).as_posix() if program_file else job.entry.command[0]
+    )
 
     def facts_without_archive(problem: str | None) -> tuple[SourceFacts, None]:
         facts = SourceFacts(
@@ -169,16 +173,17 @@ def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
         return facts, None
 
     if entry_in_source.startswith("../"):
-        return facts_without_archive(f"{entry} is outside of the source folder {source_root}")
+        return facts_without_archive(f"{program_file} is outside of the source folder {source_root}")
     # os.path.isfile, because Path.is_file raises for a folder that may not be opened.
-    has_entry_script = os.path.isfile(entry)  # noqa: PTH113
-    if not has_entry_script and not job.source:
+    has_program_file = program_file is not None and os.path.isfile(program_file)  # noqa: PTH113
+    if program_file is not None and not has_program_file and not job.source:
         return facts_without_archive(None)  # the script is missing, which is reported elsewhere
+    input_paths = _find_inputs_in_source(job, source_root, entry_in_source)
     try:
-        archive = pack_source(source_root, job.include_secrets)
+        archive = pack_source(source_root, job.include_secrets, input_paths.values())
     except JobError as error:
         return facts_without_archive("; ".join(problem.message for problem in error.problems))
-    if has_entry_script and entry_in_source not in archive.files:
+    if has_program_file and entry_in_source not in archive.files:
         # An ignore file, for example, leaves the script out.
         return facts_without_archive(archive.explain_missing_file(entry_in_source))
     source_facts = SourceFacts(
@@ -188,10 +193,32 @@ def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
         file_count=len(archive.files),
         bytes=archive.size_bytes,
         has_requirements=job.requirements in archive.files,
+        input_paths=input_paths,
+        default_requirements=_find_default_requirements(entry_in_source, archive),
         warnings=archive.warnings,
         excluded_files=archive.excluded_files,
     )
     return source_facts, archive
+
+
+def _find_inputs_in_source(job: Job, source_root: Path, entry_in_source: str) -> dict[str, str]:
+    """Return the path, relative to the source folder, of each local input that lies in it, by channel name.
+    An input that is the whole source, or holds the program, is part of the source nevertheless."""
+    path_by_channel: dict[str, str] = {}
+    for name, channel in job.inputs.items():
+        if not channel.is_local:
+            continue
+        path = PurePosixPath(os.path.relpath(Path(channel.uri).expanduser(), source_root))
+        holds_program = PurePosixPath(entry_in_source).is_relative_to(path)
+        if path.parts[:1] != ("..",) and not holds_program:
+            path_by_channel[name] = str(path)
+    return path_by_channel
+
+
+def _find_default_requirements(entry_in_source: str, archive: SourceArchive) -> str | None:
+    """Return the path of the requirements.txt beside the program's file, or at the top of the source."""
+    beside_program = (PurePosixPath(entry_in_source).parent / DEFAULT_REQUIREMENTS).as_posix()
+    return next((name for name in (beside_program, DEFAULT_REQUIREMENTS) if name in archive.files), None)
 
 
 def wrong_type_error(value: object, expected: str, example: str) -> JobError:

@@ -12,8 +12,9 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -71,10 +72,14 @@ class SourceArchive:
         )
 
 
-def pack_source(root: Path, include_secrets: bool = False) -> SourceArchive:
+def pack_source(
+    root: Path, include_secrets: bool = False, left_out_paths: Collection[str] = ()
+) -> SourceArchive:
     """Read the user's source folder and return its archive, with warnings about files that are not sent.
 
-    ``include_secrets`` sends files that look like secrets too. Raises JobError for a folder that cannot be
+    ``include_secrets`` sends files that look like secrets too. ``left_out_paths``: relative to the folder, of
+    files and folders that are no part of the source. Nothing is read before the sizes of all files are known.
+    Raises JobError for a folder that cannot be
     sent: missing, unreadable, protected (a home folder, for example) or too large.
     """
     if (unreadable_reason := unreadable_path_reason(root)) is not None:
@@ -85,7 +90,9 @@ def pack_source(root: Path, include_secrets: bool = False) -> SourceArchive:
     if protected_reason := protected_folder_reason(root):  # a home folder, for example
         advice = "keep the script in a folder of its own, with what it needs, or name one with --source"
         raise JobError([Problem("source", f"{root} {protected_reason}; {advice}")])
-    with SourceTree(root, include_secrets) as tree:  # lists and reads the files, and records exclusions
+    with SourceTree(
+        root, include_secrets, left_out_paths
+    ) as tree:  # lists and reads the files, and records exclusions
         # Sorted, so that the same files always give the same archive.
         entries = sorted(
             tree.exclude_targets_of_secret_links(_collect_entries(tree)),
@@ -97,7 +104,8 @@ def pack_source(root: Path, include_secrets: bool = False) -> SourceArchive:
     warnings = list(_describe_exclusions(root, tree.excluded_files))
     if size_bytes > WARN_ABOVE_BYTES:
         warnings.append(
-            f"source: {root} is {_megabytes(size_bytes)} ({_describe_largest(entries)}); {_SIZE_ADVICE}"
+            f"source: {root} is {_megabytes(size_bytes)} ({_describe_largest(entries)}); "
+            f"{_size_advice(root, entries)}"
         )
     return SourceArchive(
         root=root,
@@ -204,29 +212,40 @@ def _exclusion_reasons(excluded: ExcludedFiles) -> dict[str, str]:
     }
 
 
-_SIZE_ADVICE = "name what is not code in .smlaunchignore, or give data as --input"
-
-
 def _size_problem(root: Path, entries: list[SourceEntry], size_bytes: int) -> str:
     return (
         f"{root} holds more than can be sent as source ({len(entries):,} files, {_megabytes(size_bytes)} "
         f"so far; "
         f"limits: {LIMIT_FILES:,} files, {_megabytes(LIMIT_BYTES)}): {_describe_largest(entries)}; "
-        f"{_SIZE_ADVICE}, "
+        f"{_size_advice(root, entries)}, "
         "or name a smaller folder with --source"
     )
 
 
-def _describe_largest(entries: list[SourceEntry]) -> str:
+def _size_advice(root: Path, entries: list[SourceEntry]) -> str:
+    """Return what makes the source smaller: an ignore file, or the largest item as an input."""
+    name, _ = _largest_items(entries)[0]
+    channel = re.sub(r"[^A-Za-z0-9_]", "_", PurePosixPath(name).stem)
+    return (
+        "name what is not code in .smlaunchignore, or give data as an input, which is not sent with the "
+        f"source (--input {channel}={root / name})"
+    )
+
+
+def _largest_items(entries: list[SourceEntry]) -> list[tuple[str, list[int]]]:
+    """Return name, bytes and number of files of the three largest items at the top of the source."""
     totals: dict[str, list[int]] = {}
     for entry in entries:
         total = totals.setdefault(entry.relative_path.split("/")[0], [0, 0])
         total[0] += entry.status.st_size
         total[1] += 1
-    largest = sorted(totals.items(), key=lambda pair: pair[1], reverse=True)[:3]
+    return sorted(totals.items(), key=lambda pair: pair[1], reverse=True)[:3]
+
+
+def _describe_largest(entries: list[SourceEntry]) -> str:
     return "largest: " + ", ".join(
         f"{name} {_megabytes(size_bytes)}" + (f" in {count:,} files" if count > 1 else "")
-        for name, (size_bytes, count) in largest
+        for name, (size_bytes, count) in _largest_items(entries)
     )
 
 

@@ -83,13 +83,17 @@ class _PendingFolder(NamedTuple):
 
 
 class SourceTree:
-    """A source folder, to be used as a context manager. ``include_secrets`` sends files with any content."""
+    """A source folder, to be used as a context manager. ``include_secrets`` sends files with any content;
+    ``left_out_paths``, relative to the folder, are neither listed nor read."""
 
-    def __init__(self, root: Path, include_secrets: bool = False) -> None:
+    def __init__(
+        self, root: Path, include_secrets: bool = False, left_out_paths: Collection[str] = ()
+    ) -> None:
         self.root = root
         self.excluded_files = ExcludedFiles()
         self._real_root = os.path.realpath(root)
         self._include_secrets = include_secrets
+        self._left_out_paths = frozenset(left_out_paths)
         self._state_folder = state_folder_id()
         self._open_folders: list[tuple[str, int]] = []
         self._secret_pattern_by_link_target: dict[str, SecretPattern] = {}
@@ -126,6 +130,8 @@ class SourceTree:
                 is_folder = item.is_dir(follow_symlinks=False)
                 # Names that tools give, such as .git and __pycache__.
                 if item.name in ALWAYS_EXCLUDED or item.name.endswith(".pyc"):
+                    continue
+                if relative_path in self._left_out_paths:
                     continue
                 if rules and is_ignored(rules, relative_path, is_folder):
                     continue

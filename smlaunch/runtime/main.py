@@ -189,6 +189,7 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
 
         # The interpreter to install for and to run the ranks with
         python = requirements_install.target_python(python, paths, os.environ)
+        os.environ["PATH"] = requirements_install.path_with_interpreter(python, os.environ)
         stop_signal = _install_requirements(spec.requirements, python, task, signals, host_output)
         if stop_signal is not None:
             return 128 + stop_signal  # as a shell reports it

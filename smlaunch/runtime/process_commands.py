@@ -140,7 +140,7 @@ def find_entry_point(spec: LaunchSpec) -> Optional[str]:
         if isinstance(arg, Ref) and arg.name == "source" and arg.suffix.strip("/"):
             return arg.suffix.strip("/")
     for option, module in zip(argv, argv[1:]):
-        if option == "-m" and isinstance(module, str):
+        if option == "-m" and isinstance(module, str) and module != "mpi4py":  # which runs the user's module
             return module
     return None
 

@@ -21,6 +21,15 @@ def target_python(python: str, paths: Paths, environ: Mapping[str, str]) -> str:
     return python
 
 
+def path_with_interpreter(python: str, environ: Mapping[str, str]) -> str:
+    """Return the PATH on which a command or a shell script finds this interpreter, and what pip installs
+    beside it, first.
+    """
+    folder = os.path.dirname(python)
+    other_folders = [part for part in environ.get("PATH", os.defpath).split(os.pathsep) if part != folder]
+    return os.pathsep.join([folder] + other_folders)
+
+
 def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
     """Return the command of pip. ``requirements``: relative to the source. Raises SetupError when the file
     does not exist.

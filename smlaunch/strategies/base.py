@@ -24,7 +24,7 @@ from smlaunch.contract.launch_spec import (
 )
 from smlaunch.contract.sagemaker_paths import SOURCE_ARCHIVE
 from smlaunch.errors import Problem
-from smlaunch.job.model import Channel
+from smlaunch.job.model import Channel, Entry
 from smlaunch.text.did_you_mean import did_you_mean
 
 TrainiumSupport = Literal["no", "may", "only"]
@@ -35,7 +35,11 @@ class LaunchContext:
     """Decisions and facts that a strategy compiles into a launch specification."""
 
     entry_point: str
-    """The script's path inside the source archive; empty if the image contains its own program."""
+    """The path of the program's file inside the source archive, or the name of a program that is none; empty
+    if the image contains its own program."""
+
+    entry: Entry | None = None
+    """A module or a command, which starts otherwise than a file; None, too, for a file at ``entry_point``."""
 
     args: tuple[str, ...] = ()
     host_count: int = 1
@@ -85,6 +89,24 @@ class LaunchContext:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     is_spot: bool = False
     target: Literal["aws", "local"] = "aws"
+
+    @property
+    def starts_command(self) -> bool:
+        """Whether the job states the whole command of a rank."""
+        return self.entry is not None and bool(self.entry.command)
+
+    @property
+    def program_command(self) -> tuple[Arg, ...]:
+        """Command that starts the user's program, without ``args`` and hyperparameters: the stated command,
+        or the interpreter and the module or file, or the file itself."""
+        if self.entry is not None and self.entry.command:
+            return self.entry.command
+        if self.entry is not None and self.entry.module is not None:
+            return (Ref("python"), "-m", self.entry.module)
+        script = Ref("source", suffix="/" + self.entry_point)
+        if self.entry_point.endswith(".sh"):
+            return ("bash", script)
+        return (Ref("python"), script) if self.entry_point.endswith(".py") else (script,)
 
     @property
     def is_single_process(self) -> bool:
@@ -145,7 +167,7 @@ class Strategy:
     """Options that are whole numbers from 1."""
 
     python_only: ClassVar[bool] = False
-    """Starts only Python scripts."""
+    """Starts only Python scripts and modules, unless the job states a command."""
 
     one_process_per_host: ClassVar[bool] = False
     """Starts one plain process on each host, which starts others itself if needed."""
@@ -207,7 +229,8 @@ class Strategy:
             return [Problem("strategy", message)]
         if self.needs_script and not context.entry_point:
             problems.append(Problem("entry", f"{self.name} starts a script; name one"))
-        if self.python_only and context.entry_point and not context.entry_point.endswith(".py"):
+        is_python = context.entry_point.endswith(".py") or context.starts_command
+        if self.python_only and context.entry_point and not is_python:
             message = (
                 f"{self.name} starts Python scripts; {context.entry_point} needs strategy: custom, or a .py"
             )
@@ -291,7 +314,7 @@ class Strategy:
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         """Command of each rank: interpreter, script, arguments, hyperparameters."""
-        return (*program_command(context.entry_point), *context.args, Ref("hyperparameters"))
+        return (*context.program_command, *context.args, Ref("hyperparameters"))
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         """Programs that run beside the ranks, in the order of their start."""
@@ -346,11 +369,3 @@ def find_imported_library(imports: frozenset[str], libraries: tuple[str, ...]) -
         if any(name == library or name.startswith(library + ".") for name in imports):
             return library
     return None
-
-
-def program_command(entry: str) -> tuple[Arg, ...]:
-    """Command that starts a file of the source: its interpreter and the file, or the file itself."""
-    script = Ref("source", suffix="/" + entry)
-    if entry.endswith(".sh"):
-        return ("bash", script)
-    return (Ref("python"), script) if entry.endswith(".py") else (script,)

@@ -7,7 +7,7 @@ import shlex
 from smlaunch.contract.launch_spec import MPI as LAUNCHER
 from smlaunch.contract.launch_spec import Arg, Ref
 from smlaunch.errors import Problem
-from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_library, program_command
+from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_library
 
 MPIRUN_OPTIONS = "mpirun_options"
 
@@ -73,8 +73,8 @@ class MPI(Strategy):
         )
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
-        command = program_command(context.entry_point)
-        if context.entry_point.endswith(".py") and uses_mpi4py(context):
+        command = context.program_command
+        if command[0] == Ref("python") and uses_mpi4py(context):
             # Without it an exception leaves the other ranks in MPI_Finalize, and the job hangs.
             command = (Ref("python"), "-m", "mpi4py", *command[1:])
         return (*command, *context.args, Ref("hyperparameters"))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from smlaunch.contract.launch_spec import LEADER, OTHERS, Arg, Concat, Ref, ServiceSpec
 from smlaunch.contract.tcp_ports import FIRST_HOST_PORT, FIRST_SERVICE_PORT, SECOND_HOST_PORT
-from smlaunch.strategies.base import LaunchContext, Strategy, program_command
+from smlaunch.strategies.base import LaunchContext, Strategy
 
 _HEAD_ADDRESS = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=FIRST_SERVICE_PORT)))
 _WORKER_ADDRESS = Concat((Ref("address", suffix=":"), Ref("own_port", offset=FIRST_HOST_PORT)))
@@ -63,7 +63,7 @@ class Ray(Strategy):
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         return (
             *_DRIVER_COMMAND,
-            *program_command(context.entry_point),
+            *context.program_command,
             *context.args,
             Ref("hyperparameters"),
         )

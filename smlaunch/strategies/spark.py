@@ -79,6 +79,10 @@ class Spark(Strategy):
         split, so that each host gets a part of the data, is not read as a whole.
         """
         problems: list[Problem] = []
+        if context.entry is not None and context.entry.script is None:
+            problems.append(
+                Problem("entry", "spark-submit starts a script, not a module or a command; name it")
+            )
         for name in ("memory", "driver_memory"):
             size = context.options.get(name)
             if size is not None and not (isinstance(size, str) and _MEMORY_SIZE.fullmatch(size)):

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.model import Job
 from smlaunch.runs.launch_target import Target
@@ -107,7 +108,9 @@ def verify_resume(
     if not baseline.record.trace_by_rank and not baseline.record.artifact_files:
         raise JobError([Problem("", _NOTHING_TO_COMPARE)])
     # Calls in the script that may break an exact resume: they make the reported causes more precise.
-    lint_findings = lint_script(Path(job.entry).read_text("utf-8", "replace"), Path(job.entry).name)
+    program_file = find_program_file(job.entry, source_folder(job))
+    script_text = "" if program_file is None else program_file.read_text("utf-8", "replace")
+    lint_findings = lint_script(script_text, "" if program_file is None else program_file.name)
     trial_reports: list[TrialReport] = []
     for signal in signals:
         result = _run_with_cuts(

@@ -26,7 +26,7 @@ def test_it_is_a_job_with_its_files_beside_it(name: str, tmp_path: Path) -> None
     job = Job.from_file(tmp_path / "job.yaml")
     assert job.strategy == name
     if job.entry is not None:
-        assert Path(job.entry) in written
+        assert Path(job.program) in written
     assert set(yaml.safe_load((tmp_path / "job.yaml").read_text())) <= set(field_names(Job))
 
 

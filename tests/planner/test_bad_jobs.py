@@ -77,7 +77,9 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
         write_source(case, tmp_path)
         job = parse_readable_job(case.job)
         if job is not None:
-            facts = gather_needed_facts(job, target_of(case)[0], SourceFacts(".", job.entry or "", "", 1, 1))
+            facts = gather_needed_facts(
+                job, target_of(case)[0], SourceFacts(".", job.entry.program if job.entry else "", "", 1, 1)
+            )
             rule_case = RuleCase(job, facts, choose_strategy(JobContext(job, facts), Diagnostics()))
             broken_rules |= {rule.id for rule in validating if list(rule.check(rule_case))}
     assert broken_rules == {rule.id for rule in validating}

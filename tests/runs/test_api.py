@@ -87,7 +87,7 @@ def test_a_single_job_stores_no_workflow(job: Job, target: Target) -> None:
 
 
 def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) -> None:
-    source = Path(job.entry)
+    source = Path(job.program)
     source.write_text("import smlaunch.train")
     longer = Job.from_mapping({**job.to_mapping(), "limits": {"max_runtime": "2d", "segment": "1d"}})
 
@@ -159,7 +159,7 @@ def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
 def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, target: Target) -> None:
     job_plan = plan(job, target)
     assert isinstance(job_plan, Plan)
-    Path(job.entry).write_text("print('changed')")
+    Path(job.program).write_text("print('changed')")
     with pytest.raises(JobError, match="has changed since the plan was made"):
         launch(job_plan, target)
     assert launch(plan(job, target), target).name == "demo"

@@ -13,6 +13,7 @@ from smlaunch.planner.input_channels import (
     count_smlaunch_channels,
     describe_input_problem,
 )
+from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -27,6 +28,23 @@ _PURPOSE_BY_OPT_ML_FOLDER = {
 """Directories of /opt/ml with another purpose, as the ends of sentences."""
 
 _SYSTEM_DIRECTORIES = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "sbin", "sys", "usr")
+
+
+@rule(
+    "source.inputs",
+    phase="advise",
+    summary="inputs that lie in the source folder, which are not sent with the source",
+    source="docs/source.md",
+    quote="An input inside the source folder is not part of the archive.",
+    fields=("inputs", "source", "entry"),
+)
+def explain_inputs_in_source(context: PlanContext) -> Findings:
+    for name, path in context.facts.source.input_paths.items():
+        yield Reason(
+            "source.inputs",
+            f"{path} is the input {name}, and no part of the source that is sent: on the hosts it is the "
+            f"folder that SM_CHANNEL_{name.upper()} names.",
+        )
 
 
 @rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from smlaunch.errors import Problem
+from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.planner.plan_context import PlanContext, is_neuron
 from smlaunch.planner.rules.rule import Problems, rule
 
@@ -86,12 +87,13 @@ def reject_retired_image(context: PlanContext) -> Problems:
 )
 def reject_mxnet_script_without_image(context: PlanContext) -> Problems:
     job = context.job
+    installed = requirements_to_install(job, context.facts.source)
     imports = {name.partition(".")[0] for name in context.facts.script.imports}
-    if "mxnet" in imports and job.image is None and job.requirements is None:
+    if "mxnet" in imports and job.image is None and installed is None:
         yield Problem(
             "image",
-            f"{job.entry} imports mxnet, which is retired: no image of AWS's that is patched has it; move "
-            "the script to PyTorch, or name an image of your own",
+            f"{context.facts.source.entry} imports mxnet, which is retired: no image of AWS's that is "
+            "patched has it; move the script to PyTorch, or name an image of your own",
         )
 
 
@@ -109,7 +111,9 @@ def reject_framework_unknown_to_strategy(context: PlanContext) -> Problems:
     job = context.job
     # Framework of one of AWS's images, by its name; None for other images.
     framework = None if job.image is None else framework_of(job.image)
-    if framework is None or framework.retired or job.requirements is not None:
+    if framework is None or framework.retired:
+        return
+    if requirements_to_install(job, context.facts.source) is not None:
         return
     needed_frameworks = context.strategy.frameworks
     if needed_frameworks is not None and framework.name not in needed_frameworks:

@@ -178,7 +178,7 @@ def explain_processing_folders(context: PlanContext) -> Findings:
     is_apart = not strategy.joins_hosts and not context.facts.script.reads_resource_config
     if job.compute.hosts > 1 and is_apart and not any(channel.split for channel in job.inputs.values()):
         yield PlanWarning(
-            f"No input is split, and {job.entry} does not name resourceconfig.json: unless one of its "
+            f"No input is split, and {job.program} does not name resourceconfig.json: unless one of its "
             f"modules reads it, {job.compute.hosts} hosts do the same work {job.compute.hosts} times."
         )
     yield Reason(

@@ -79,6 +79,7 @@ def reject_machines_unsuited_to_strategy(option: ComputeOption) -> Objections:
     demand, job = option.demand, option.demand.job
     context = LaunchContext(
         entry_point=demand.facts.source.entry,
+        entry=job.entry,
         host_count=option.host_count,
         processes_per_host=option.ranks_per_host,
         imports=demand.facts.script.imports,

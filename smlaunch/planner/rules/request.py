@@ -11,6 +11,8 @@ from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
 from smlaunch.errors import Problem
+from smlaunch.facts.requirements_choice import NO_REQUIREMENTS, lacks_index
+from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.planner.rules.rule import Findings, Problems, rule
@@ -163,9 +165,34 @@ def reject_incomplete_network(context: PlanContext) -> Problems:
 )
 def reject_requirements_without_network(context: PlanContext) -> Problems:
     job = context.job
-    if job.network_isolation and job.requirements and WHEELHOUSE_CHANNEL not in job.inputs:
+    if lacks_index(job) and job.requirements not in (None, NO_REQUIREMENTS):
         message = f"under network_isolation pip reaches no index; add an input {WHEELHOUSE_CHANNEL!r}"
         yield Problem("requirements", f"{message} with the wheels")
+
+
+@rule(
+    "requirements.beside-program",
+    phase="advise",
+    summary="a requirements.txt beside the script, which is installed unless the job says otherwise",
+    source="docs/source.md",
+    quote="A `requirements.txt` beside the script is installed",
+    fields=("requirements", "network_isolation", "inputs", "entry"),
+)
+def explain_default_requirements(context: PlanContext) -> Findings:
+    job, file = context.job, context.facts.source.default_requirements
+    if job.requirements is not None or file is None:
+        return
+    if lacks_index(job):
+        yield PlanWarning(
+            f"{file} is not installed, because pip reaches no index under network_isolation; add an input "
+            f"{WHEELHOUSE_CHANNEL!r} with the wheels if the image lacks any of it."
+        )
+    else:
+        yield Reason(
+            "requirements.beside-program",
+            f"{file} is in the source: pip installs on every host what of it is missing there. "
+            f"--requirements {NO_REQUIREMENTS} (requirements: {NO_REQUIREMENTS}) leaves it out.",
+        )
 
 
 TOOLKIT_PREFIX = "sagemaker_"

@@ -15,9 +15,6 @@ Phase = Literal["choose strategy", "choose machines", "validate", "advise"]
 ``validate``: it rejects jobs that cannot work. ``advise``: it explains and warns. Both look at a
 ``PlanContext``."""
 
-DEFAULT_ORDER = 50
-"""``Rule.order`` of a rule that states none."""
-
 FactName = Literal["account", "inputs", "quotas", "script"]
 """A part of ``DiscoveredFacts``."""
 
@@ -55,10 +52,6 @@ class Rule(Generic[Subject, Found]):
 
     check: Callable[[Subject], Iterator[Found]]
 
-    order: int = DEFAULT_ORDER
-    """Place among the rules of its phase, the lowest first. Of rules in one place smlaunch's own come first,
-    then registered ones as they were registered, then those of installed packages."""
-
     def reads_any(self, unknown_fields: Iterable[str]) -> bool:
         """Whether the rule reads one of ``unknown_fields``, or a field above or below one."""
         read_fields = [read_field for read_field in self.fields if not read_field.endswith(".*")]
@@ -74,10 +67,9 @@ def rule(
     fields: tuple[str, ...],
     facts: tuple[FactName, ...] = (),
     phase: Phase = "validate",
-    order: int = DEFAULT_ORDER,
 ) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule[Subject, Found]]:
     """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
-    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check, order)
+    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check)
 
 
 def paths_overlap(first: str, second: str) -> bool:

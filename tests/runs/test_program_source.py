@@ -1,0 +1,153 @@
+"""Which folder is the source of a script, a module or a command, and what of it is sent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import SourceFacts
+from smlaunch.job.model import Job
+from smlaunch.runs import source_archive
+from smlaunch.runs.plan_job import pack_job_source, plan
+from smlaunch.runs.source_tree import SourceEntry, SourceTree
+from tests.runs.fakes import ROLE, fake_target
+from tests.tables import table
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package, a script, a shell script, data and requirements, which is the current one."""
+    folder = tmp_path / "project"
+    for name in (
+        "trainer/__init__.py",
+        "trainer/task.py",
+        "app/__main__.py",
+        "tool.py",
+        "run.sh",
+        "data/a.csv",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"# {name}\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def facts_of(**job: Any) -> SourceFacts:
+    return pack_job_source(Job(**job))[0]
+
+
+ENTRIES: list[tuple[Any, str]] = [
+    ({"module": "trainer.task"}, "trainer/task.py"),
+    ({"module": "app"}, "app/__main__.py"),
+    ({"command": ["python", "-u", "-W", "error", "tool.py", "--x"]}, "tool.py"),
+    ({"command": ["python3.11", "-m", "trainer.task"]}, "trainer/task.py"),
+    ({"command": ["/bin/bash", "run.sh"]}, "run.sh"),
+    ({"command": ["bash", "-c", "true"]}, "bash"),
+    ({"command": ["python", "-c", "pass", "tool.py"]}, "python"),
+    ({"command": ["python", "/opt/program.py"]}, "python"),
+    ({"command": ["torchrun", "--nproc_per_node=2", "tool.py"]}, "tool.py"),
+    ({"command": ["make", "train"]}, "make"),
+    ({"command": ["./run.sh"]}, "run.sh"),
+]
+
+
+@table(("entry", "file"), ENTRIES)
+def test_the_programs_file_is_found(project: Path, entry: Any, file: str) -> None:
+    facts = facts_of(entry=entry)
+    assert (facts.entry, facts.root, facts.problem) == (file, ".", None)
+    assert facts.file_count == 6
+
+
+MISSING: list[tuple[Any, str]] = [
+    (
+        {"module": "trainer.tsk"},
+        "entry: there is no module trainer.tsk in this folder, .* did you mean 'trainer.task'",
+    ),
+    ({"module": "trainer"}, "entry: trainer is a package without __main__.py; name a module in it"),
+    (
+        {"module": "torch.distributed.run"},
+        r"\(for an installed module: the command python -m torch.distributed.run\)",
+    ),
+    ({"command": ["python", "tol.py"]}, "entry: tol.py does not exist, did you mean 'tool.py'"),
+    ({"command": ["bash", "rum.sh"]}, "entry: rum.sh does not exist, did you mean 'run.sh'"),
+    ({"command": ["python", "../other.py"]}, "source: ../other.py is outside of the source folder ."),
+]
+
+
+@table(("entry", "message"), MISSING)
+def test_a_program_that_is_not_there_is_named(project: Path, entry: Any, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        plan(Job(entry=entry, role=ROLE), fake_target())
+
+
+def test_requirements_beside_the_program_are_installed_unless_the_job_says_otherwise(project: Path) -> None:
+    assert facts_of(entry="tool.py").default_requirements is None
+    Path("requirements.txt").write_text("numpy\n")
+    Path("trainer/requirements.txt").write_text("numpy\n")
+    Path("app/dev.txt").write_text("numpy\n")
+    expected = {
+        "tool.py": "requirements.txt",
+        "trainer.task": "trainer/requirements.txt",
+        "app": "requirements.txt",
+    }
+    assert {
+        name: facts_of(entry=name if name.endswith(".py") else {"module": name}).default_requirements
+        for name in expected
+    } == expected
+
+    def installed(**job: Any) -> tuple[str | None, list[str]]:
+        job_plan = plan(Job(entry="tool.py", role=ROLE, **job), fake_target())
+        (task,) = job_plan.planned_jobs
+        assert task.launch_spec is not None
+        reported = [reason.rule for reason in job_plan.reasons if "requirements" in reason.rule]
+        reported += [line for line in job_plan.warnings if "requirements" in line]
+        return task.launch_spec.requirements, reported
+
+    assert installed() == ("requirements.txt", ["requirements.beside-program"])
+    assert installed(requirements="app/dev.txt") == ("app/dev.txt", [])
+    assert installed(requirements="none") == (None, [])
+    file, (warning,) = installed(network_isolation=True)
+    assert (file, "requirements.txt is not installed" in warning) == (None, True)
+
+
+def test_an_input_inside_the_source_is_not_part_of_it(project: Path) -> None:
+    os.symlink("data", "link")
+    Path("lists").mkdir()
+    Path("lists/one.txt").write_text("a.csv\n")
+    job = Job(
+        entry="tool.py", inputs={"train": "data", "names": "lists/one.txt", "all": ".", "code": "tool.py"}
+    )
+    facts, archive = pack_job_source(job)
+    assert archive is not None
+    assert facts.input_paths == {"train": "data", "names": "lists/one.txt"}
+    assert not [name for name in archive.files if name.startswith(("data/", "lists/"))]
+    assert "tool.py" in archive.files
+    job_plan = plan(job.with_changes(role=ROLE, inputs={"train": "data"}), fake_target())
+    (reason,) = [reason for reason in job_plan.reasons if reason.rule == "source.inputs"]
+    assert "data is the input train" in reason.explanation
+    assert "SM_CHANNEL_TRAIN" in reason.explanation
+
+
+def test_sizes_are_known_before_anything_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("data/large.bin").open("wb") as file:
+        file.truncate(source_archive.LIMIT_BYTES + 1)  # sparse: it takes no room on the disk
+    reads: list[str] = []
+    read_content = source_archive.SourceTree.read_content
+
+    def record(tree: SourceTree, entry: SourceEntry) -> bytes | None:
+        reads.append(entry.relative_path)
+        return read_content(tree, entry)
+
+    monkeypatch.setattr(source_archive.SourceTree, "read_content", record)
+    facts = facts_of(entry="tool.py")
+    assert facts.problem is not None
+    assert "largest: data 500.0 MB in 2 files" in facts.problem
+    assert "--input data=data" in facts.problem
+    assert reads == []
+    assert facts_of(entry="tool.py", inputs={"data": "data"}).problem is None
+    assert "tool.py" in reads
+    assert not [name for name in reads if name.startswith("data/")]
