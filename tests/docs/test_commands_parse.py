@@ -12,21 +12,23 @@ from tests.tables import table
 COMMANDS = [command for page in PAGES for command in (*block_commands(page), *inline_commands(page))]
 
 
-def parse_problem(command: DocCommand) -> str:
+def parse_problem(doc: DocCommand) -> str:
     """Returns what click says about the command, or an empty string."""
-    words = [word for word in command.words[1:] if word not in ("...", "[...]")]
+    words = [word for word in doc.words[1:] if word not in ("...", "[...]")]
     group: click.Command = cli
     context = click.Context(group, info_name="smlaunch")
     while isinstance(group, click.Group):
         if not words or words[0].startswith("["):
             return ""
         name = words.pop(0)
-        found = group.get_command(context, name)
-        if found is None:
+        command = group.get_command(context, name)
+        if command is None:
             return f"there is no command {name!r}"
-        group, context = found, click.Context(found, parent=context, info_name=name)
-    if not command.is_example:
-        known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        group, context = command, click.Context(command, parent=context, info_name=name)
+    if not doc.is_example:
+        known = {
+            option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         named = {word.strip("[]").partition("=")[0] for word in words if word.strip("[]").startswith("--")}
         return ", ".join(sorted(named - known - {"--"}))
     try:
