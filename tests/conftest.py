@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -23,8 +25,21 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _use_own_cache_folder(config)
     for name, meaning in tiers.MEANING.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def _use_own_cache_folder(config: pytest.Config) -> None:
+    """Let smlaunch write to a cache folder of this run, which all workers and commands share, and not to the
+    user's. What pip has downloaded stays where it is."""
+    if hasattr(config, "workerinput"):  # a worker of xdist has the variables of the process that started it
+        return
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("PIP_CACHE_DIR", str(user_cache / "pip"))
+    folder = tempfile.mkdtemp(prefix="smlaunch-cache-")
+    os.environ["XDG_CACHE_HOME"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(optionalhook=True)

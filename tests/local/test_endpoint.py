@@ -261,10 +261,20 @@ def test_the_same_name_in_two_regions_at_once(client: EndpointClient) -> None:
 
 
 def test_several_jobs_at_once(client: EndpointClient) -> None:
+    """All run at the same time: the ports of a job that has ended may be those of the next one."""
     names = [f"one-of-{number}" for number in range(4)]
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print(os.environ["SMLAUNCH_PORT"], "has-started")
+signal.pause()
+"""
     for name in names:
-        client.create(name, "print(os.environ['SMLAUNCH_PORT'], socket.gethostname())", hosts=2)
-    assert {client.wait(name)["TrainingJobStatus"] for name in names} == {"Completed"}
+        client.create(name, script, hosts=2)
+    for name in names:
+        client.wait_for_line(name, "has-started", count=2, patience=60)
+    for name in names:
+        client.sagemaker.stop_training_job(TrainingJobName=name)
+    assert {client.wait(name)["TrainingJobStatus"] for name in names} == {"Stopped"}
     ports = {client.printed_lines(name)["algo-1"][0].split()[0] for name in names}
     assert len(ports) == 4
 

@@ -429,14 +429,19 @@ def test_who_does_not_listen_is_killed(client: EndpointClient) -> None:
     assert (job["TrainingEndTime"] - job["TrainingStartTime"]).total_seconds() < 60
 
 
-def test_memory_that_runs_out_is_told(engine: Engine, tmp_path: Path) -> None:
+def test_memory_that_runs_out_is_told(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     settings = Settings(container_options=("--memory=48m", "--memory-swap=48m"))
-    with Endpoint(tmp_path, executor="containers", settings=settings) as info:
+    with Endpoint(tmp_path / "home", executor="containers", settings=settings) as info:
         job = EndpointClient(info).run(
             "hungry", "kept = bytearray(200 << 20); print(len(kept))", **script_in()
         )
     assert job["TrainingJobStatus"] == "Failed"
     assert "memory" in job["FailureReason"] and job["FailureReason"].endswith("exit code: 137")
+    assert os.listdir() == [], "the engine leaves nothing where the command was run"
 
 
 EMBEDDING = """

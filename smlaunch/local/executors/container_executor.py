@@ -277,6 +277,7 @@ class ContainerAllocation:
             "remove": container_cli.remove_containers_command(engine, container_name),
             # Commands to chown the files that the container's users wrote: the endpoint must be able to
             # remove them.
+            "working_dir": str(host.opt_ml_folder.parent),
             "after_exit": self._executor.chown_commands(host.opt_ml_folder.parent),
             # Run only if the endpoint has died, which otherwise removes the network itself.
             "remove_network": container_cli.remove_networks_command(engine, self._network_name),

@@ -55,8 +55,11 @@ class ContainerSupervisor:
         list of commands), run when the program has ended, before that is reported; ``remove_network``, run
         when the endpoint is dead. Beside them: ``environment``, the engine's environment;
         ``variables_passed_by_name``, variables that `create` has in addition; ``relay_port``, the endpoint's
-        port, or 0; ``timeout_seconds``, the time limit of a short command."""
+        port, or 0; ``timeout_seconds``, the time limit of a short command; ``working_dir``, the host's own
+        folder, in which the engine's commands run."""
         self._instructions = instructions
+        # podman's monitor writes an empty file `oom` there when the kernel kills for lack of memory.
+        os.chdir(instructions["working_dir"])
         self._liveness_fd = liveness_fd
         self._report_fd = report_fd
         self._is_endpoint_gone = False
