@@ -41,6 +41,10 @@ class Problem:
     """The field as the user wrote it (``inputs.train.mode``); empty for a problem of the whole job."""
     message: str
 
+    change: str = ""
+    """The one change that is enough, for a person or a program to apply: ``FILE:LINE: NEW TEXT OF THE LINE``
+    in the source, or an option of the command, ``--hosts 2``. Empty where no single change is."""
+
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 

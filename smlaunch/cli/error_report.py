@@ -44,10 +44,12 @@ class ErrorReport:
         texts = [problem.message if is_usage_error else str(problem) for problem in self.problems]
         if len(texts) == 1:
             print_labeled("error: ", texts[0], fg="red", bold=True)
+            _print_change(self.problems[0])
         else:
             print_labeled("error: ", f"{len(texts)} problems", fg="red", bold=True)
-            for text in texts:
+            for problem, text in zip(self.problems, texts, strict=True):
                 print_message(f"  {text}", indent="    ")
+                _print_change(problem)
         if self.help_command:
             print_message(f"see: {self.help_command}")
         if as_json:
@@ -56,10 +58,18 @@ class ErrorReport:
     def to_json(self) -> str:
         """Return the document of ``--json``."""
         problems = [
-            {"path": problem.path, "message": mask_text(problem.message)} for problem in self.problems
+            {"path": problem.path, "message": mask_text(problem.message)}
+            | ({"change": mask_text(problem.change)} if problem.change else {})
+            for problem in self.problems
         ]
         error = {"exit_code": self.exit_code, "kind": self.kind, "problems": problems}
         return json.dumps({"error": error}, indent=2)
+
+
+def _print_change(problem: Problem) -> None:
+    """Print the change that a problem states, on a line of its own that is not wrapped."""
+    if problem.change:
+        click.echo(f"    change: {mask_text(problem.change)}", err=True)
 
 
 def requests_json(arguments: Sequence[str]) -> bool:

@@ -189,6 +189,13 @@ job_options = _combine_decorators(
             help="pip requirements file, relative to the source folder; default: requirements.txt beside the "
             "script, if there is one; none installs nothing.",
         ),
+        grouped_option(
+            _JOB,
+            "--allow",
+            metavar="RULE",
+            multiple=True,
+            help="Launch although this rule reports an error, which becomes a warning; repeatable.",
+        ),
         grouped_option(_JOB, "--hp", metavar="K=V", multiple=True, help="A hyperparameter; repeatable."),
         grouped_option(
             _JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."
@@ -421,6 +428,7 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
         "role",
     )
     changes.update({key: options[key] for key in top_level_fields})
+    changes["allow"] = list(options["allow"]) or None
     return _without_unset(changes)
 
 

@@ -114,7 +114,7 @@ EXCLUDED = Format("list of excluded files")
 
 # ---- inside a job -----------------------------------------------------------------------------------------
 
-LAUNCH_SPEC = Format("launch specification")
+LAUNCH_SPEC = Format("launch specification", "1.1")
 COMMIT = Format("checkpoint commit")
 MANIFEST = Format("checkpoint manifest")
 SHARD_FILE = Format("checkpoint shard")

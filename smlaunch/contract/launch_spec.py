@@ -117,6 +117,10 @@ class RankSpec(NamedTuple):
     independent: bool = False
     """Ranks train apart from each other, and each may come to its end in another segment."""
 
+    flags: Tuple[Tuple[str, str], ...] = ()
+    """Hyperparameters that are flags of the script: ``--key`` alone if true; if false the option that is
+    stated here with the key, or nothing."""
+
 
 class ServiceSpec(NamedTuple):
     """A program beside the ranks. It is started before them and stopped after they have exited. A service
@@ -222,6 +226,7 @@ class LaunchSpec(NamedTuple):
                 "on": self.ranks.runs_on,
                 "options": [_arg_to_json(arg) for arg in self.ranks.launcher_options],
                 "independent": self.ranks.independent,
+                "flags": dict(self.ranks.flags),
             },
             "services": [
                 {

@@ -83,6 +83,7 @@ def _parse_ranks(ranks_document: Mapping[str, Any]) -> RankSpec:
         runs_on=_parse_choice(ranks_document, "on", (ALL, LEADER), ALL, "ranks"),
         launcher_options=_parse_args(ranks_document.get("options", []), "ranks.options"),
         independent=bool(ranks_document.get("independent", False)),
+        flags=_parse_flags(ranks_document),
         env=_parse_env(ranks_document, "ranks"),
     )
     if ranks.launcher == TORCHRUN and not ranks.rendezvous:
@@ -97,6 +98,15 @@ def _parse_ranks(ranks_document: Mapping[str, Any]) -> RankSpec:
             "ranks.independent: only for plain processes on all hosts, without a rendezvous"
         )
     return ranks
+
+
+def _parse_flags(ranks_document: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Return the hyperparameters that are flags of the script, each with the option that states the opposite,
+    or nothing."""
+    flags = ranks_document.get("flags", {})
+    if not isinstance(flags, dict) or not all(isinstance(opposite, str) for opposite in flags.values()):
+        raise LaunchSpecError("ranks.flags: an object of texts is needed, not {!r}".format(flags))
+    return tuple(sorted(flags.items()))
 
 
 def _parse_ranks_per_host(ranks_document: Mapping[str, Any]) -> Union[int, str]:

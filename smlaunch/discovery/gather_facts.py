@@ -22,13 +22,14 @@ from smlaunch.discovery.caller_identity import Caller, find_execution_role_of_ca
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
 from smlaunch.discovery.program_files import find_program_file, missing_module_reason
+from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.script_analysis import (
-    find_missing_packages,
     modules_mention_checkpoints,
     read_script_facts,
     transitive_features,
     transitive_imports,
 )
+from smlaunch.discovery.script_program import read_program
 from smlaunch.discovery.sdk_images import resolve_image
 from smlaunch.facts.discovered_facts import (
     CheckpointFacts,
@@ -119,6 +120,7 @@ def _gather_script_facts(
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):
         script = dataclasses.replace(script, features=transitive_features(program_file, source_root))
+    script = dataclasses.replace(script, program=read_program(program_file, source_root))
     # An endpoint may run jobs by this Python, which then needs the script's packages.
     if _will_run_in_this_python(job, source, endpoint_facts):
         missing_packages = find_missing_packages(program_file, source_root)

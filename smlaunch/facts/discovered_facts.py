@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal, NamedTuple
 
+from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts
+
 
 class StoredFile(NamedTuple):
     """A file of an input channel."""
@@ -137,8 +139,11 @@ class ScriptFacts:
     """Features that show how many accelerators the script can use (``script_signs.CALLS``), by name; None
     if not analyzed."""
 
-    missing_packages: tuple[str, ...] = ()
+    missing_packages: tuple[MissingPackage, ...] = ()
     """Packages that the script requires and the hosts' Python lacks, if that is this Python."""
+
+    program: ProgramFacts = NO_PROGRAM
+    """What the script and its modules show about arguments, ranks, channels and saved files."""
 
     problem: str | None = None
     """The script is missing or cannot be parsed."""

@@ -315,6 +315,9 @@ class Job(Section):
     that of the job file, or else the working directory."""
     include_secrets: StrictBool = False
     """Upload files of the source and of local inputs even if they look like secrets."""
+    allow: tuple[NonEmptyText, ...] = ()
+    """Rules of the plan whose errors become warnings, such as script.arguments: for a script about which the
+    plan is wrong."""
     requirements: NonEmptyText | None = None
     """A pip requirements file, relative to the source, that is installed on every host before the start. By
     default a requirements.txt beside the script, if there is one; ``none`` installs nothing."""

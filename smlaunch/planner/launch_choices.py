@@ -15,6 +15,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Diagnostics, JobContext
 from smlaunch.planner.rules import rules_of
+from smlaunch.planner.script_launch import needed_processes
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy
 from smlaunch.text.did_you_mean import nearest_match
@@ -86,6 +87,10 @@ def choose_processes_per_host(
         if facts.target == "aws" and catalog_entry is not None:
             _warn_of_unsuitable_process_count(requested, catalog_entry, diagnostics)
         return requested
+    need = needed_processes(job, facts.script.program) if strategy.rendezvous else None
+    if need is not None:
+        diagnostics.add_reason(need.rule, need.explanation)
+        return need.processes
     # An image's own program starts its processes itself.
     if requested is None and job.entry is None:
         return 1

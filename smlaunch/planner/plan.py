@@ -279,7 +279,7 @@ class RunPlan:
         }
 
 
-_TOP_LEVEL_FIELDS_NOT_HASHED = ("name", "role", "source", "entry", "include_secrets")
+_TOP_LEVEL_FIELDS_NOT_HASHED = ("name", "role", "source", "entry", "include_secrets", "allow")
 _FIELDS_NOT_HASHED_BY_SECTION = {
     "compute": ("price_per_hour", "on_demand_fallback"),
     "limits": ("max_cost", "attempts"),

@@ -28,8 +28,9 @@ class JobContext:
 
     @cached_property
     def detected_strategy(self) -> DetectedStrategy | None:
-        """The strategy that the script's imports indicate."""
-        return detect_strategy(self.facts.script.imports)
+        """The strategy that the script's imports indicate; if none, the one that its modules' indicate."""
+        script = self.facts.script
+        return detect_strategy(script.imports) or detect_strategy(script.program.imports)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class PlanContext(JobContext):
     @property
     def instance_types(self) -> tuple[str, ...]:
         return instance_types_of(self.job)
+
+    @property
+    def launcher(self) -> str:
+        """What starts the ranks: the strategy's own launcher, or the job's."""
+        return self.strategy.launcher or self.job.launcher
 
     @property
     def hosts(self) -> int:
@@ -149,7 +155,7 @@ class Diagnostics:
 
     def add(self, finding: Finding) -> None:
         if isinstance(finding, Problem):
-            self.add_problem(finding.path, finding.message)
+            self.add_problem(finding.path, finding.message, finding.change)
         elif isinstance(finding, Reason):
             self.add_reason(finding.rule, finding.explanation)
         else:
@@ -164,7 +170,7 @@ class Diagnostics:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
-    def add_problem(self, path: str, message: str) -> None:
-        problem = Problem(path, message)
+    def add_problem(self, path: str, message: str, change: str = "") -> None:
+        problem = Problem(path, message, change)
         if problem not in self.problems:
             self.problems.append(problem)

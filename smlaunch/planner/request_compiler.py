@@ -31,6 +31,7 @@ from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.rank_variables import add_rank_variables
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
+from smlaunch.planner.script_launch import AddedArguments, added_arguments, reads_hosts
 from smlaunch.planner.segments import SegmentTemplate
 from smlaunch.strategies.base import LaunchContext, Strategy
 
@@ -175,10 +176,14 @@ class RequestCompiler:
         hyperparameters: Mapping[str, Any],
     ) -> LaunchContext:
         job, facts = template.job, self.facts
+        added = self._added_arguments(job, processes_per_host)
         return LaunchContext(
             entry_point=facts.source.entry,
             entry=job.entry,
             args=job.args,
+            leading_args=added.leading,
+            trailing_args=added.trailing,
+            flags=added.flags,
             host_count=job.compute.hosts,
             processes_per_host=processes_per_host,
             environment_names=frozenset(job.environment),
@@ -187,7 +192,7 @@ class RequestCompiler:
             hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,
             imports=facts.script.imports,
-            reads_resource_config=facts.script.reads_resource_config,
+            reads_resource_config=facts.script.reads_resource_config or reads_hosts(facts.script.program),
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,
             margin_seconds=template.margin_seconds,
@@ -205,6 +210,24 @@ class RequestCompiler:
             is_spot=job.compute.spot,
             target=facts.target,
         )
+
+    def _added_arguments(self, job: Job, processes_per_host: int | str) -> AddedArguments:
+        """Return the arguments that the script's own launcher would pass, and report them."""
+        added = added_arguments(
+            job,
+            self.facts.script.program,
+            job.compute.hosts,
+            processes_per_host,
+            self.strategy.launcher or job.launcher,
+        )
+        if not self.strategy.rendezvous:
+            return AddedArguments(flags=added.flags)
+        if added.leading or added.trailing:
+            self.diagnostics.add_reason(
+                "script.added-arguments",
+                f"The script gets, as its own launcher would pass: {added.text()}.",
+            )
+        return added
 
     def _check_strategy(self, context: LaunchContext, preferences: Sequence[str]) -> None:
         """Add the strategy's problems with each instance type that the job may run on. A strategy is how the

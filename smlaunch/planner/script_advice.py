@@ -20,14 +20,9 @@ from smlaunch.strategies.base import Strategy, find_imported_library
 def advise_script(
     facts: DiscoveredFacts, strategy: Strategy, total_ranks: int | None, diagnostics: Diagnostics
 ) -> None:
-    """Add warnings about a script that imports packages the hosts lack, opens a display, or lacks what
-    several ranks need. ``total_ranks``: of all hosts; None if only the hosts know."""
+    """Add warnings about a script that opens a display, or lacks what several ranks need.
+    ``total_ranks``: of all hosts; None if only the hosts know."""
     script, entry = facts.script, facts.source.entry
-    if script.missing_packages:
-        diagnostics.add_warning(
-            f"{entry} imports {', '.join(script.missing_packages)}, which the hosts' Python does not have: "
-            "install it there, or name it in a requirements file."
-        )
     # Features are calls that static analysis found, by kind; None if it was impossible. This one is the place
     # where the script first opens a window, such as plt.show().
     display_call = (script.features or {}).get("display")

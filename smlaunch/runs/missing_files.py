@@ -1,4 +1,4 @@
-"""Hint for a failed run: the missing file was excluded from the upload."""
+"""Hint for a failed run: the missing file was excluded from the upload, or the missing package is named."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.contract.run_names import parse_job_name
+from smlaunch.facts.script_program import distribution_of
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_outcome import RunOutcome
@@ -22,12 +23,13 @@ _MESSAGE_ABOUT_MISSING_FILE = re.compile(
 )
 _QUOTED_WORDS = re.compile(r"""["']([^"'\n]{1,400})["']""")
 _UNQUOTED_WORD = re.compile(r"""[^\s"'():,;<>`]+""")
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_][\w.]*)'")
 _MODULE_IMPORT_ERROR = re.compile(r"No module named '([\w.]+)'|cannot import name '(\w+)' from '([\w.]+)'")
 
 
 def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
-    """Return the outcome of a failed run with a hint, if its failure reports a file as missing that was
-    excluded from the upload (as a likely secret, for example); else the same outcome."""
+    """Return the outcome of a failed run with a hint, if its failure reports as missing a file that was
+    excluded from the upload (as a likely secret, for example), or a package; else the same outcome."""
     failure = outcome.last_job.failure
     failure_text = "" if failure is None else f"{failure.cause}\n{failure.traceback}"
     job_name = parse_job_name(outcome.last_job.name)
@@ -41,8 +43,22 @@ def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
         )
         excluded_files = {} if run_folder is None else run_folder.load_excluded_files(target.storage)
     except (CallError, ValueError, KeyError, AttributeError):
-        return outcome  # the list cannot be read: without it there is only no hint
-    return replace(outcome, hint=missing_file_hint(failure_text, excluded_files))
+        excluded_files = {}  # the list cannot be read: without it there is only no hint of them
+    hint = missing_file_hint(failure_text, excluded_files) or missing_package_hint(failure_text)
+    return replace(outcome, hint=hint)
+
+
+def missing_package_hint(failure_text: str) -> str:
+    """Return a clause about the module that a failure's text reports as missing: what to add. Empty where
+    there is none."""
+    match = _MISSING_MODULE.search(failure_text)
+    if match is None:
+        return ""
+    module = match[1].partition(".")[0]
+    return (
+        f"{module} is neither in the source nor installed on the hosts; if it is a package to install, add "
+        f"the line {distribution_of(module)} to requirements.txt beside the script"
+    )
 
 
 def missing_file_hint(failure_text: str, reason_by_excluded_file: Mapping[str, str]) -> str:

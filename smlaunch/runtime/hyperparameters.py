@@ -11,6 +11,9 @@ mapping.to_cmd_args), with one difference: a number keeps the text it was sent a
     true, null           True, None       --flag True, --flag ''
     [1, "a"]             [1, 'a']         --layers "[1, 'a']"
     {"b": 2, "a": 1}     {...}            --options a=1,b=2
+
+The script's own flags, such as those that argparse stores as true, are a second difference: where job.json
+names them, true becomes ``--flag`` alone and false nothing.
 """
 
 import json
@@ -32,6 +35,9 @@ _SAGEMAKER_TOOLKIT_KEYS = frozenset(
 """Keys of the toolkit and of automatic tuning: no script gets them as arguments."""
 
 
+_TRUTH_BY_TEXT = {"true": True, "false": False}
+
+
 class Hyperparameters(NamedTuple):
     """The hyperparameters of the job."""
 
@@ -44,16 +50,27 @@ class Hyperparameters(NamedTuple):
     framework_params: Dict[str, Any]
     """Those that control AWS's toolkit (``sagemaker_...``); ranks get them as SM_FRAMEWORK_PARAMS."""
 
+    flags: Mapping[str, str] = {}
+    """Keys of the script's flags, by job.json, each with the option that states the opposite, or nothing."""
+
     def to_args(self) -> List[str]:
         """``--key value ...``, keys sorted; ``-k`` for a key of one letter."""
         return [argument for _, option in self.to_named_args() for argument in option]
 
-    def to_named_args(self) -> List[Tuple[str, Tuple[str, str]]]:
-        """Key, and the two arguments that it becomes, in the order of keys."""
-        return [
-            (key, (_option_name(key), _format_argument_value(self.values[key], self.raw_texts[key])))
-            for key in sorted(self.values)
-        ]
+    def to_named_args(self) -> List[Tuple[str, Tuple[str, ...]]]:
+        """Key, and the arguments that it becomes, in the order of keys."""
+        return [(key, self._args_of(key)) for key in sorted(self.values)]
+
+    def _args_of(self, key: str) -> Tuple[str, ...]:
+        """``--key value``; of a flag that is true ``--key`` alone, and of one that is false its opposite, if
+        there is one."""
+        value = self.values[key]
+        truth = _TRUTH_BY_TEXT.get(str(value).lower()) if key in self.flags else None
+        if truth is None:
+            return _option_name(key), _format_argument_value(value, self.raw_texts[key])
+        if truth:
+            return (_option_name(key),)
+        return (self.flags[key],) if self.flags[key] else ()
 
 
 def read_hyperparameters(path: str) -> Hyperparameters:

@@ -179,7 +179,7 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
     leader_lookup = _start_leader_lookup(task, channel)  # in a thread; None where nothing connects to it
     _unpack_source(spec, paths)
 
-    hyperparameters = read_hyperparameters(paths.hyperparameters)
+    hyperparameters = read_hyperparameters(paths.hyperparameters)._replace(flags=dict(spec.ranks.flags))
     python = process_commands.interpreter_path()
     # Begins with the highest step that earlier jobs of the chain have reported.
     step_tracker = StepTracker(segment_lifecycle.read_previous_highest_step(os.environ))

@@ -42,6 +42,15 @@ class LaunchContext:
     """A module or a command, which starts otherwise than a file; None, too, for a file at ``entry_point``."""
 
     args: tuple[str, ...] = ()
+    leading_args: tuple[Arg, ...] = ()
+    """Arguments that the script's own launcher would add, before ``args``."""
+
+    trailing_args: tuple[Arg, ...] = ()
+    """The same, after ``args`` and hyperparameters."""
+
+    flags: tuple[tuple[str, str], ...] = ()
+    """Hyperparameters that are flags of the script, each with the option that states the opposite."""
+
     host_count: int = 1
     processes_per_host: int | str = 1
     """A number, or ``auto``."""
@@ -314,7 +323,13 @@ class Strategy:
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         """Command of each rank: interpreter, script, arguments, hyperparameters."""
-        return (*context.program_command, *context.args, Ref("hyperparameters"))
+        return (
+            *context.program_command,
+            *context.leading_args,
+            *context.args,
+            Ref("hyperparameters"),
+            *context.trailing_args,
+        )
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         """Programs that run beside the ranks, in the order of their start."""
@@ -348,6 +363,7 @@ class Strategy:
             self.rank_hosts,
             self.launcher_options(context),
             self.has_independent_ranks,
+            context.flags,
         )
         return LaunchSpec(
             ranks=ranks,

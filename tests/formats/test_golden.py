@@ -22,7 +22,10 @@ from smlaunch.local.state_errors import StateDamaged
 from smlaunch.local.stores.sqlite_database import Database, DatabaseSpec
 from tests.formats.documents import GOLDEN, WORKFLOW, Golden, databases, documents, schema_of, with_version
 
-NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.suffix != ".sql")
+EARLIER = {"job-1.0.json": "job.json"}
+"""Files of an earlier minor version, and the document of today that they read as."""
+
+NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.suffix != ".sql" and path.name not in EARLIER)
 JSON_NAMES = [name for name in NAMES if name.endswith(".json") and name not in ("rows.json", "job-hash.json")]
 
 
@@ -40,6 +43,13 @@ def test_a_document_is_written_and_read_as_it_was(golden_by_name: dict[str, Gold
     content = (GOLDEN / name).read_bytes()
     assert golden_by_name[name].content == content
     assert golden_by_name[name].read(content) == golden_by_name[name].value
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_document_of_an_earlier_minor_version_is_read(golden_by_name: dict[str, Golden], name: str) -> None:
+    content, golden = (GOLDEN / name).read_bytes(), golden_by_name[EARLIER[name]]
+    assert content != golden.content
+    assert golden.read(content) == golden.value
 
 
 @pytest.mark.parametrize("name", JSON_NAMES)

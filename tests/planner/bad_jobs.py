@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from smlaunch.aws.interfaces import CallError, JobSummary, StoredObject
+from smlaunch.facts.discovered_facts import EndpointFacts
 from smlaunch.runs.launch_target import Target
 from tests.runs.fakes import ACCOUNT, INSTANT_POLLING, FakeIdentity, FakeQuotas
 
@@ -158,7 +159,8 @@ def target_of(case: Case) -> tuple[Target, Recorder]:
     """Returns a region as the case describes it."""
     recorder = Recorder()
     role = None if case.world.get("role") is False else f"arn:aws:iam::{ACCOUNT}:role/train"
-    target = Target("aws", REGION, INSTANT_POLLING, session=None, role=role)
+    facts = EndpointFacts(same_python=True) if case.world.get("same_python") else None
+    target = Target("aws", REGION, INSTANT_POLLING, session=None, role=role, facts=facts)
     storage = Storage(case.world.get("objects", {}), recorder)
     target.__dict__.update(
         control_plane=Control(recorder),

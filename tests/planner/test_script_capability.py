@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.discovery.script_analysis import find_missing_packages, read_script_facts, transitive_features
+from smlaunch.discovery.script_analysis import read_script_facts, transitive_features
 from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.facts.script_capability import ScriptCapability, needs_module_scan, script_capability
-from tests.planner.fixtures import TORCH, local, plan, region
+from tests.planner.fixtures import plan, region
 
 ENTRYPOINTS = Path(__file__).parent.parent.parent / "entrypoints"
 
@@ -204,29 +204,3 @@ def test_matplotlib_draws_into_files(tmp_path: Path) -> None:
     assert "MPLBACKEND" not in dict(own_backend.planned_jobs[0].launch_spec.ranks.env)
     assert "display.matplotlib" not in [reason.rule for reason in own_backend.reasons]
     assert "MPLBACKEND" not in str(plan().planned_jobs[0].launch_spec)
-
-
-def test_what_the_hosts_python_does_not_have(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("", encoding="utf-8")
-    (tmp_path / "package").mkdir()
-    text = """
-    import json, no_such_package.part
-    import mine
-    import package.module
-    from neither_this import that
-    from . import sibling
-    try:
-        import optional_package
-    except ImportError:
-        optional_package = None
-
-    def late():
-        import only_when_called
-    """
-    read(tmp_path, text)
-    assert find_missing_packages(tmp_path / "train.py", tmp_path) == ("no_such_package", "neither_this")
-    assert find_missing_packages(tmp_path / "none.py", tmp_path) == ()
-    script = dataclasses.replace(TORCH, missing_packages=("no_such_package", "neither_this"))
-    assert (
-        "train.py imports no_such_package, neither_this, which" in plan({}, local(script=script)).warnings[0]
-    )

@@ -5,8 +5,10 @@ import pytest
 from smlaunch.contract.failure_reason import Failure, format_failure
 from smlaunch.errors import LimitReached, ServiceError, StoppedByUser, TrainingFailed
 from smlaunch.runs.log_tail import LogTail, split_rank_prefix
+from smlaunch.runs.missing_files import missing_package_hint
 from smlaunch.runs.run_outcome import RunOutcome, outcome_from_description, summarize_job
 from tests.runs.fakes import job_description
+from tests.tables import table
 
 
 @pytest.mark.parametrize(
@@ -140,3 +142,18 @@ def test_the_data_wait_is_reported_with_advice() -> None:
     assert (data_wait["share"], data_wait["input_bound"]) == (0.43, True)
     assert data_wait["because"] == "input bound: 43% of step time"
     assert data_wait["advice"]
+
+
+@table(
+    ("text", "line"),
+    [
+        ("ModuleNotFoundError: No module named 'cv2'", "the line opencv-python-headless to"),
+        ("ModuleNotFoundError: No module named 'sklearn.svm'", "the line scikit-learn to"),
+        ("ModuleNotFoundError: No module named 'some_package'", "the line some-package to"),
+        ("FileNotFoundError: No such file or directory: 'cv2'", ""),
+        ("ImportError: cannot import name 'a' from 'b'", ""),
+    ],
+)
+def test_a_missing_package_has_its_line_for_requirements(text: str, line: str) -> None:
+    hint = missing_package_hint(f"rank 0 on algo-1: {text}\n")
+    assert (line in hint) if line else hint == ""

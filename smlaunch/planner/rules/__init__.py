@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from smlaunch.catalog.registry import Registry
-from smlaunch.planner.plan_context import Diagnostics, PlanContext
+from smlaunch.errors import Problem
+from smlaunch.planner.plan_context import Diagnostics, Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Phase, Rule
 
 AnyRule = Rule[Any, Any]
@@ -56,4 +58,19 @@ def apply_rules(
     for rule in rules_of(phase):
         if not rule.reads_any(unreadable_fields):
             for finding in rule.check(context):
-                diagnostics.add(finding)
+                diagnostics.add(_as_job_allows(rule, finding, context))
+
+
+def _as_job_allows(rule: AnyRule, finding: Finding, context: PlanContext) -> Finding:
+    """Return what a rule finds; of a rule that a job may allow, a warning if this job does, and otherwise a
+    problem with the option for it."""
+    if not rule.may_be_allowed or not isinstance(finding, Problem):
+        return finding
+    if rule.id in context.job.allow:
+        return PlanWarning(f"{finding.path}: {finding.message} (allowed: {rule.id}).")
+    return replace(finding, message=f"{finding.message} (if this is wrong: --allow {rule.id})")
+
+
+def rules_that_may_be_allowed() -> list[str]:
+    """Ids of the rules that a job's ``allow`` may name, sorted."""
+    return sorted(rule.id for rule in all_rules() if rule.may_be_allowed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
+from smlaunch.catalog import instances
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.planner.plan_context import PlanContext, is_neuron
@@ -122,6 +124,35 @@ def reject_framework_unknown_to_strategy(context: PlanContext) -> Problems:
             f"{' or '.join(needed_frameworks)}"
         )
         yield Problem("image", f"{message}; name an image of that, or add requirements that install it")
+
+
+_PROCESSOR_IN_TAG = re.compile(r"(?:^|-)(cpu|gpu)(?:-|$)")
+
+
+@rule(
+    "image.processor",
+    summary="an image for CPUs on a type with GPUs, or the reverse",
+    source="https://github.com/aws/deep-learning-containers/blob/master/available_images.md",
+    quote="2.10.0-gpu-py313-cu130 … 2.10.0-cpu-py313",
+    fields=("image", "compute.instance_type", "compute.instance_preferences", "segments"),
+    may_be_allowed=True,
+)
+def reject_image_for_other_processor(context: PlanContext) -> Problems:
+    """By the tag of an image of AWS's; instance types that the catalog does not know are not compared."""
+    image = context.job.image
+    tag = "" if image is None else image.rpartition("/")[2].partition(":")[2]
+    match = _PROCESSOR_IN_TAG.search(tag)
+    if image is None or match is None or framework_of(image) is None:
+        return
+    processor = match[1]
+    for name in context.instance_types:
+        instance = instances.find_instance_type(name)
+        if instance is None or instance.is_neuron or bool(instance.accelerators) == (processor == "gpu"):
+            continue
+        other = "cpu" if processor == "gpu" else "gpu"
+        has = f"has {instance.accelerators_text()}" if instance.accelerators else "has no GPU"
+        remedy = f"take the {other} image of the same version, or leave it out"
+        yield Problem("image", f"it is for {processor.upper()}s by its tag, and {name} {has}; {remedy}")
 
 
 @rule(

@@ -52,6 +52,9 @@ class Rule(Generic[Subject, Found]):
 
     check: Callable[[Subject], Iterator[Found]]
 
+    may_be_allowed: bool = False
+    """A job that names the rule in ``allow`` gets a warning instead of a problem."""
+
     def reads_any(self, unknown_fields: Iterable[str]) -> bool:
         """Whether the rule reads one of ``unknown_fields``, or a field above or below one."""
         read_fields = [read_field for read_field in self.fields if not read_field.endswith(".*")]
@@ -67,9 +70,10 @@ def rule(
     fields: tuple[str, ...],
     facts: tuple[FactName, ...] = (),
     phase: Phase = "validate",
+    may_be_allowed: bool = False,
 ) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule[Subject, Found]]:
     """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
-    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check)
+    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check, may_be_allowed)
 
 
 def paths_overlap(first: str, second: str) -> bool:

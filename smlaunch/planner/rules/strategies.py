@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from smlaunch.planner.plan_context import JobContext, StrategyMatch
 from smlaunch.planner.rules.rule import rule
 from smlaunch.strategies import load_strategy
+from smlaunch.strategies.base import find_imported_library
 
 StrategyMatches = Iterator[StrategyMatch]
+
+_PYTORCH_LIBRARIES = (
+    *("torch", "lightning", "pytorch_lightning", "transformers", "accelerate", "composer", "fastai"),
+    *("torchvision", "timm", "ultralytics", "detectron2", "mmengine", "trl", "peft", "diffusers"),
+)
+"""Libraries that train with PyTorch."""
 
 _ORDER_SOURCE = "docs/strategies.md"
 
@@ -172,6 +179,25 @@ def choose_share_nothing_for_shards(context: JobContext) -> StrategyMatches:
 def choose_custom_for_single_process(context: JobContext) -> StrategyMatches:
     if context.job.compute.hosts == 1 and _takes_one_process_per_host(context):
         yield StrategyMatch("custom", "One process on one host needs no rendezvous")
+
+
+@rule(
+    "strategy.without-pytorch",
+    phase="choose strategy",
+    summary="`custom` for a script that imports nothing of PyTorch's",
+    source=_ORDER_SOURCE,
+    quote="The script imports nothing of PyTorch's: `custom`",
+    fields=("compute", "entry"),
+    facts=("script",),
+)
+def choose_custom_without_pytorch(context: JobContext) -> StrategyMatches:
+    """``ddp`` starts several ranks on each host and gives them variables that only PyTorch reads."""
+    script = context.facts.script
+    uses_pytorch = (
+        find_imported_library(script.imports | script.program.imports, _PYTORCH_LIBRARIES) is not None
+    )
+    if script.features is not None and not uses_pytorch and _takes_one_process_per_host(context):
+        yield StrategyMatch("custom", f"{context.facts.source.entry} imports nothing of PyTorch's")
 
 
 @rule(

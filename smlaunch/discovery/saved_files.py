@@ -1,0 +1,182 @@
+"""Finds where a script saves its results, as far as literals show it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of
+from smlaunch.facts.script_arguments import ArgumentParserFacts
+from smlaunch.facts.script_program import SavedFile
+
+_PATH_INDEX_BY_FUNCTION = {
+    "torch.save": 1,
+    "joblib.dump": 1,
+    "safetensors.torch.save_file": 1,
+    "tensorflow.saved_model.save": 1,
+    "tensorflow.keras.models.save_model": 1,
+    "keras.saving.save_model": 1,
+    "numpy.save": 0,
+    "numpy.savez": 0,
+}
+"""Index of the path among the arguments, by the function."""
+
+_PATH_INDEX_BY_METHOD = {
+    "save_pretrained": 0,
+    "save_model": 0,
+    "save_weights": 0,
+    "save_checkpoint": 0,
+}
+"""The same for methods of any object; ``save`` only of a model."""
+
+_PATH_KEYWORDS = ("f", "path", "filename", "filepath", "save_directory", "output_dir", "fname", "dir_name")
+_MODEL_WORDS = ("model", "net", "network", "clf", "classifier", "estimator", "pipeline")
+_FILE_WRITERS = ("pickle.dump", "json.dump", "cloudpickle.dump", "dill.dump")
+
+
+def find_saved_files(
+    modules: Sequence[SourceModule], parser: ArgumentParserFacts | None
+) -> Iterator[SavedFile]:
+    """Yield each call that saves a model or the like to a path that literals show: one in the call, one of a
+    variable that is assigned once, or the default of an option."""
+    for module in modules:
+        assigned = _assigned_literals(module)
+        for call in module.calls:
+            node = _path_argument(module, call)
+            if node is None:
+                continue
+            path, option = _resolve_path(module, node, assigned, modules)
+            if path:
+                yield SavedFile(module.place_of(call), ast.unparse(call.func), path, option)
+
+
+def _path_argument(module: SourceModule, call: ast.Call) -> ast.expr | None:
+    """The path that a call saves to; None for any other call."""
+    name = module.name_of(call.func)
+    method = name.rpartition(".")[2]
+    index = _PATH_INDEX_BY_FUNCTION.get(name)
+    if index is None and isinstance(call.func, ast.Attribute):
+        owner = ast.unparse(call.func.value).rpartition(".")[2].lower()
+        is_model = any(owner == word or owner.endswith("_" + word) for word in _MODEL_WORDS)
+        if method in _PATH_INDEX_BY_METHOD or (method == "save" and is_model):
+            index = _PATH_INDEX_BY_METHOD.get(method, 0)
+        elif name in _FILE_WRITERS and len(call.args) > 1:
+            return _opened_path(call.args[1])
+    if index is None:
+        return None
+    for keyword in _PATH_KEYWORDS:
+        value = keyword_value(call, keyword)
+        if value is not None:
+            return value
+    return call.args[index] if len(call.args) > index else None
+
+
+def _opened_path(node: ast.expr) -> ast.expr | None:
+    """``path`` of ``open(path, "wb")``."""
+    is_open = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
+    return node.args[0] if is_open and isinstance(node, ast.Call) and node.args else None
+
+
+def _path_of_opened_file(module: SourceModule, node: ast.Name) -> ast.expr | None:
+    """``path`` of ``with open(path, "wb") as file`` around the use of ``file``."""
+    for ancestor in module.ancestors(node):
+        for item in ancestor.items if isinstance(ancestor, ast.With) else ():
+            if isinstance(item.optional_vars, ast.Name) and item.optional_vars.id == node.id:
+                return _opened_path(item.context_expr)
+    return None
+
+
+def _assigned_literals(module: SourceModule) -> dict[str, ast.expr]:
+    """Values by the names that the module assigns exactly once."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    values.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)) and isinstance(node.target, ast.Name):
+            values.setdefault(node.target.id, []).extend([node.target, node.target])
+    return {name: nodes[0] for name, nodes in values.items() if len(nodes) == 1}
+
+
+def _resolve_path(
+    module: SourceModule,
+    node: ast.expr,
+    assigned: dict[str, ast.expr],
+    modules: Sequence[SourceModule],
+    depth: int = 0,
+) -> tuple[str, str | None]:
+    """Return the path, or the beginning of it, that an expression stands for, and the option whose default it
+    is. Empty where that is not known."""
+    text = literal_of(node, None)
+    if isinstance(text, str):
+        return text, None
+    if depth > 4:
+        return "", None
+    if isinstance(node, ast.Name):
+        opened = _path_of_opened_file(module, node)
+        if opened is not None:
+            return _resolve_path(module, opened, assigned, modules, depth + 1)
+        if node.id in assigned and not _is_parameter(module, node):
+            return _resolve_path(module, assigned[node.id], assigned, modules, depth + 1)
+        return _default_of_parameter(module, node), None
+    first: ast.expr | None = None
+    if isinstance(node, ast.Call) and node.args:
+        name = module.name_of(node.func)
+        if name in ("os.path.join", "pathlib.Path", "str", "os.path.abspath") or name.endswith(".format"):
+            first = node.args[0]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        first = node.func.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
+        first = node.left
+    if isinstance(node, ast.JoinedStr) and node.values:
+        part = node.values[0]
+        first = part.value if isinstance(part, ast.FormattedValue) else part
+    if first is not None:
+        return _resolve_path(module, first, assigned, modules, depth + 1)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return _default_of_option(node.attr, modules)
+    return "", None
+
+
+def _is_parameter(module: SourceModule, node: ast.Name) -> bool:
+    function = module.function_around(node)
+    return function is not None and any(each.arg == node.id for each in function.args.args)
+
+
+def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:
+    """The default of a function's parameter that no call of the module states."""
+    function = module.function_around(node)
+    if function is None:
+        return ""
+    parameters = [each.arg for each in function.args.args]
+    defaults = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
+    default = literal_of(defaults.get(node.id), None)
+    if not isinstance(default, str):
+        return ""
+    position = parameters.index(node.id)
+    for call in module.calls:
+        if module.name_of(call.func).rpartition(".")[2] == function.name and (
+            keyword_value(call, node.id) is not None
+            or len(call.args) > position - (1 if parameters[0] == "self" else 0)
+        ):
+            return ""
+    return default
+
+
+def _default_of_option(attribute: str, modules: Sequence[SourceModule]) -> tuple[str, str | None]:
+    """The literal default of an option of the script's parser, and the option."""
+    for module in modules:
+        assigned = _assigned_literals(module)
+        for call in module.calls:
+            if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+                continue
+            names = [name for arg in call.args if isinstance(name := literal_of(arg, None), str)]
+            long_names = [name for name in names if name.startswith("--")]
+            if any(name.lstrip("-").replace("-", "_") == attribute for name in long_names):
+                node = keyword_value(call, "default")
+                if isinstance(node, ast.Name):
+                    node = assigned.get(node.id)
+                default = literal_of(node, None)
+                return (default, long_names[0]) if isinstance(default, str) else ("", None)
+    return "", None

@@ -1,0 +1,259 @@
+"""Reads what a script shows about itself as a program: how it starts its ranks, the variables that it reads,
+where it saves, its parser. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from smlaunch.discovery.argument_parser import read_argument_parser
+from smlaunch.discovery.saved_files import find_saved_files
+from smlaunch.discovery.source_modules import (
+    SourceModule,
+    find_dotted_names_of_imports,
+    keyword_value,
+    literal_of,
+    read_source_modules,
+)
+from smlaunch.facts.script_program import (
+    NO_PROGRAM,
+    FixedValue,
+    ProgramFacts,
+    RankStart,
+    TrainerCall,
+    VariableUse,
+)
+
+RANK_STARTERS = (
+    "torch.multiprocessing.spawn",
+    "torch.multiprocessing.start_processes",
+    "accelerate.notebook_launcher",
+    "accelerate.debug_launcher",
+)
+"""Functions that start ranks on the host, each with the rank as its first argument."""
+
+_PROCESS_CLASSES = ("multiprocessing.Process", "torch.multiprocessing.Process")
+_LAUNCHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_LIGHTNING_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
+_LAUNCH_TEXTS = ("environ", "getenv", "local_rank", "LOCAL_RANK", "torchrun", "elastic")
+_VARIABLES_OF_ALL_CHANNELS = frozenset(
+    ("SM_INPUT_DIR", "SM_INPUT_DATA_CONFIG", "SM_CHANNELS", "SM_TRAINING_ENV", "SM_INPUT_DATA_DIR")
+)
+_ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
+_TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
+_READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
+
+
+def read_program(entry: Path, source_root: Path) -> ProgramFacts:
+    """Return what the entry script and the modules of the source that it imports show. Empty for a script
+    that is not Python, or cannot be parsed."""
+    modules = read_source_modules(entry, source_root)
+    if not modules:
+        return NO_PROGRAM
+    variable_uses: dict[str, VariableUse] = {}
+    for module in modules:
+        for name, use in _iter_variable_uses(module):
+            known = variable_uses.get(name)
+            if known is None or (use.is_required and not known.is_required):
+                variable_uses[name] = use
+    entry_module = modules[0]
+    fixed_values = dict(_iter_fixed_values(modules))
+    sets_rank = any(
+        name == "RANK" and not isinstance(value, ast.Constant)
+        for module in modules
+        for name, value, _ in _iter_variable_assignments(module)
+    )
+    parser = read_argument_parser(modules)
+    return ProgramFacts(
+        was_read=True,
+        parser=parser,
+        rank_start=_find_rank_start(entry_module, modules),
+        fixed_values=fixed_values,
+        variable_uses=variable_uses,
+        reads_any_channel=_reads_any_channel(modules, variable_uses),
+        computes_rank_of_host=sets_rank and not {"SM_HOSTS", "SM_CURRENT_HOST"}.isdisjoint(variable_uses),
+        trainer_calls=tuple(_iter_trainer_calls(modules)),
+        has_lightning_cli=any(
+            module.name_of(call.func).rpartition(".")[2] == "LightningCLI"
+            for module in modules
+            for call in module.calls
+        ),
+        saved_files=tuple(find_saved_files(modules, parser)),
+        imports=frozenset().union(*(find_dotted_names_of_imports(module.tree) for module in modules)),
+    )
+
+
+# ---- variables --------------------------------------------------------------------------------------------
+
+
+def _iter_variable_uses(module: SourceModule) -> Iterator[tuple[str, VariableUse]]:
+    """Yield each environment variable that a module reads by a literal name."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            name = literal_of(node.slice, None)
+            if isinstance(name, str) and module.name_of(node.value) == "os.environ":
+                yield name, VariableUse(module.place_of(node), not _may_be_skipped(module, node))
+        elif isinstance(node, ast.Call) and module.name_of(node.func) in _READERS and node.args:
+            name = literal_of(node.args[0], None)
+            if isinstance(name, str):
+                yield name, VariableUse(module.place_of(node), is_required=False)
+
+
+def _reads_any_channel(modules: Sequence[SourceModule], variable_uses: Mapping[str, VariableUse]) -> bool:
+    """Whether the program may find channels in other ways than by their own variables."""
+    if not _VARIABLES_OF_ALL_CHANNELS.isdisjoint(variable_uses):
+        return True
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                is_one_channel = _ONE_CHANNEL.fullmatch(node.value) is not None
+                if not is_one_channel and any(text in node.value for text in _TEXTS_OF_CHANNELS):
+                    return True
+            elif isinstance(node, ast.Call) and module.name_of(node.func).startswith("smlaunch.train"):
+                return True
+    return False
+
+
+def _may_be_skipped(module: SourceModule, node: ast.AST) -> bool:
+    """Whether the script may work without a value that it reads: under a condition, or after a failure."""
+    ancestors = list(module.ancestors(node))
+    return (
+        bool(module.conditions_of(node))
+        or any(isinstance(each, (ast.Try, ast.BoolOp)) for each in ancestors)
+        or any(
+            isinstance(each, (ast.FunctionDef, ast.Lambda)) and not _is_called_at_once(each)
+            for each in ancestors
+        )
+    )
+
+
+def _is_called_at_once(function: ast.AST) -> bool:
+    """Whether a function is by its name what a script consists of."""
+    return isinstance(function, ast.FunctionDef) and function.name in (
+        *("main", "parse_args", "get_args", "parse_arguments", "parse_argument", "train", "_parse_args"),
+    )
+
+
+def _iter_variable_assignments(
+    module: SourceModule,
+) -> Iterator[tuple[str, ast.expr, ast.Assign]]:
+    """Yield each assignment ``os.environ["NAME"] = value``."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":
+                name = literal_of(target.slice, None)
+                if isinstance(name, str):
+                    yield name, node.value, node
+
+
+def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, FixedValue]]:
+    """Yield, by the launcher's variable, each value that the program fixes itself whatever the launcher
+    says: variables that are assigned a literal, and an address of this machine for ``init_method``."""
+    for module in modules:
+        for name, value, statement in _iter_variable_assignments(module):
+            is_literal = isinstance(literal_of(value, None), str)
+            if name in _LAUNCHER_VARIABLES and is_literal and not module.is_conditional(statement):
+                yield (
+                    name,
+                    FixedValue(
+                        module.place_of(statement),
+                        ast.unparse(statement),
+                        f"{ast.unparse(statement.targets[0]).partition('[')[0]}.setdefault"
+                        f'("{name}", {ast.unparse(value)})',
+                        module.edit_of(statement),
+                    ),
+                )
+        for call in module.calls:
+            method = keyword_value(call, "init_method")
+            text = literal_of(method, None)
+            if (
+                module.name_of(call.func).rpartition(".")[2] == "init_process_group"
+                and isinstance(text, str)
+                and any(host in text for host in ("localhost", "127.0.0.1"))
+                and not module.is_conditional(call)
+            ):
+                yield (
+                    "MASTER_ADDR",
+                    FixedValue(
+                        module.place_of(call),
+                        f'init_method="{text}"',
+                        'init_method="env://"',
+                        module.edit_for_keyword(call, "init_method"),
+                    ),
+                )
+
+
+# ---- ranks ------------------------------------------------------------------------------------------------
+
+
+def _find_rank_start(entry: SourceModule, modules: Sequence[SourceModule]) -> RankStart | None:
+    """Return the call by which the entry script starts ranks itself; None without one, and for a script that
+    looks first whether a launcher has started it."""
+    joins_ranks = any(
+        module.name_of(call.func).rpartition(".")[2] == "init_process_group"
+        for module in modules
+        for call in module.calls
+    )
+    for call in entry.calls:
+        name = entry.name_of(call.func)
+        starts_processes = name in _PROCESS_CLASSES and joins_ranks and entry.is_in_loop(call)
+        if name not in RANK_STARTERS and not starts_processes:
+            continue
+        conditions = entry.conditions_of(call)
+        if any(text in ast.unparse(condition) for condition in conditions for text in _LAUNCH_TEXTS):
+            continue
+        flag = None
+        if (
+            conditions
+            and isinstance(conditions[0], ast.Attribute)
+            and _is_body_of(entry, call, conditions[0])
+        ):
+            flag = conditions[0].attr  # if args.multiprocessing_distributed:
+        return RankStart(entry.place_of(call), ast.unparse(call.func), flag)
+    return None
+
+
+def _is_body_of(module: SourceModule, node: ast.AST, test: ast.expr) -> bool:
+    """Whether a node is executed if the test holds, and not otherwise."""
+    child = node
+    for ancestor in module.ancestors(node):
+        if isinstance(ancestor, ast.If) and ancestor.test is test:
+            return child in ancestor.body
+        child = ancestor
+    return False
+
+
+def _iter_trainer_calls(modules: Sequence[SourceModule]) -> Iterator[TrainerCall]:
+    """Yield each call of Lightning's Trainer or Fabric."""
+    for module in modules:
+        for call in module.calls:
+            package, _, class_name = module.name_of(call.func).rpartition(".")
+            is_lightning = package.partition(".")[0] in _LIGHTNING_PACKAGES
+            if not is_lightning or class_name not in ("Trainer", "Fabric"):
+                continue
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+            devices, num_nodes = (_literal_setting(keywords.get(name)) for name in ("devices", "num_nodes"))
+            yield TrainerCall(
+                place=module.place_of(call),
+                class_name=class_name,
+                devices=devices if isinstance(devices, (int, str)) else None,
+                num_nodes=num_nodes if isinstance(num_nodes, int) else None,
+                is_known=None not in keywords and _COMPUTED not in (devices, num_nodes),
+                num_nodes_edit=module.edit_for_keyword(call, "num_nodes"),
+                devices_edit=module.edit_for_keyword(call, "devices"),
+            )
+
+
+_COMPUTED = object()
+
+
+def _literal_setting(node: ast.expr | None) -> object:
+    """The literal value of a keyword, of a list its length; None without it."""
+    if node is None:
+        return None
+    value = literal_of(node, _COMPUTED)
+    return len(value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,266 @@
+"""The Python files that a job's program consists of: the entry script, and the modules of the source folder
+that it imports, each with its syntax tree. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from smlaunch.facts.source_place import LineEdit, SourcePlace
+
+MAX_MODULES = 500
+
+
+@dataclass(frozen=True)
+class SourceModule:
+    """One file of the program."""
+
+    path: Path
+    file: str
+    """Relative to the source folder, with forward slashes."""
+
+    tree: ast.Module
+    is_entry: bool
+
+    @cached_property
+    def imported_names(self) -> dict[str, str]:
+        """Full names by the names that imports define."""
+        return map_alias_to_imported_name(self.tree)
+
+    @cached_property
+    def calls(self) -> tuple[ast.Call, ...]:
+        """All calls, in the order of lines."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        return tuple(sorted(calls, key=lambda call: (call.lineno, call.col_offset)))
+
+    @cached_property
+    def call_set(self) -> frozenset[ast.Call]:
+        return frozenset(self.calls)
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node above each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The file's lines, in which an offset of the syntax tree counts bytes."""
+        return self.path.read_bytes().splitlines()
+
+    def edit_of(self, node: ast.expr | ast.stmt | ast.keyword) -> LineEdit | None:
+        """The line with a hole in the place of the node; None for a node of several lines."""
+        end_line, end_column = node.end_lineno or 0, node.end_col_offset or 0
+        if end_line != node.lineno:
+            return None
+        return self._edit_at(node.lineno, node.col_offset, end_column)
+
+    def edit_for_keyword(self, call: ast.Call, name: str) -> LineEdit | None:
+        """The line in which ``name=value`` is to be written: in place of that keyword of the call, or before
+        its closing bracket."""
+        keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
+        if keyword is not None:
+            return self.edit_of(keyword)
+        end_line, end_column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
+        edit = self._edit_at(end_line, end_column, end_column)
+        values: list[ast.AST] = [*call.args, *(each.value for each in call.keywords)]
+        if edit is None or not values:
+            return edit
+        last = max(
+            (node.end_lineno or 0, node.end_col_offset or 0) for node in values if isinstance(node, ast.expr)
+        )
+        if last[0] == end_line:
+            between = self.lines[end_line - 1][last[1] : end_column]
+        else:
+            between = self.lines[last[0] - 1][last[1] :] + b"".join(self.lines[last[0] : end_line - 1])
+        separator = "" if between.split(b"#")[0].strip().endswith(b",") else ", "
+        return edit._replace(before=edit.before + separator)
+
+    def _edit_at(self, line: int, column: int, end_column: int) -> LineEdit | None:
+        try:
+            text = self.lines[line - 1]
+            return LineEdit(SourcePlace(self.file, line), text[:column].decode(), text[end_column:].decode())
+        except (OSError, IndexError, UnicodeDecodeError):
+            return None
+
+    def place_of(self, node: ast.expr | ast.stmt) -> SourcePlace:
+        return SourcePlace(self.file, node.lineno)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes above a node, the nearest first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
+        return next((each for each in self.ancestors(node) if isinstance(each, ast.FunctionDef)), None)
+
+    def conditions_of(self, node: ast.AST) -> list[ast.expr]:
+        """The tests of the ``if`` statements and expressions around a node, in its own function or the
+        module; without ``if __name__ == "__main__"``, which holds for a script."""
+        conditions: list[ast.expr] = []
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                break
+            if isinstance(ancestor, (ast.If, ast.IfExp)) and not _is_main_test(ancestor.test):
+                conditions.append(ancestor.test)
+        return conditions
+
+    def is_conditional(self, node: ast.AST) -> bool:
+        """Whether a condition, an exception or a loop decides if a node is executed, once its function is
+        called."""
+        if self.conditions_of(node):
+            return True
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return False
+            if isinstance(ancestor, (ast.ExceptHandler, ast.For, ast.While)):
+                return True
+        return False
+
+    def is_in_loop(self, node: ast.AST) -> bool:
+        return any(isinstance(each, (ast.For, ast.While, ast.comprehension)) for each in self.ancestors(node))
+
+    def name_of(self, node: ast.expr) -> str:
+        """The full name of an expression such as ``mp.spawn``, ``torch.multiprocessing.spawn``; its own name
+        for a name that is not imported, and ``?.method`` for a method of an object."""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        first_name = "?"
+        if isinstance(node, ast.Name):
+            first_name = self.imported_names.get(node.id, "?" if attributes else node.id)
+        return ".".join([first_name, *reversed(attributes)])
+
+
+def read_source_modules(entry: Path, source_root: Path) -> tuple[SourceModule, ...]:
+    """Return the entry script, first, and the modules that it imports; empty if it cannot be parsed."""
+    return tuple(
+        SourceModule(path, Path(os.path.relpath(path, source_root)).as_posix(), tree, path == entry)
+        for path, tree in parse_reachable_modules(entry, source_root)
+    )
+
+
+def literal_of(node: ast.expr | None, default: Any) -> Any:
+    """The value of a literal; ``default`` for no node, and for an expression that is no literal."""
+    try:
+        return default if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return default
+
+
+def keyword_value(call: ast.Call, name: str) -> ast.expr | None:
+    """The value that a call states for a keyword; None without it."""
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _is_main_test(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and ast.unparse(test.left) == "__name__"
+
+
+def parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield path and syntax tree of the entry script and of each module of the source folder that it imports,
+    directly or through another one, up to a number of modules. Those that cannot be parsed are skipped."""
+    if entry.suffix != ".py" or not entry.is_file():
+        return
+    import_folders = list(dict.fromkeys((entry.parent, source_root)))  # where Python would search
+    pending_paths, known_paths = [entry], {entry}
+    while pending_paths and len(known_paths) <= MAX_MODULES:
+        path = pending_paths.pop()
+        try:
+            syntax_tree = ast.parse(path.read_bytes(), filename=str(path))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        yield path, syntax_tree
+        module_paths = [
+            folder.joinpath(*dotted_name.split("."))
+            for dotted_name in find_dotted_names_of_imports(syntax_tree)
+            for folder in import_folders
+        ]
+        module_paths += _iter_relative_import_paths(syntax_tree, path)
+        for module_file in _find_module_files(module_paths, import_folders):
+            if module_file not in known_paths:
+                known_paths.add(module_file)
+                pending_paths.append(module_file)
+
+
+def _iter_relative_import_paths(syntax_tree: ast.Module, path: Path) -> Iterator[Path]:
+    """Yield the paths, without a suffix, of modules that a file may mean by imports such as ``from .model
+    import Net``: ``model``, and ``model/Net``. ``path`` is the file's own."""
+    for node in ast.walk(syntax_tree):
+        # The level is the number of dots: 1 is the file's own folder, 2 the one above it.
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(path.parents):
+            package_folder = path.parents[node.level - 1]
+            module_path = package_folder.joinpath(*(node.module.split(".") if node.module else ()))
+            yield module_path
+            for alias in node.names:
+                yield module_path / alias.name
+
+
+def _find_module_files(module_paths: Iterable[Path], import_folders: Collection[Path]) -> Iterator[Path]:
+    """Yield the existing Python files of modules and of the packages that contain them, which Python imports
+    too. ``module_paths`` have no suffix; ``import_folders``, where Python searches, are no packages."""
+    for module_path in module_paths:
+        for path in (module_path, *module_path.parents):  # upwards
+            if path in import_folders or not path.name:  # without a name: the root of the file system
+                break
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if file.is_file():
+                    yield file
+
+
+def find_dotted_names_of_imports(syntax_tree: ast.Module) -> set[str]:
+    """Return the dotted names that a module imports, or that are attributes of imported names: for a call of
+    ``torch.distributed.init_process_group`` also ``torch.distributed``, which callers search for."""
+    dotted_names: set[str] = set()
+    for node in ast.walk(syntax_tree):
+        if isinstance(node, ast.Import):
+            dotted_names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            dotted_names.add(node.module)
+            dotted_names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    imported_name_by_alias = map_alias_to_imported_name(syntax_tree)
+    for node in ast.walk(syntax_tree):
+        if isinstance(node, ast.Attribute):
+            dotted_name = resolve_dotted_name(node, imported_name_by_alias)  # None: not of an import
+            while dotted_name and "." in dotted_name:
+                dotted_names.add(dotted_name)
+                dotted_name = dotted_name.rpartition(".")[0]
+    return dotted_names
+
+
+def map_alias_to_imported_name(syntax_tree: ast.Module) -> dict[str, str]:
+    """Return, by each name that a module's imports define, the full name that it stands for: ``torch.nn`` by
+    ``nn`` after ``from torch import nn``. Relative imports are omitted."""
+    imported_name_by_alias: dict[str, str] = {}
+    for node in ast.walk(syntax_tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    imported_name_by_alias[alias.asname] = alias.name
+                else:  # ``import a.b`` defines ``a``
+                    top_package = alias.name.split(".")[0]
+                    imported_name_by_alias[top_package] = top_package
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for alias in node.names:
+                imported_name_by_alias[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return imported_name_by_alias
+
+
+def resolve_dotted_name(node: ast.Attribute, imported_name_by_alias: Mapping[str, str]) -> str | None:
+    """Return the full name that an expression such as ``nn.parallel.DDP`` stands for; None where its first
+    name is not imported."""
+    attributes: list[str] = []
+    expression: ast.expr = node
+    while isinstance(expression, ast.Attribute):
+        attributes.append(expression.attr)
+        expression = expression.value
+    if isinstance(expression, ast.Name) and expression.id in imported_name_by_alias:
+        return ".".join([imported_name_by_alias[expression.id], *reversed(attributes)])
+    return None

@@ -1,0 +1,288 @@
+"""The command line that a script reads with argparse, as static analysis shows it, and what argparse will say
+about the arguments of a job. Pure.
+
+The check asks argparse itself, with a parser of the same arguments, so that abbreviations, numbers of values
+and negative numbers count as they do in the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from smlaunch.facts.source_place import SourcePlace
+from smlaunch.text.did_you_mean import did_you_mean
+
+_TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
+_FLAG_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
+_ACTIONS_WITHOUT_VALUE = (*_FLAG_ACTIONS, "store_const", "append_const", "count", "help", "version")
+_ACTIONS_WITH_VALUE = ("store", "append", "extend")
+ACTIONS = (*_ACTIONS_WITHOUT_VALUE, *_ACTIONS_WITH_VALUE)
+"""Those that argparse itself has."""
+
+TOOL_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("nproc_per_node", "num_gpus", "num_processes"), "--processes-per-host"),
+    **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "--hosts"),
+    **dict.fromkeys(
+        (
+            "node_rank",
+            "machine_rank",
+            "master_addr",
+            "master_port",
+            "rdzv_endpoint",
+            "rdzv_backend",
+            "rdzv_id",
+        ),
+        "",
+    ),
+    **dict.fromkeys(("main_process_ip", "main_process_port", "hostfile", "standalone", "multi_gpu"), ""),
+}
+"""Options of torchrun, accelerate and deepspeed, with the option of smlaunch that does the same; empty where
+smlaunch sets it by itself."""
+
+_MISSING = "the following arguments are required"
+_UNRECOGNIZED_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
+
+
+class ScriptArgument(NamedTuple):
+    """One argument that the script's parser accepts."""
+
+    names: tuple[str, ...]
+    """Its option strings, or the name of a positional argument."""
+
+    place: SourcePlace
+    action: str = "store"
+    nargs: int | str | None = None
+    type_name: str | None = None
+    """``int``, ``float`` or ``str``; None where any text may be valid."""
+
+    choices: tuple[Any, ...] | None = None
+    required: bool = False
+    """Of an option; a positional argument is required by its ``nargs``."""
+
+    dest: str | None = None
+    is_certain: bool = True
+    """False for one that is added under a condition."""
+
+    @property
+    def is_positional(self) -> bool:
+        return not self.names[0].startswith("-")
+
+    @property
+    def destination(self) -> str:
+        """Name of the attribute that gets the value."""
+        if self.dest is not None:
+            return self.dest
+        long_names = [name for name in self.names if name.startswith("--")]
+        return (long_names or self.names)[0].lstrip("-").replace("-", "_")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is given without a value, and means true or false."""
+        return self.action in _FLAG_ACTIONS
+
+
+@dataclass(frozen=True)
+class ArgumentParserFacts:
+    """The parser of a script."""
+
+    arguments: tuple[ScriptArgument, ...]
+    place: SourcePlace
+    """Where the command line is parsed."""
+
+    is_complete: bool = True
+    """No other argument can exist."""
+
+    rejects_unknown: bool = True
+    """By ``parse_args``, unlike ``parse_known_args``."""
+
+    is_certain: bool = True
+    """The script certainly parses its command line so."""
+
+    allows_abbreviations: bool = True
+
+    def find_option(self, names: Sequence[str]) -> ScriptArgument | None:
+        """The first argument of which one of the names, such as ``--rank``, is an option string."""
+        return next((each for each in self.arguments if not set(names).isdisjoint(each.names)), None)
+
+    def flags(self) -> dict[str, str]:
+        """Return, by a flag's name without dashes, the option that states the opposite; empty without one."""
+        return {
+            name.lstrip("-"): f"--no-{name[2:]}"
+            if argument.action == "BooleanOptionalAction" and name.startswith("--")
+            else ""
+            for argument in self.arguments
+            if argument.is_flag
+            for name in argument.names
+        }
+
+
+class ArgumentMistake(NamedTuple):
+    """Why the script's parser will reject its arguments."""
+
+    message: str
+    names: tuple[str, ...] = ()
+    """The argument at fault, such as ``--epoch``, by all its names; empty if one is missing."""
+
+
+class _ParserError(Exception):
+    """argparse rejects the arguments."""
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _ParserError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise _ParserError(message or "")
+
+
+def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> list[ArgumentMistake]:
+    """Return what argparse will reject about the arguments ``argv`` of the script: unknown ones, missing
+    ones, and values of a wrong type. Where the parser may have further arguments, only missing options."""
+    if not parser.is_complete:
+        return list(_find_missing_options(parser, argv))
+    if any(token in ("-h", "--help") for token in argv):
+        return []
+    arguments = list(argv)
+    mistakes: list[ArgumentMistake] = []
+    lacks_positional = False
+    try:
+        _, unknown_tokens = _build_parser(parser).parse_known_args(arguments)
+    except _ParserError as error:
+        mistakes.append(_mistake_of(parser, str(error)))
+        if not str(error).startswith(_MISSING):
+            return mistakes
+        # A positional argument is missing: what else is wrong?
+        lacks_positional = True
+        _, unknown_tokens = _build_parser(parser, lacks_positional=True).parse_known_args(arguments)
+        unknown_tokens = [token for token in unknown_tokens if token.startswith("-")]
+    if parser.rejects_unknown:
+        mistakes += _unknown_arguments(parser, unknown_tokens)
+    known_arguments = _without(arguments, unknown_tokens)
+    for checks in ({"checks_values": True}, {"checks_required_options": True}):
+        try:
+            _build_parser(parser, lacks_positional=lacks_positional, **checks).parse_known_args(
+                known_arguments
+            )
+        except _ParserError as error:
+            mistakes.append(_mistake_of(parser, str(error)))
+    return mistakes
+
+
+def parse_script_arguments(parser: ArgumentParserFacts, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the values that ``argv`` states, by the attribute's name: without the script's defaults, which
+    analysis does not know."""
+    try:
+        namespace, _ = _build_parser(parser, lacks_positional=True).parse_known_args(list(argv))
+    except _ParserError:
+        return {}
+    return {name: value for name, value in vars(namespace).items() if value is not None}
+
+
+def _build_parser(
+    parser: ArgumentParserFacts,
+    *,
+    checks_values: bool = False,
+    checks_required_options: bool = False,
+    lacks_positional: bool = False,
+) -> argparse.ArgumentParser:
+    """Return a parser of the script's arguments that raises _ParserError. ``checks_values``: types and
+    choices. ``lacks_positional``: positional arguments may be missing."""
+    built = _RaisingParser(
+        prog="", argument_default=argparse.SUPPRESS, allow_abbrev=parser.allows_abbreviations, add_help=False
+    )
+    for argument in parser.arguments:
+        settings: dict[str, Any] = {"action": _builtin_action(argument)}
+        takes_value = argument.action not in _ACTIONS_WITHOUT_VALUE
+        if argument.action in ("store_const", "append_const"):
+            settings["const"] = True
+        if takes_value and argument.nargs is not None:
+            settings["nargs"] = argument.nargs
+        if takes_value and checks_values:
+            settings["type"] = _TYPES.get(argument.type_name or "str", str)
+            if argument.choices is not None:
+                settings["choices"] = argument.choices
+        if argument.is_positional:
+            settings["default"] = None  # not converted by the type
+            if lacks_positional and argument.nargs in (None, "+"):
+                settings["nargs"] = "?" if argument.nargs is None else "*"
+        else:
+            settings["required"] = argument.required and argument.is_certain and checks_required_options
+            if argument.dest is not None:
+                settings["dest"] = argument.dest
+        built.add_argument(*argument.names, **settings)
+    return built
+
+
+def _builtin_action(argument: ScriptArgument) -> Any:
+    """The action that takes as many values as the argument's own, which may be a class of the script."""
+    if argument.action == "BooleanOptionalAction":
+        return argparse.BooleanOptionalAction
+    if argument.action in ("help", "version"):
+        return "store_true"
+    return argument.action if argument.action in ACTIONS else "store"
+
+
+def _unknown_arguments(
+    parser: ArgumentParserFacts, unknown_tokens: Sequence[str]
+) -> Iterator[ArgumentMistake]:
+    """Yield a mistake for each argument that the script's parser does not know."""
+    options = [name for argument in parser.arguments if not argument.is_positional for name in argument.names]
+    for token in unknown_tokens:
+        match = _UNRECOGNIZED_OPTION.match(token)
+        if match is None:
+            if unknown_tokens[0] is token:
+                message = f"the script takes no further argument {token!r} ({parser.place})"
+                yield ArgumentMistake(message, (token,))
+            continue
+        name = token.partition("=")[0]
+        tool_option = TOOL_OPTIONS.get(match["name"].replace("-", "_"))
+        if tool_option is not None:
+            hint = (
+                f"; smlaunch's own option for it is {tool_option}"
+                if tool_option
+                else "; smlaunch sets it, leave it out"
+            )
+        else:
+            hint = did_you_mean(name, options)
+        yield ArgumentMistake(f"the script has no argument {name} ({parser.place}){hint}", (name,))
+
+
+def _find_missing_options(parser: ArgumentParserFacts, argv: Sequence[str]) -> Iterator[ArgumentMistake]:
+    """Yield a mistake for each option that must be given and is not, of a parser that may have further
+    arguments."""
+    for argument in parser.arguments:
+        prefixes = tuple(f"{name}=" for name in argument.names)
+        is_given = any(token in argument.names or token.startswith(prefixes) for token in argv)
+        if argument.required and argument.is_certain and not argument.is_positional and not is_given:
+            yield ArgumentMistake(f"the script requires {'/'.join(argument.names)} ({argument.place})")
+
+
+def _without(argv: Sequence[str], unknown_tokens: Sequence[str]) -> list[str]:
+    """The arguments without the unknown ones, each of which is left out once."""
+    remaining = list(unknown_tokens)
+    known: list[str] = []
+    for token in argv:
+        if token in remaining:
+            remaining.remove(token)
+        else:
+            known.append(token)
+    return known
+
+
+def _names_at_fault(message: str) -> tuple[str, ...]:
+    """The names in argparse's message ``argument -e/--epochs: invalid int value: 'x'``."""
+    match = re.match(r"argument (\S+?):", message)
+    return tuple(match.group(1).split("/")) if match is not None else ()
+
+
+def _mistake_of(parser: ArgumentParserFacts, message: str) -> ArgumentMistake:
+    """The mistake that argparse's message is about, with the place of the argument that it names."""
+    names = _names_at_fault(message)
+    argument = parser.find_option(names)
+    place = parser.place if argument is None else argument.place
+    return ArgumentMistake(f"the script rejects its arguments: {message} ({place})", names)

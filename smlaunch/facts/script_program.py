@@ -1,0 +1,166 @@
+"""What static analysis shows about a script as a program: how it starts or joins its ranks, the variables
+that it reads, where it saves, and what it needs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from smlaunch.facts.script_arguments import ArgumentParserFacts
+from smlaunch.facts.source_place import LineEdit, SourcePlace
+
+
+class RankStart(NamedTuple):
+    """A call by which the script starts ranks itself, such as ``mp.spawn``."""
+
+    place: SourcePlace
+    function: str
+    """The called function as the script writes it."""
+
+    flag: str | None = None
+    """The attribute of the parsed arguments that decides whether the call happens; None if nothing known
+    does."""
+
+
+class VariableUse(NamedTuple):
+    """A read of an environment variable."""
+
+    place: SourcePlace
+    is_required: bool
+    """The script fails without the variable."""
+
+
+class FixedValue(NamedTuple):
+    """A value that the script sets and that is the launcher's to set, such as MASTER_ADDR."""
+
+    place: SourcePlace
+    old_text: str
+    """The statement or argument in the script."""
+
+    new_text: str
+    """What to write instead, so that a launcher's value counts."""
+
+    edit: LineEdit | None = None
+    """Where it is written; None for one of several lines."""
+
+
+class TrainerCall(NamedTuple):
+    """A call of Lightning's Trainer or Fabric."""
+
+    place: SourcePlace
+    class_name: str
+    devices: int | str | None
+    """As a literal; None where it is not stated."""
+
+    num_nodes: int | None
+    """As a literal; None where it is not stated."""
+
+    is_known: bool
+    """Neither devices nor num_nodes is computed."""
+
+    num_nodes_edit: LineEdit | None = None
+    """Where ``num_nodes=N`` is written; None for one of several lines."""
+
+    devices_edit: LineEdit | None = None
+
+
+class SavedFile(NamedTuple):
+    """A call that saves to a path that the script itself states."""
+
+    place: SourcePlace
+    function: str
+    path: str
+    """As a literal, or the beginning of it."""
+
+    option: str | None = None
+    """The option of the script whose default the path is; None for a fixed one."""
+
+
+class MissingPackage(NamedTuple):
+    """A package that the script imports unconditionally and the hosts' Python does not have."""
+
+    name: str
+    place: SourcePlace
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """The program that the entry script and its modules form."""
+
+    was_read: bool = False
+    """False for a program that is not Python, or cannot be parsed."""
+
+    parser: ArgumentParserFacts | None = None
+    """Of the command line; None without argparse."""
+
+    rank_start: RankStart | None = None
+    fixed_values: Mapping[str, FixedValue] = field(default_factory=dict)
+    """By the environment variable that a launcher sets for the purpose: MASTER_ADDR, RANK ..."""
+
+    variable_uses: Mapping[str, VariableUse] = field(default_factory=dict)
+    """By the variable's name."""
+
+    reads_any_channel: bool = False
+    """It reads channels by other means than their own variables, such as SM_INPUT_DIR."""
+
+    computes_rank_of_host: bool = False
+    """The script sets RANK by its host's number among SM_HOSTS: one rank for each host."""
+
+    trainer_calls: tuple[TrainerCall, ...] = ()
+    has_lightning_cli: bool = False
+    """LightningCLI reads the command line: ``--trainer.num_nodes`` is one of its options."""
+
+    saved_files: tuple[SavedFile, ...] = ()
+    imports: frozenset[str] = frozenset()
+    """Dotted names that the script and its modules import."""
+
+
+PACKAGE_DISTRIBUTIONS: Mapping[str, str] = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "Crypto": "pycryptodome",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "git": "gitpython",
+    "google": "google-cloud-storage",
+    "hydra": "hydra-core",
+    "igraph": "python-igraph",
+    "imblearn": "imbalanced-learn",
+    "jwt": "pyjwt",
+    "Levenshtein": "levenshtein",
+    "magic": "python-magic",
+    "mlflow": "mlflow",
+    "mpl_toolkits": "matplotlib",
+    "OpenSSL": "pyopenssl",
+    "past": "future",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools",
+    "pytorch_lightning": "pytorch-lightning",
+    "ruamel": "ruamel.yaml",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "skopt": "scikit-optimize",
+    "slugify": "python-slugify",
+    "tensorboardX": "tensorboardx",
+    "tf_keras": "tf-keras",
+    "umap": "umap-learn",
+    "usb": "pyusb",
+    "wx": "wxpython",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
+"""Names for pip by names for import, where they differ by more than hyphens and case."""
+
+
+NO_PROGRAM = ProgramFacts()
+
+
+def distribution_of(package: str) -> str:
+    """Name for pip of a top-level package."""
+    return PACKAGE_DISTRIBUTIONS.get(package, package.replace("_", "-"))

@@ -1,0 +1,198 @@
+"""How a script that was written for another launcher starts unchanged: the ranks per host that it needs, and
+the arguments that its launcher would pass. Pure.
+
+Scripts get what torchrun, torch.distributed.launch, or a person on each host would give them: the address of
+the first host, the number of the host or rank, Lightning's num_nodes. What the user states stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from smlaunch.api.request_builder import hyperparameter_text
+from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref
+from smlaunch.facts.script_arguments import ScriptArgument, parse_script_arguments
+from smlaunch.facts.script_program import ProgramFacts, TrainerCall
+from smlaunch.job.model import Job
+from smlaunch.runtime.hyperparameters import decode_hyperparameters
+
+LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
+ADDRESS_OPTIONS = ("--master_addr", "--master-addr", "--master_address", "--master-address")
+PORT_OPTIONS = ("--master_port", "--master-port")
+URL_OPTIONS = ("--dist-url", "--dist_url", "--init-method", "--init_method")
+NODE_RANK_OPTIONS = ("--node_rank", "--node-rank", "--nr", "--machine_rank", "--machine-rank")
+NODE_COUNT_OPTIONS = (
+    *("--nodes", "--nnodes", "--num_nodes", "--num-nodes"),
+    *("--num_machines", "--num-machines", "--n_nodes"),
+)
+RANK_OPTIONS = ("--rank",)
+WORLD_SIZE_OPTIONS = ("--world-size", "--world_size")
+
+NUM_NODES_OPTION, DEVICES_OPTION = "--trainer.num_nodes", "--trainer.devices"
+_URL_FROM_ENVIRONMENT = "env://"
+
+
+class ProcessNeed(NamedTuple):
+    """The number of ranks per host that a script is written for."""
+
+    processes: int
+    rule: str
+    explanation: str
+
+
+@dataclass(frozen=True)
+class AddedArguments:
+    """Arguments of the script that smlaunch adds, and how it passes hyperparameters."""
+
+    leading: tuple[Arg, ...] = ()
+    """Before the job's own."""
+
+    trailing: tuple[Arg, ...] = ()
+    """After the job's own."""
+
+    flags: tuple[tuple[str, str], ...] = ()
+    """Hyperparameters that are flags of the script, each with the option that states the opposite."""
+
+    def text(self) -> str:
+        """The arguments for people; what only a host knows in angle brackets."""
+        return " ".join(map(_text_of_arg, (*self.leading, *self.trailing)))
+
+
+def _text_of_arg(arg: Arg) -> str:
+    parts = arg.parts if isinstance(arg, Concat) else (arg,)
+    return "".join(f"<{part.name}>" if isinstance(part, Ref) else part for part in parts)
+
+
+def reads_hosts(program: ProgramFacts) -> bool:
+    """Whether the program reads the names of the other hosts from SageMaker's variables."""
+    return not {"SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"}.isdisjoint(program.variable_uses)
+
+
+def is_command(job: Job) -> bool:
+    """Whether the job's program is a command of the user's, such as a launcher, which passes the script its
+    arguments and starts its ranks."""
+    return job.entry is not None and bool(job.entry.command)
+
+
+def script_arguments(job: Job, flags: Mapping[str, str]) -> list[str]:
+    """Return the arguments that the script gets by the job's ``args`` and hyperparameters, as the runtime
+    passes them. ``flags``: those that take no value."""
+    encoded = {key: hyperparameter_text(value) for key, value in job.hyperparameters.items()}
+    return [*map(str, job.args), *decode_hyperparameters(encoded)._replace(flags=flags).to_args()]
+
+
+def stated_values(job: Job, program: ProgramFacts) -> dict[str, Any]:
+    """Return the values that the job states for the script's options, by the attribute's name."""
+    if program.parser is None:
+        return {}
+    return parse_script_arguments(program.parser, script_arguments(job, program.parser.flags()))
+
+
+def starts_own_ranks(job: Job, program: ProgramFacts) -> bool:
+    """Whether the script starts the ranks of its host itself, with the arguments that the job states."""
+    start = program.rank_start
+    if start is None:
+        return False
+    return start.flag is None or program.parser is None or bool(stated_values(job, program).get(start.flag))
+
+
+def needed_processes(job: Job, program: ProgramFacts) -> ProcessNeed | None:
+    """Return how many ranks smlaunch has to start on each host; None where any number will do."""
+    start = program.rank_start
+    if is_command(job):
+        return None
+    if start is not None and starts_own_ranks(job, program):
+        sentence = f"{start.place} starts the ranks of its host by {start.function}: one process per host."
+        return ProcessNeed(1, "processes.script-starts-ranks", sentence)
+    if program.computes_rank_of_host:
+        place = program.variable_uses[
+            "SM_HOSTS" if "SM_HOSTS" in program.variable_uses else "SM_CURRENT_HOST"
+        ].place
+        sentence = f"The script's rank is the number of its host among SM_HOSTS ({place}): one rank per host."
+        return ProcessNeed(1, "processes.rank-of-host", sentence)
+    trainer = only_trainer(program)
+    if trainer is not None and isinstance(trainer.devices, int) and trainer.devices > 0:
+        sentence = (
+            f"{trainer.place} has {trainer.class_name}(devices={trainer.devices}): as many ranks per host."
+        )
+        return ProcessNeed(trainer.devices, "processes.lightning-devices", sentence)
+    return None
+
+
+def only_trainer(program: ProgramFacts) -> TrainerCall | None:
+    """The only Lightning Trainer of the program, if literals show its devices and hosts."""
+    trainers = program.trainer_calls
+    return trainers[0] if len(trainers) == 1 and trainers[0].is_known else None
+
+
+def added_arguments(
+    job: Job, program: ProgramFacts, host_count: int, processes_per_host: int | str, launcher: str
+) -> AddedArguments:
+    """Return the arguments that the script needs to join its ranks, and that the job does not state."""
+    if is_command(job):
+        return AddedArguments()
+    parser = program.parser
+    trailing: list[Arg] = []
+    if program.has_lightning_cli:
+        trailing = list(_lightning_cli_arguments(job, host_count, processes_per_host))
+    if parser is None or launcher not in (RUNTIME, TORCHRUN):
+        return AddedArguments(trailing=tuple(trailing), flags=_flags_among_hyperparameters(job, program))
+    stated = stated_values(job, program)
+    leading: list[Arg] = []
+
+    def add(options: tuple[str, ...], value: Arg) -> bool:
+        """Add one of the options, unless the job states it. Whether the script has it."""
+        argument = parser.find_option(options)
+        if argument is None or argument.is_flag:
+            return False
+        if argument.destination not in stated:
+            name = _long_name(argument, options)
+            parts = value.parts if isinstance(value, Concat) else (value,)
+            leading.append(Concat((f"{name}=", *parts)))
+        return True
+
+    spawns = starts_own_ranks(job, program)
+    has_one_rank = host_count == processes_per_host == 1
+    if not spawns and launcher == RUNTIME:
+        add(LOCAL_RANK_OPTIONS, Ref("local_rank"))
+    if spawns or not has_one_rank:
+        reads_rank = "RANK" in program.variable_uses
+        url = parser.find_option(URL_OPTIONS)
+        if url is not None:
+            add(URL_OPTIONS, _URL_FROM_ENVIRONMENT)
+        add(ADDRESS_OPTIONS, Ref("leader"))
+        add(PORT_OPTIONS, Ref("port"))
+        if spawns:
+            has_node_rank = add(NODE_RANK_OPTIONS, Ref("host_rank"))
+            add(NODE_COUNT_OPTIONS, Ref("hosts"))
+            if not has_node_rank and not reads_rank and add(RANK_OPTIONS, Ref("host_rank")):
+                add(WORLD_SIZE_OPTIONS, Ref("hosts"))
+        elif launcher == RUNTIME and not reads_rank and url is not None and add(RANK_OPTIONS, Ref("rank")):
+            add(WORLD_SIZE_OPTIONS, Ref("world_size"))
+    return AddedArguments(tuple(leading), tuple(trailing), _flags_among_hyperparameters(job, program))
+
+
+def _flags_among_hyperparameters(job: Job, program: ProgramFacts) -> tuple[tuple[str, str], ...]:
+    flags = {} if program.parser is None else program.parser.flags()
+    return tuple(sorted((name, flags[name]) for name in job.hyperparameters if name in flags))
+
+
+def _lightning_cli_arguments(job: Job, host_count: int, processes_per_host: int | str) -> list[Arg]:
+    """Options of LightningCLI by which its Trainer counts the hosts and ranks that there are."""
+    stated = {str(argument).partition("=")[0] for argument in job.args}
+    arguments: list[Arg] = []
+    if host_count > 1 and NUM_NODES_OPTION not in stated:
+        arguments.append(Concat((f"{NUM_NODES_OPTION}=", Ref("hosts"))))
+    if (
+        isinstance(processes_per_host, int)
+        and DEVICES_OPTION not in stated
+        and host_count * processes_per_host > 1
+    ):
+        arguments.append(Concat((f"{DEVICES_OPTION}=", Ref("per_host"))))
+    return arguments
+
+
+def _long_name(argument: ScriptArgument, options: tuple[str, ...]) -> str:
+    return next(name for name in argument.names if name in options)

@@ -1,0 +1,685 @@
+"""What a plan reports about a script by its source: arguments, channels, ranks, packages, saved files."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.contract.launch_spec import Concat, LaunchSpec, Ref
+from smlaunch.discovery.python_packages import find_missing_packages
+from smlaunch.discovery.script_analysis import read_script_facts
+from smlaunch.discovery.script_program import read_program
+from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import InputFacts
+from smlaunch.job.model import Job
+from smlaunch.render.plan import Plan
+from tests.planner.fixtures import local, make_plan, region
+from tests.tables import table
+
+PARSER = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("data", nargs="?", default="data")
+parser.add_argument("--epochs", "-e", type=int, default=3)
+parser.add_argument("--batch-size", type=int, default=3)
+parser.add_argument("--lr", type=float)
+parser.add_argument("--opt", choices=["sgd", "adam"])
+parser.add_argument("--no-cuda", action="store_true")
+parser.add_argument("--amp", action=argparse.BooleanOptionalAction)
+args = parser.parse_args()
+"""
+REQUIRED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("epochs", type=int)
+parser.add_argument("every", type=int)
+parser.add_argument("--out", required=True)
+parser.add_argument("--batch-size", type=int)
+args = parser.parse_args()
+"""
+KNOWN = PARSER.replace("parser.parse_args()", "parser.parse_known_args()")
+DYNAMIC = PARSER.replace(
+    "args = parser", "for name in open('names'): parser.add_argument('--' + name)\nargs = parser"
+)
+SUBCOMMANDS = PARSER.replace("args = parser", "parser.add_subparsers()\nargs = parser")
+OTHERS = PARSER.replace("args = parser", "other.add_arguments(parser)\nargs = parser")
+OWN_LIST = PARSER.replace("parse_args()", "parse_args(['--epochs', '1'])")
+CHANGED = PARSER.replace("args = parser", "import sys; sys.argv.remove('--x')\nargs = parser")
+TWO = PARSER + "second = argparse.ArgumentParser()\n"
+MAYBE = PARSER.replace("args = parser.parse_args()", "if interactive: args = parser.parse_args()")
+HF = "from transformers import HfArgumentParser\nHfArgumentParser((A, B)).parse_args_into_dataclasses()\n"
+CLICK = "import click\n@click.command()\n@click.option('--lr')\ndef main(lr): pass\nmain()\n"
+
+
+def plan_of(folder: Path, text: str, job: dict[str, Any] | None = None, **modules: str) -> Plan:
+    """The plan of ``train.py`` with the text, and modules beside it by their names, on this machine."""
+    for name, module_text in {"train": text, **modules}.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(module_text), encoding="utf-8")
+    entry = folder / "train.py"
+    script = dataclasses.replace(read_script_facts(entry), program=read_program(entry, folder))
+    mapping = {"entry": str(entry), **(job or {})}
+    facts = local(
+        script=script,
+        inputs={name: InputFacts("s3://b/d/", "s3") for name in mapping.get("inputs", {})},
+    )
+    return make_plan(Job.from_mapping(mapping), facts, "digits")
+
+
+def problems_of(folder: Path, text: str, job: dict[str, Any] | None = None, **modules: str) -> list[str]:
+    try:
+        plan_of(folder, text, job, **modules)
+    except JobError as error:
+        return [f"{problem.path}: {problem.message}" for problem in error.problems]
+    return []
+
+
+def spec_of(plan: Plan) -> LaunchSpec:
+    spec = plan.planned_jobs[0].launch_spec
+    assert spec is not None
+    return spec
+
+
+def words_of(plan: Plan) -> list[str]:
+    """The script's arguments; what only a host knows in angle brackets."""
+    words = []
+    for arg in spec_of(plan).ranks.argv[2:]:
+        parts = arg.parts if isinstance(arg, Concat) else (arg,)
+        words.append("".join(f"<{part.name}>" if isinstance(part, Ref) else part for part in parts))
+    return words
+
+
+@table(
+    ("text", "job", "expected"),
+    [
+        (PARSER, {}, []),
+        (PARSER, {"hyperparameters": {"epochs": 3, "lr": "1e-3", "opt": "adam"}}, []),
+        (PARSER, {"args": ["--epochs", "3", "folder", "-e", "4", "--batch", "7"]}, []),
+        (PARSER, {"args": ["--lr", "-0.1", "--amp", "--no-amp", "--no-cuda"]}, []),
+        (PARSER, {"hyperparameters": {"epoch": 3}}, []),  # argparse accepts the abbreviation
+        (
+            PARSER.replace("ArgumentParser()", "ArgumentParser(allow_abbrev=False)"),
+            {"hyperparameters": {"epoch": 3}},
+            ["hyperparameters.epoch: the script has no argument --epoch (train.py:11), did you mean"],
+        ),
+        (
+            PARSER,
+            {"args": ["--epohcs=3"]},
+            ["args: the script has no argument --epohcs (train.py:11), did you"],
+        ),
+        (PARSER, {"args": ["a", "b"]}, ["args: the script takes no further argument 'b' (train.py:11)"]),
+        (
+            PARSER,
+            {"args": ["--nproc_per_node", "2"]},
+            ["smlaunch's own option for it is --processes-per-host"],
+        ),
+        (PARSER, {"args": ["--nnodes=2"]}, ["smlaunch's own option for it is --hosts"]),
+        (PARSER, {"args": ["--node-rank", "0"]}, ["smlaunch sets it, leave it out"]),
+        (
+            PARSER,
+            {"hyperparameters": {"epochs": "many"}},
+            [
+                "hyperparameters.epochs: the script rejects its arguments: "
+                "argument --epochs/-e: invalid int value: 'many' (train.py:5)"
+            ],
+        ),
+        (PARSER, {"hyperparameters": {"epochs": 1.5}}, ["invalid int value: '1.5'"]),
+        (PARSER, {"args": ["--opt", "lamb"]}, ["argument --opt: invalid choice: 'lamb'"]),
+        (PARSER, {"args": ["--lr"]}, ["argument --lr: expected one argument"]),
+        (
+            PARSER,
+            {"args": ["--wrong", "1", "--epochs", "x"]},
+            ["no argument --wrong", "invalid int value: 'x'"],
+        ),
+        (PARSER, {"hyperparameters": {"no-cuda": True}}, []),
+        (PARSER, {"hyperparameters": {"no-cuda": "false", "amp": "true"}}, []),
+        (
+            PARSER,
+            {"hyperparameters": {"no-cuda": "yes"}},
+            ["hyperparameters.no-cuda: --no-cuda takes no value"],
+        ),
+        (
+            PARSER,
+            {"hyperparameters": {"no_cuda": True}},
+            ["no argument --no_cuda (train.py:11), did you mean '--no-cuda'"],
+        ),
+        (PARSER, {"args": ["-h"]}, []),
+        (REQUIRED, {"args": ["50", "10", "--out", "x"]}, []),
+        (REQUIRED, {"args": ["50", "--out", "x", "--batch-size", "32", "10"]}, []),
+        (REQUIRED, {}, ["the following arguments are required: epochs, every", "required: --out"]),
+        (
+            REQUIRED,
+            {"args": ["50", "--wrong"]},
+            ["required: every", "no argument --wrong", "required: --out"],
+        ),
+        (
+            REQUIRED,
+            {"args": ["50", "10"]},
+            ["args: the script rejects its arguments: the following arguments are required: --out"],
+        ),
+        (KNOWN, {"args": ["--wrong", "1"]}, []),
+        (KNOWN, {"args": ["--epochs", "x"]}, ["invalid int value"]),
+        (DYNAMIC, {"args": ["--wrong", "1"]}, []),
+        (SUBCOMMANDS, {"args": ["--wrong", "1"]}, []),
+        (OTHERS, {"args": ["--wrong", "1"]}, []),
+        (OTHERS, {"hyperparameters": {"no-cuda": True}}, []),
+        (OWN_LIST, {"args": ["--wrong", "1"]}, []),
+        (CHANGED, {"args": ["--wrong", "1"]}, []),
+        (TWO, {"args": ["--wrong", "1"]}, []),
+        (HF, {"args": ["--wrong", "1"]}, []),
+        (CLICK, {"args": ["--wrong", "1"]}, []),
+    ],
+)
+def test_arguments_that_argparse_will_reject(
+    text: str, job: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    problems = problems_of(tmp_path, text, job)
+    assert len(problems) == len(expected), problems
+    for problem, words in zip(problems, expected, strict=True):
+        assert words in problem
+        assert problem.endswith(("--allow script.arguments)", "--allow script.flag)"))
+
+
+def test_a_parser_that_may_not_be_used_gives_a_warning(tmp_path: Path) -> None:
+    warnings = plan_of(tmp_path, MAYBE, {"args": ["--wrong", "1"]}).warnings
+    assert any("no argument --wrong" in warning for warning in warnings)
+
+
+def test_a_rule_that_the_job_allows_gives_a_warning(tmp_path: Path) -> None:
+    warnings = plan_of(tmp_path, PARSER, {"args": ["--wrong", "1"], "allow": ["script.arguments"]}).warnings
+    assert any(
+        "no argument --wrong" in warning and "(allowed: script.arguments)" in warning for warning in warnings
+    )
+
+
+def test_only_rules_that_may_be_wrong_can_be_allowed(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, PARSER, {"allow": ["script.argument"]})
+    assert problem.startswith("allow: no such rule: 'script.argument', did you mean 'script.arguments'?")
+
+
+def test_the_parser_of_an_imported_module_counts(tmp_path: Path) -> None:
+    entry = "import options\nargs = options.get_args()\n"
+    module = (
+        "import argparse\ndef get_args():\n    p = argparse.ArgumentParser()\n"
+        "    p.add_argument('--lr')\n    return p.parse_args()\n"
+    )
+    assert problems_of(tmp_path, entry, {"args": ["--lr", "1"]}, options=module) == []
+    (problem,) = problems_of(tmp_path, entry, {"args": ["--rl", "1"]}, options=module)
+    assert "no argument --rl (options.py:5)" in problem
+
+
+def test_arguments_that_a_function_of_another_module_adds_are_known(tmp_path: Path) -> None:
+    entry = (
+        "import argparse, common\np = argparse.ArgumentParser()\ncommon.add_args(p)\nargs = p.parse_args()\n"
+    )
+    module = "def add_args(parser):\n    parser.add_argument('--lr')\n"
+    assert problems_of(tmp_path, entry, {"args": ["--lr", "1"]}, common=module) == []
+    (problem,) = problems_of(tmp_path, entry, {"args": ["--rl", "1"]}, common=module)
+    assert "no argument --rl (train.py:4)" in problem
+
+
+@table(
+    ("hyperparameters", "expected"),
+    [
+        ({"no-cuda": True, "lr": 1}, ["--lr", "1", "--no-cuda"]),
+        ({"no-cuda": "true"}, ["--no-cuda"]),
+        ({"no-cuda": "False"}, []),
+        ({"amp": False}, ["--no-amp"]),
+        ({"amp": True}, ["--amp"]),
+    ],
+)
+def test_a_flag_reaches_the_script_alone(
+    hyperparameters: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    from smlaunch.runtime.hyperparameters import decode_hyperparameters
+
+    plan = plan_of(tmp_path, PARSER, {"hyperparameters": hyperparameters})
+    decoded = decode_hyperparameters(plan.requests[0]["HyperParameters"])
+    assert decoded._replace(flags=dict(spec_of(plan).ranks.flags)).to_args() == expected
+
+
+# ---- ranks ------------------------------------------------------------------------------------------------
+
+LOCAL_RANK = """
+import argparse, torch
+import torch.distributed
+p = argparse.ArgumentParser()
+p.add_argument("--local-rank", "--local_rank", type=int)
+args = p.parse_args()
+torch.distributed.init_process_group("gloo")
+"""
+SPAWN = """
+import os, torch
+import torch.multiprocessing as mp
+from torch.distributed import init_process_group
+def run(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"
+    init_process_group("gloo", rank=rank, world_size=world_size)
+if __name__ == "__main__":
+    mp.spawn(run, args=(2,), nprocs=2)
+"""
+SPAWN_NODES = """
+import argparse, os, torch
+import torch.multiprocessing as mp
+import torch.distributed as dist
+def run(gpu, args):
+    rank = args.nr * args.gpus + gpu
+    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=args.world_size)
+parser = argparse.ArgumentParser()
+parser.add_argument("-n", "--nodes", default=1, type=int)
+parser.add_argument("-g", "--gpus", default=1, type=int)
+parser.add_argument("-nr", "--nr", default=0, type=int)
+parser.add_argument("--master_addr", default="localhost")
+parser.add_argument("--master_port", default="1234")
+args = parser.parse_args()
+os.environ["MASTER_ADDR"] = args.master_addr
+mp.spawn(run, nprocs=args.gpus, args=(args,))
+"""
+SPAWN_SELF_AWARE = SPAWN.replace('    os.environ["MASTER_ADDR"] = "localhost"\n', "").replace(
+    "    mp.spawn", '    if "RANK" not in os.environ: mp.spawn'
+)
+IMAGENET = Path(__file__).parent.parent / "ordinary" / "scripts" / "06_imagenet_spawn" / "main.py"
+ADDRESS = """
+import os, torch
+import torch.distributed as dist
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+os.environ["MASTER_PORT"] = "29500"
+dist.init_process_group("gloo")
+"""
+ALONE = ADDRESS.replace('"127.0.0.1"', '"127.0.0.1"; os.environ["WORLD_SIZE"] = "1"')
+GUARDED = ADDRESS.replace(
+    'os.environ["MASTER_ADDR"]', "if 'MASTER_ADDR' not in os.environ: os.environ[\"MASTER_ADDR\"]"
+)
+LIGHTNING = "import lightning as L\nL.Trainer(devices={}, num_nodes={}).fit(m)\n"
+LIGHTNING_PLAIN = "import lightning as L\nL.Trainer(max_epochs=1).fit(m)\n"
+LIGHTNING_COMPUTED = "import os, lightning as L\nL.Trainer(num_nodes=int(os.environ['N'])).fit(m)\n"
+LIGHTNING_CLI = "from lightning.pytorch.cli import LightningCLI\nLightningCLI(A, B)\n"
+
+
+def hosts(count: int, processes: int | None = None, **job: Any) -> dict[str, Any]:
+    compute = {"hosts": count} if processes is None else {"hosts": count, "processes_per_host": processes}
+    return {"compute": compute, **job}
+
+
+@table(
+    ("text", "job", "processes", "words"),
+    [
+        (LOCAL_RANK, hosts(2, 2), 2, ["--local-rank=<local_rank>"]),
+        (LOCAL_RANK, hosts(1), 1, ["--local-rank=<local_rank>"]),
+        (LOCAL_RANK, hosts(2, args=["--local_rank", "0"]), 1, ["--local_rank", "0"]),
+        (SPAWN, hosts(1), 1, []),
+        (SPAWN_SELF_AWARE, hosts(2, 2), 2, []),
+        (
+            SPAWN_NODES,
+            hosts(2),
+            1,
+            ["--master_addr=<leader>", "--master_port=<port>", "--nr=<host_rank>", "--nodes=<hosts>"],
+        ),
+        (
+            SPAWN_NODES,
+            hosts(2, args=["-g", "2"]),
+            1,
+            [
+                "--master_addr=<leader>",
+                "--master_port=<port>",
+                "--nr=<host_rank>",
+                "--nodes=<hosts>",
+                "-g",
+                "2",
+            ],
+        ),
+        (
+            IMAGENET.read_text(),
+            hosts(2, args=["--multiprocessing-distributed"]),
+            1,
+            ["--dist-url=env://", "--multiprocessing-distributed"],
+        ),
+        (IMAGENET.read_text(), hosts(2, 2), 2, ["--dist-url=env://"]),
+        (IMAGENET.read_text(), hosts(1), 1, []),
+        (LIGHTNING.format(2, 2), hosts(2), 2, []),
+        (LIGHTNING.format("[0, 1, 2]", 2), hosts(2), 3, []),
+        (LIGHTNING.format(-1, 2), hosts(2), 1, []),
+        (LIGHTNING_PLAIN, hosts(1), 1, []),
+        (LIGHTNING_COMPUTED, hosts(3), 1, []),
+        (
+            LIGHTNING_CLI,
+            hosts(2, args=["fit"]),
+            1,
+            ["fit", "--trainer.num_nodes=<hosts>", "--trainer.devices=<per_host>"],
+        ),
+        (
+            LIGHTNING_CLI,
+            hosts(2, args=["fit", "--trainer.num_nodes", "2", "--trainer.devices=1"]),
+            1,
+            ["fit", "--trainer.num_nodes", "2", "--trainer.devices=1"],
+        ),
+        (LIGHTNING_CLI, hosts(1, args=["fit"]), 1, ["fit"]),
+        (ADDRESS, hosts(1, 2), 2, []),
+        (GUARDED, hosts(2, 2), 2, []),
+    ],
+)
+def test_a_script_for_another_launcher_gets_what_that_would_pass(
+    text: str, job: dict[str, Any], processes: int, words: list[str], tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, text, job)
+    assert plan.processes_per_host == processes
+    assert [word for word in words_of(plan) if word != "<hyperparameters>"] == words
+    assert spec_of(plan).ranks.rendezvous
+
+
+@table(
+    ("text", "job", "expected"),
+    [
+        (
+            SPAWN,
+            hosts(2),
+            [
+                "compute.hosts: train.py:10 starts the ranks of one host by mp.spawn, and train.py:6 sets "
+                "os.environ['MASTER_ADDR'] = 'localhost': 2 hosts would train separately; use --hosts 1"
+            ],
+        ),
+        (
+            SPAWN.replace('    os.environ["MASTER_ADDR"] = "localhost"\n', ""),
+            hosts(2),
+            ["it takes no number of a host"],
+        ),
+        (
+            SPAWN,
+            hosts(1, 2),
+            ["compute.processes_per_host: train.py:10 starts the ranks of its host by mp.spawn: 2 such"],
+        ),
+        (SPAWN_NODES, hosts(2, args=["--nr", "0"]), ["args: --nr: every host would have the same number"]),
+        (SPAWN_NODES, hosts(2, args=["--nodes", "4"]), ["args: --nodes 4, and there are 2 hosts"]),
+        (
+            SPAWN_NODES,
+            hosts(2, args=["--master_addr=127.0.0.1"]),
+            ["--master_addr 127.0.0.1 is each host itself"],
+        ),
+        (
+            IMAGENET.read_text(),
+            hosts(
+                2,
+                args=[
+                    "--multiprocessing-distributed",
+                    "--rank",
+                    "0",
+                    "--world-size",
+                    "1",
+                    "--dist-url",
+                    "tcp://127.0.0.1:1234",
+                ],
+            ),
+            [
+                "--rank: every host",
+                "--world-size 1, and there are 2",
+                "--dist-url tcp://127.0.0.1:1234 is each host itself",
+            ],
+        ),
+        (
+            IMAGENET.read_text(),
+            hosts(2, args=["--dist-url", "tcp://localhost:1"]),
+            ["--dist-url tcp://localhost:1 is each host"],
+        ),
+        (
+            ADDRESS,
+            hosts(2),
+            [
+                "entry: train.py:4: os.environ['MASTER_ADDR'] = '127.0.0.1' replaces the MASTER_ADDR that "
+                "smlaunch gives each rank, so that they would not train together; "
+                "write os.environ.setdefault(\"MASTER_ADDR\", '127.0.0.1')"
+            ],
+        ),
+        (ALONE, hosts(1, 2), ["entry: train.py:4: os.environ['WORLD_SIZE'] = '1' replaces the WORLD_SIZE"]),
+        (
+            LIGHTNING.format(2, 2),
+            hosts(1),
+            [
+                "compute.hosts: train.py:2: Trainer has num_nodes=2, and there is 1 host; use "
+                "--hosts 2, or write num_nodes=1 there"
+            ],
+        ),
+        (LIGHTNING_PLAIN, hosts(2), ["Trainer has no num_nodes, which means 1, and there are 2 hosts"]),
+        (
+            LIGHTNING.format(2, 1),
+            hosts(1, 4),
+            ["compute.processes_per_host: train.py:2: Trainer has devices=2, and there are 4 ranks"],
+        ),
+    ],
+)
+def test_what_would_train_separately_is_refused(
+    text: str, job: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    problems = problems_of(tmp_path, text, job)
+    assert len(problems) == len(expected), problems
+    for problem, words in zip(problems, expected, strict=True):
+        assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        (ADDRESS, hosts(2)),
+        (
+            ADDRESS.replace('("gloo")', '("gloo", init_method="tcp://localhost:23456")').replace(
+                "os.environ[", "dict()["
+            ),
+            hosts(2),
+        ),
+        (ALONE, hosts(1, 2)),
+        (LIGHTNING_PLAIN, hosts(2)),
+        ("import lightning as L\nL.Trainer(\n    max_epochs=1,  # few\n).fit(m)\n", hosts(2)),
+        ("import lightning as L\nL.Trainer(\n    max_epochs=1\n).fit(m)\n", hosts(2)),
+        ("import lightning as L\nL.Trainer().fit(m)\n", hosts(2)),
+    ],
+)
+def test_the_stated_change_of_a_line_is_enough(text: str, job: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        plan_of(tmp_path, text, job)
+    lines = text.splitlines()
+    for problem in caught.value.problems:
+        file, number, line = problem.change.split(":", 2)
+        assert file == "train.py"
+        lines[int(number) - 1] = line.removeprefix(" ")
+    assert problems_of(tmp_path, "\n".join(lines), job) == []
+
+
+@table(
+    ("text", "job", "change"),
+    [
+        (SPAWN, hosts(2), "--hosts 1"),
+        (LIGHTNING.format(2, 2), hosts(1), "--hosts 2"),
+        (LIGHTNING.format(2, 1), hosts(1, 4), "--processes-per-host 2"),
+    ],
+)
+def test_an_option_is_the_stated_change(text: str, job: dict[str, Any], change: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        plan_of(tmp_path, text, job)
+    assert [problem.change for problem in caught.value.problems] == [change]
+
+
+def test_ranks_of_a_sagemaker_script_are_its_hosts(tmp_path: Path) -> None:
+    path = IMAGENET.parent.parent / "18_sagemaker_mnist" / "mnist.py"
+    job = hosts(2, inputs={"training": "s3://b/d/"}, hyperparameters={"backend": "gloo", "epochs": 1})
+    plan = plan_of(tmp_path, path.read_text(), job)
+    assert (plan.processes_per_host, problems_of(tmp_path, path.read_text(), job)) == (1, [])
+
+
+# ---- channels, packages, saved files ----------------------------------------------------------------------
+
+READS = "import os\nfolder = os.environ['SM_CHANNEL_TRAINING']\n"
+READS_MAYBE = "import os\nfolder = os.environ.get('SM_CHANNEL_TRAINING', 'data')\n"
+
+
+@table(
+    ("text", "inputs", "problem", "warning"),
+    [
+        (READS, {"training": "s3://b/d/"}, "", ""),
+        (
+            READS,
+            {},
+            "SM_CHANNEL_TRAINING, and no input is called training; give it: --input training=URI",
+            "",
+        ),
+        (
+            READS,
+            {"train": "s3://b/d/"},
+            "call 'train', which nothing reads, so: --input training=s3://b/d/",
+            "",
+        ),
+        (READS_MAYBE, {}, "", ""),
+        (READS_MAYBE, {"train": "s3://b/d/"}, "", "call 'train', which nothing reads, so"),
+        (
+            READS_MAYBE,
+            {"training": "s3://b/d/", "extra": "s3://b/d/"},
+            "",
+            "inputs.extra: nothing in train.py reads SM_CHANNEL_EXTRA",
+        ),
+        (
+            "import json\n",
+            {"train": "s3://b/d/"},
+            "",
+            "inputs.train: nothing in train.py reads SM_CHANNEL_TRAIN or names",
+        ),
+        ("folder = '/opt/ml/input/data'\n", {"train": "s3://b/d/"}, "", ""),
+        ("import os\nos.environ['SM_INPUT_DIR']\n", {"train": "s3://b/d/"}, "", ""),
+    ],
+)
+def test_channels_are_those_that_the_script_reads(
+    text: str, inputs: dict[str, str], problem: str, warning: str, tmp_path: Path
+) -> None:
+    problems = problems_of(tmp_path, text, {"inputs": inputs})
+    assert (problem in problems[0]) if problem else problems == []
+    if not problem:
+        warnings = [
+            each for each in plan_of(tmp_path, text, {"inputs": inputs}).warnings if "SM_CHANNEL" in each
+        ]
+        assert (warning in warnings[0]) if warning else warnings == []
+
+
+@table(
+    ("text", "expected"),
+    [
+        ("import nowhere_package", ["nowhere_package"]),
+        ("from nowhere_package.models import Net\nimport json, yaml", ["nowhere_package"]),
+        ("try:\n    import nowhere_package\nexcept ImportError:\n    pass", []),
+        ("def late():\n    import nowhere_package", []),
+        ("if True:\n    import nowhere_package", []),
+        ("import helper", ["needed_by_helper"]),
+        ("from package import part", ["needed_by_part"]),
+        ("from . import helper", ["needed_by_helper"]),
+    ],
+)
+def test_packages_that_this_python_lacks(text: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir(exist_ok=True)
+    (tmp_path / "package" / "part.py").write_text("import needed_by_part\n")
+    (tmp_path / "helper.py").write_text("import needed_by_helper\n")
+    (tmp_path / "train.py").write_text(text)
+    missing = find_missing_packages(tmp_path / "train.py", tmp_path)
+    assert [package.name for package in missing] == expected
+
+
+@table(
+    ("text", "expected"),
+    [
+        (
+            "import torch\ntorch.save(m, 'model.pt')",
+            "train.py:2 saves to 'model.pt', which is lost with the host",
+        ),
+        ("import torch\ntorch.save(m, '/tmp/out/model.pt')", "saves to '/tmp/out/model.pt'"),
+        ("import torch\nfor e in (1, 2): torch.save(m, f'model_{e}.pt')", "saves to 'model_'"),
+        ("import torch\nPATH = 'net.pth'\ntorch.save(m, PATH)", "train.py:3 saves to 'net.pth'"),
+        ("import torch\nwith open('net.pth', 'wb') as f: torch.save(m, f)", "saves to 'net.pth'"),
+        ("import joblib\njoblib.dump(m, 'models/m.pkl')", "saves to 'models/m.pkl'"),
+        ("import pickle\npickle.dump(m, open('m.pkl', 'wb'))", "saves to 'm.pkl'"),
+        ("model.save('final.keras')", "saves to 'final.keras'"),
+        ("model.save_pretrained('./out')", "saves to './out'"),
+        ("trainer.save_model('out')", "saves to 'out'"),
+        ("import torch, os\ntorch.save(m, os.path.join('out', 'm.pt'))", "saves to 'out'"),
+        ("import torch, os\ntorch.save(m, os.path.join(os.environ['SM_MODEL_DIR'], 'm.pt'))", ""),
+        ("import torch\ntorch.save(m, '/opt/ml/model/m.pt')", ""),
+        ("import torch\ntorch.save(m, path())", ""),
+        ("image.save('figure.png')", ""),
+        (
+            "import torch, argparse\np = argparse.ArgumentParser()\n"
+            "p.add_argument('--save', default='model.pt')\n"
+            "args = p.parse_args()\ntorch.save(m, args.save)",
+            "give the script --save /opt/ml/model/model.pt",
+        ),
+    ],
+)
+def test_files_that_are_lost_with_the_host(text: str, expected: str, tmp_path: Path) -> None:
+    warnings = [warning for warning in plan_of(tmp_path, text).warnings if "saves to" in warning]
+    assert (expected in warnings[0]) if expected else warnings == []
+
+
+def test_a_path_that_the_job_states_is_not_the_default(tmp_path: Path) -> None:
+    text = (
+        "import torch, argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--save', default='model.pt')\n"
+        "args = p.parse_args()\ntorch.save(m, args.save)"
+    )
+    for job in ({"args": ["--save", "/opt/ml/model/m.pt"]}, {"hyperparameters": {"save": "/opt/ml/model"}}):
+        assert not [warning for warning in plan_of(tmp_path, text, job).warnings if "saves to" in warning]
+
+
+@table(
+    ("text", "modules", "strategy"),
+    [
+        ("import jax", {}, "custom"),
+        ("import lightgbm", {}, "custom"),
+        ("import helper", {"helper": "import tensorflow as tf"}, "tensorflow"),
+        ("import helper", {"helper": "import torch.distributed as dist"}, "ddp"),
+        ("import torch", {}, "ddp"),
+        ("import xgboost", {}, "xgboost"),
+    ],
+)
+def test_a_script_without_pytorch_is_not_started_as_ddp(
+    text: str, modules: dict[str, str], strategy: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, text, hosts(2), **modules)
+    assert plan.strategy == strategy
+    if strategy == "custom":
+        assert any("2 hosts do the same work 2 times" in warning for warning in plan.warnings)
+
+
+PYTORCH = (
+    "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-{}-py313-ubuntu22.04-sagemaker"
+)
+
+
+@table(
+    ("processor", "instance_type", "is_refused"),
+    [
+        ("cpu-", "ml.g5.xlarge", True),
+        ("gpu", "ml.m5.xlarge", True),
+        ("cpu", "ml.m5.xlarge", False),
+        ("gpu", "ml.g5.xlarge", False),
+        ("cpu", "ml.unknown9.xlarge", False),
+    ],
+)
+def test_an_image_is_for_the_processors_of_its_hosts(
+    processor: str, instance_type: str, is_refused: bool
+) -> None:
+    mapping = {
+        "entry": "src/train.py",
+        "image": PYTORCH.format(processor.strip("-")),
+        "compute": {"instance_type": instance_type},
+    }
+    if not is_refused:
+        make_plan(Job.from_mapping(mapping), region(), "digits")
+        return
+    with pytest.raises(JobError) as caught:
+        make_plan(Job.from_mapping(mapping), region(), "digits")
+    (problem,) = caught.value.problems
+    assert problem.path == "image"
+    assert "--allow image.processor" in problem.message
+    allowed = {**mapping, "allow": ["image.processor"]}
+    assert any(
+        "image:" in warning for warning in make_plan(Job.from_mapping(allowed), region(), "digits").warnings
+    )
