@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import pickle
 from dataclasses import FrozenInstanceError
@@ -100,7 +102,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"train": ""}}, "inputs.train.uri: it is empty"),
     (
         {"inputs": {"train": None}},
-        "inputs.train: a mapping is needed (keys: uri, mode, split, split_via, content_type, bucket_owner)",
+        "inputs.train: text or a mapping is needed (keys: uri, mode, split, split_via, ",
     ),
     ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
     ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),
@@ -367,6 +369,11 @@ def test_merge_does_not_modify_its_arguments() -> None:
         ("entry: a.py\ninputs:\n  t: x\n  t: y\n", ":4:3: ", "key 't' is given twice"),
         ("entry: a.py\nentry: b.py\n", ":2:1: ", "key 'entry' is given twice"),
         ("entry: !!python/object:os.system x\n", ":1:8: ", "could not determine a constructor"),
+        ("entry: a.py\ndeterministic: !!bool maybe\n", ":2:16: ", "no bool of YAML 1.2's core schema"),
+        ("entry: a.py\nname: !!timestamp x\n", ":2:7: ", "could not determine a constructor"),
+        ("entry: a.py\nname: !!null x\n", ":2:7: ", "no null of YAML 1.2's core schema"),
+        ("entry: a.py\nargs: !!int [1]\n", ":2:7: ", "no int of YAML 1.2's core schema"),
+        ("entry: a.py\ncompute: {<<: {hosts: 1}, <<: {hosts: 2}}\n", ":2:27: ", "key '<<' is given twice"),
         ("", ": ", "the file is empty"),
         ("- entry\n", ": ", "a mapping such as 'entry: train.py' is needed, not a list"),
         ("train.py\n", ": ", "a mapping such as 'entry: train.py' is needed, not 'train.py'"),
@@ -383,6 +390,137 @@ def test_yaml_errors_have_line_and_column(tmp_path: Path, text: str, position: s
     (problem,) = caught.value.problems
     assert str(problem).startswith(f"{file}{position}")
     assert message in problem.message
+
+
+@table(
+    ("line", "message"),
+    [
+        (
+            "framework_version: 2.10",
+            "framework_version: text is needed, not 2.10; write it in quotes: '2.10'",
+        ),
+        ("environment: {A: 1e3}", "environment.A: text is needed, not 1e3; write it in quotes: '1e3'"),
+        ("name: 1e5", "name: text is needed, not 1e5; write it in quotes: '1e5'"),
+        ("compute: {hosts: 2.50}", "compute.hosts: a whole number is needed, not 2.50"),
+        (
+            "limits: {segment: 1.50}",
+            "limits.segment: a duration with its unit is needed, such as 90m or 24h, not 1.50",
+        ),
+    ],
+)
+def test_a_number_is_quoted_as_the_file_has_it(line: str, message: str) -> None:
+    assert problems(parse_job_yaml(f"entry: a.py\n{line}\n")) == [message]
+
+
+def test_numbers_of_a_file_are_ordinary_numbers() -> None:
+    job = Job.from_mapping(
+        parse_job_yaml("entry: a.py\nhyperparameters: {lr: 1e-3}\nlimits: {max_cost: 5.50}\n")
+    )
+    assert type(job.hyperparameters["lr"]) is type(job.limits.max_cost) is float
+    mapping = parse_job_yaml("lr: 1.50")
+    assert json.dumps(pickle.loads(pickle.dumps(mapping))) == '{"lr": 1.5}'
+
+
+def test_a_character_that_json_writes_as_two_halves() -> None:
+    name = chr(0x1F600)
+    assert parse_job_yaml(json.dumps({"entry": f"{name}.py"})) == {"entry": f"{name}.py"}
+    (line,) = problems(parse_job_yaml('{"entry": "\\ud83d.py"}'))
+    assert "half of a surrogate pair" in line
+
+
+def test_a_file_without_an_end(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="larger than 32 MB"):
+        Job.from_file("/dev/zero")
+    with pytest.raises(JobError, match="cannot be read: embedded null byte"):
+        Job.from_file("a\0.yaml")
+
+
+def test_a_job_written_beside_its_file_is_the_same_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    text = "entry: train.py\nsource: .\ninputs: {a: data, b: s3://b/x/, c: /abs, d: {uri: e/f, mode: Pipe}}\n"
+    (folder / "job.yaml").write_text(text)
+    for path in (Path("sub/job.yaml"), folder / "job.yaml"):
+        job = Job.from_file(path, {"inputs": {"e": "mine/data"}})
+        changed_job = job.with_changes(name="other")
+        for one in (job, changed_job, copy.deepcopy(job)):
+            copy_file = path.with_name("copy.yaml")
+            copy_file.write_text(one.to_yaml())
+            read_again = Job.from_file(copy_file)
+            paths = [Path(channel.uri).absolute() for channel in one.inputs.values() if channel.is_local]
+            assert [
+                Path(channel.uri).absolute() for channel in read_again.inputs.values() if channel.is_local
+            ] == paths
+            assert (read_again.entry, read_again.source) == (one.entry, one.source)
+    job = Job.from_file("sub/job.yaml")
+    assert "entry: train.py" in job.to_yaml()
+    Path("sub/copy.yaml").write_text(job.to_yaml())
+    assert Job.from_file("sub/copy.yaml") == job
+
+
+def test_jobs_are_equal_by_what_a_script_gets() -> None:
+    values = [True, 1, 1.0, "1"]
+    variants = [Job(entry="a.py", hyperparameters={"a": value}) for value in values]
+    assert len(set(variants)) == len(values)
+    same = Job(entry="a.py", hyperparameters={"b": 2, "a": 1})
+    assert same == Job(entry="a.py", hyperparameters={"a": 1, "b": 2})
+    assert hash(same) == hash(copy.deepcopy(same))
+    assert same != "a.py"
+
+
+def test_a_class_derived_from_a_section_has_its_fields() -> None:
+    class Special(Job):
+        pass
+
+    job = Special(entry="a.py", compute={"hosts": 2})
+    assert (job.program, job.compute.hosts) == ("a.py", 2)
+    with pytest.raises(JobError, match=r"compute\.hosts: 0 is too small"):
+        Special(entry="a.py", compute={"hosts": 0})
+
+
+@table(
+    ("fields", "message"),
+    [
+        ({"compute": {"hosts": 10**5000}}, "compute.hosts: a number of more than 4,300 digits is too large"),
+        ({"hyperparameters": {"a": 10**5000}}, "hyperparameters.a: a number of more than 1,800 digits"),
+        ({"environment": {"A": 10**5000}}, "environment.A: text is needed, not a number of more than"),
+        (
+            {"limits": {"segment": 10**5000}},
+            "limits.segment: a duration with its unit is needed, such as 90m",
+        ),
+        ({"limits": {"segment": 0}}, "limits.segment: a duration with its unit is needed, such as 90m or"),
+        ({"limits": {"segment": "9" * 5000 + "d"}}, "limits.segment: '999"),
+        (
+            {"limits": {"max_runtime": "99999d"}},
+            "limits.max_runtime: '99999d' is too long; the longest duration",
+        ),
+        ({"compute": {"price_per_hour": 1e308}}, "compute.price_per_hour: 1e+308 is too large: at most 1e15"),
+        (
+            {"limits": {"max_cost": 10**5000}},
+            "limits.max_cost: a number of more than 4,300 digits is too large",
+        ),
+        ({"workload": {"model_memory": "9" * 400 + "GB"}}, "workload.model_memory: '999"),
+        ({"workload": {"model_memory": "0GB"}}, "workload.model_memory: '0GB' is zero"),
+        (
+            {"compute": {"instance_type": "ml.g5"}},
+            "compute.instance_type: 'ml.g5' is not an instance type such as",
+        ),
+        ({"entry": "x.YAML"}, "entry: 'x.YAML' is no program"),
+        ({"tags": {"": "x"}}, "tags: key '' is invalid: it is empty"),
+        (
+            {"\ufeffname": "x"},
+            "\ufeffname: unknown key '\\ufeffname', with a character that cannot be seen, did",
+        ),
+    ],
+)
+def test_values_beyond_every_bound(fields: dict[str, Any], message: str) -> None:
+    (line,) = problems({"entry": "a.py", **fields})
+    assert line.startswith(message)
+    assert len(line) < 250
+    assert "ml.ml" not in line
 
 
 def test_a_missing_job_file(tmp_path: Path) -> None:
@@ -488,7 +626,7 @@ jobs = st.builds(
     checkpoints=st.one_of(st.none(), checkpoints),
     deterministic=st.booleans(),
     segments=st.lists(segments, max_size=3),
-    tags=st.dictionaries(texts, texts, max_size=2),
+    tags=st.dictionaries(filled_texts, texts, max_size=2),
 )
 
 

@@ -17,7 +17,7 @@ import click
 from smlaunch import __version__
 from smlaunch.cli.error_report import ErrorReport, requests_json
 from smlaunch.cli.garbage_collection import defer_garbage_collection
-from smlaunch.cli.stdio import discard_stdout
+from smlaunch.cli.stdio import discard_stdout, open_closed_streams
 from smlaunch.errors import (
     DISK_FULL,
     EXIT_BAD_JOB,
@@ -136,6 +136,7 @@ cli = click.version_option(__version__, prog_name="smlaunch")(cli)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script. Always exits through ``sys.exit`` with an exit code of ``smlaunch.errors``."""
     defer_garbage_collection()
+    open_closed_streams()
     code = run_command(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
@@ -176,12 +177,36 @@ def _report_of(error: BaseException) -> ErrorReport:
     if is_disk_full(error):
         text = f"{DISK_FULL}: {error}; free disk space, then run the command again"
         return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", text),))
+    machine_problem = _machine_problem_of(error)
+    if machine_problem is not None:
+        return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", machine_problem),))
     if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH_ERRNOS and error.filename is not None:
         text = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
         return ErrorReport(EXIT_BAD_JOB, "JobError", (Problem("", text),))
     traceback.print_exception(error)
     text = "this is a bug in smlaunch; please report it with the lines above"
     return ErrorReport(EXIT_SERVICE, "Bug", (Problem("", text),))
+
+
+def _machine_problem_of(error: BaseException) -> str | None:
+    """Return what is wrong with the folder or the user that a command runs in; None if nothing is."""
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        return "the working directory has been removed; change to another one"
+    if isinstance(error, RuntimeError) and str(error) == _NO_HOME_MESSAGE:
+        return "no home directory is known: set HOME to a folder, and name no unknown user after ~ in a path"
+    return None
+
+
+_NO_HOME_MESSAGE = "Could not determine home directory."
+"""Of pathlib, for ``~`` without a home, and ``~name`` of no user."""
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  the only question is whether there is one
+    except FileNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -440,8 +440,8 @@ def _without_unset(value: dict[str, Any]) -> dict[str, Any]:
 def _to_number_if_numeric(text: str | None) -> int | float | str | None:
     """Return a number where the text is one; None for None. Any other text stays, so that ``Job`` reports it
     under the field's name."""
-    if text is None:
-        return None
+    if text is None or "_" in text or not text.isascii():  # Python's own spellings: 1_000 and other digits
+        return text
     for number_type in (int, float):
         with suppress(ValueError):
             return number_type(text)

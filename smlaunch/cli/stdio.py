@@ -17,6 +17,19 @@ def discard_stdout() -> None:
     os.close(nowhere)
 
 
+def open_closed_streams() -> None:
+    """Give the process a stdin, stdout and stderr where its parent has closed them: to /dev/null, so that no
+    file or socket gets their descriptors, and prints do not fail."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free one
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
+
+
 def is_same_file(first: IO[str], second: IO[str]) -> bool:
     """Whether two streams are the same terminal, file or pipe."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,6 +47,10 @@ def nearest_path_hint(path: Path) -> str:
     return f", did you mean {str(folder / similar_name)!r}?" if similar_name else ""
 
 
+SCRIPT_SUFFIXES = (".py", ".sh")
+"""A script is started by its interpreter; any other file must be executable."""
+
+
 def read_script_facts(path: Path) -> ScriptFacts:
     """Return what the user's entry script shows without running it. A script that cannot be read or parsed
     has a ``problem``.
@@ -58,12 +64,20 @@ def read_script_facts(path: Path) -> ScriptFacts:
         return ScriptFacts(problem=unreadable_reason)
     if path.is_dir():
         return ScriptFacts(exists=False, problem=f"{path} is a folder; name the script in it")
-    if not path.is_file():
+    if not path.exists():
         return ScriptFacts(exists=False, problem=f"{path} does not exist{nearest_path_hint(path)}")
+    if not path.is_file():
+        return ScriptFacts(problem=f"{path} is no ordinary file; name a script or a program")
     try:
         content = path.read_bytes()
+        is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
+    if path.suffix not in SCRIPT_SUFFIXES and not is_executable:
+        return ScriptFacts(
+            problem=f"{path} is no program: it is neither a .py or .sh script nor executable; name a script, "
+            f"or let the file be executed (chmod +x {shlex.quote(str(path))})"
+        )
     if path.suffix != ".py":  # a shell script, for example
         return ScriptFacts(
             reads_resource_config=b"resourceconfig.json" in content,

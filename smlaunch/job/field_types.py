@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
@@ -24,6 +23,7 @@ from smlaunch.text.did_you_mean import did_you_mean
 _SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)")
+_MAX_BYTES = 2**63 - 1
 _S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NON_PROGRAM_SUFFIXES = (
@@ -51,6 +51,13 @@ _MAX_VALUES = 100_000
 _MAX_INTEGER = 2**31 - 1
 """The largest value of an Integer in the service's API."""
 
+_MAX_DURATION_LENGTH = 100
+_MAX_NUMBER = 1e15
+"""More than any price or rate; products of it with hosts and hours stay finite."""
+
+_MAX_INTEGER_BITS = 6000
+"""About 1,800 digits: CreateTrainingJob takes 2,500 characters, and Python prints at most 4,300 digits."""
+
 
 # ---- durations -----------------------------------------------------------------------------------
 
@@ -61,10 +68,15 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None or not text:
         raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as 90m, 24h or 60d")
+    too_long = f"{shorten_value(text)} is too long; the longest duration is {_MAX_INTEGER // 86400}d"
+    if len(text) > _MAX_DURATION_LENGTH:
+        raise ValueError(too_long)
     seconds = sum(
         int(count or 0) * unit_seconds
         for count, unit_seconds in zip(match.groups(), _SECONDS_BY_UNIT.values(), strict=True)
     )
+    if seconds > _MAX_INTEGER:
+        raise ValueError(too_long)
     if seconds < 1:
         raise ValueError(f"{text!r} is zero; the shortest duration is one second")
     return seconds
@@ -88,7 +100,12 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write a number with its unit, such as 60GB or 1.5TB")
     power = "BKMGTP".index(match[2][0])
-    return int(float(match[1]) * (1024 if "i" in match[2] else 1000) ** power)
+    size_bytes = float(match[1]) * (1024 if "i" in match[2] else 1000) ** power
+    if size_bytes > _MAX_BYTES:
+        raise ValueError(f"{shorten_value(text)} is too large: at most 9,000 PB")
+    if size_bytes < 1:
+        raise ValueError(f"{text!r} is zero; leave it out where nothing is known")
+    return int(size_bytes)
 
 
 # ---- field types ---------------------------------------------------------------------------------
@@ -122,12 +139,14 @@ def _read_integer(minimum: int, value: Any) -> int:
 
 
 def _read_positive_number(value: Any) -> float:
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise FieldError("a number is needed, not {}", shorten_value(value))
-    if value > sys.float_info.max or not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise FieldError("a finite number is needed, not {}", shorten_value(value))
+    if value > _MAX_NUMBER:
+        raise FieldError("{} is too large: at most 1e15", shorten_value(value))
     if value <= 0:
-        raise FieldError("{} is too small: more than 0", repr(value))
+        raise FieldError("{} is too small: more than 0", shorten_value(value))
     return float(value)
 
 
@@ -139,7 +158,7 @@ def _read_truth_value(value: Any) -> bool:
 
 def _integer_as_text(value: Any) -> Any:
     """Accept ``3`` for ``"3"``. ``0.10`` and ``true`` have more than one spelling and must be quoted."""
-    return str(value) if type(value) is int else value
+    return str(value) if type(value) is int and value.bit_length() <= _MAX_INTEGER_BITS else value
 
 
 def _path_as_text(value: Any) -> Any:
@@ -159,8 +178,10 @@ def _parse_duration_field(duration: Any) -> str | None:
         return None
     if not isinstance(duration, str):
         # ``type``: true and false are integers for isinstance.
-        example = f"{duration}s" if type(duration) is int else "90m"
-        raise FieldError(f"a duration with its unit is needed, such as {example} or 24h, not {duration!r}")
+        example = f"{duration}s" if type(duration) is int and 1 <= duration <= _MAX_INTEGER else "90m"
+        raise FieldError(
+            f"a duration with its unit is needed, such as {example} or 24h, not {shorten_value(duration)}"
+        )
     try:
         return format_duration(parse_duration(duration))
     except ValueError as error:
@@ -204,7 +225,7 @@ def _path_of_file_uri(uri: str) -> str:
 
 
 def _check_script(text: str) -> str:
-    if text.endswith(_NON_PROGRAM_SUFFIXES):
+    if text.lower().endswith(_NON_PROGRAM_SUFFIXES):
         raise FieldError(
             f"{text!r} is no program; name a .py or .sh script, or a program that can be executed"
         )
@@ -241,7 +262,7 @@ def _parse_size_field(size: Any) -> str | None:
     if size is None:
         return None
     if not isinstance(size, str):
-        raise FieldError(f"a size with its unit is needed, such as 60GB or 1.5TB, not {size!r}")
+        raise FieldError(f"a size with its unit is needed, such as 60GB or 1.5TB, not {shorten_value(size)}")
     try:
         parse_size(size)
     except ValueError as error:
@@ -265,7 +286,8 @@ def _check_variable_name(text: str) -> str:
 
 def _check_instance_type(text: str) -> str:
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
-        hint = f", did you mean 'ml.{text}'?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", text) else ""
+        is_without_prefix = re.fullmatch(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", text)
+        hint = f", did you mean 'ml.{text}'?" if is_without_prefix else ""
         raise FieldError(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
     return text
 
@@ -306,6 +328,8 @@ def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> 
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
+        if value.bit_length() > _MAX_INTEGER_BITS:
+            raise FieldError("a number of more than 1,800 digits cannot be passed on; write a smaller one")
         return int(value)  # of a subclass, such as an IntEnum
     if isinstance(value, float):
         return float(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from smlaunch.errors import JobError, Problem
@@ -33,7 +34,6 @@ from smlaunch.job.field_types import (
     ScriptPath,
     StrategyName,
     StrictBool,
-    Text,
     TextOrInteger,
     VariableName,
     at_most,
@@ -353,10 +353,14 @@ class Job(Section):
     """Subnets of the VPC that hosts run in."""
     security_groups: tuple[NonEmptyText, ...] = ()
     """Security groups of the VPC that hosts run in."""
-    tags: dict[Text, TextOrInteger] = field(default_factory=dict)
+    tags: dict[NonEmptyText, TextOrInteger] = field(default_factory=dict)
     """Tags of every job that is created."""
     name: RunId | None = None
     """The run's id. The same job and name attach to the existing run."""
+
+    _file_folder: ClassVar[Path] = Path()
+    """Folder of the file that this job was read from, which sets its own; the working directory without one.
+    """
 
     def __init__(self, /, **fields: Any) -> None:
         self._set_fields(fields)
@@ -405,7 +409,15 @@ class Job(Section):
         if "checkpoints" in mapping:
             # So that an interval of the command line joins the address of the file.
             mapping["checkpoints"] = expand_shorthand("uri", mapping["checkpoints"])
-        return cls.from_mapping(merge_mappings(mapping, changes or {}))
+        job = cls.from_mapping(merge_mappings(mapping, changes or {}))
+        object.__setattr__(job, "_file_folder", Path(path).parent)
+        return job
+
+    def with_changes(self, **changes: Any) -> Job:
+        """Return a copy with other values of some fields. Raises JobError."""
+        job = super().with_changes(**changes)
+        object.__setattr__(job, "_file_folder", self._file_folder)
+        return job
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, in plain types. ``from_mapping`` gives the same
@@ -419,7 +431,9 @@ class Job(Section):
         return mapping
 
     def to_yaml(self) -> str:
-        """Return the job as a job file. Reading it gives the same job back."""
-        from smlaunch.job.yaml_file import dump_job_yaml
+        """Return the job as a job file. Reading it gives the same job back, if it is written into the folder
+        of the file that the job was read from, or else into the working directory: a file's relative paths
+        begin in its own folder."""
+        from smlaunch.job.yaml_file import dump_job_yaml, relative_paths_to
 
-        return dump_job_yaml(self.to_mapping())
+        return dump_job_yaml(relative_paths_to(self._file_folder, self.to_mapping()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import types
 import typing
@@ -37,6 +38,7 @@ Location = tuple[str | int, ...]
 
 _SectionClass = TypeVar("_SectionClass", bound="type[Section]")
 _Self = TypeVar("_Self", bound="Section")
+_Value = TypeVar("_Value")
 
 
 class FieldError(ValueError):
@@ -84,7 +86,7 @@ _READERS: dict[type, Mapping[str, _Reader]] = {}
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def section(section_class: _SectionClass) -> _SectionClass:
     """Make a class one of a job's sections. Editors and notebooks show its fields as its signature."""
-    created = dataclasses.dataclass(frozen=True, init=False, repr=False)(section_class)
+    created = dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)(section_class)
     hints = typing.get_type_hints(created, include_extras=True)
     _ANNOTATIONS[created] = {name: hints[name] for name in field_names(created)}
     _READERS[created] = {name: _reader_for(annotation) for name, annotation in _ANNOTATIONS[created].items()}
@@ -98,7 +100,7 @@ def section(section_class: _SectionClass) -> _SectionClass:
     return section_class
 
 
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
+@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Section:
     """Base class of the sections. A call raises one JobError with every mistake, each by its path."""
 
@@ -143,6 +145,16 @@ class Section:
             if (value := getattr(self, field.name)) != _default_of(field)
         }
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are the same in JSON: ``True``, ``1`` and ``1.0`` are three values, which a
+        script gets as three texts."""
+        if type(self) is not type(other) or not isinstance(other, Section):
+            return NotImplemented
+        return _canonical_json(self) == _canonical_json(other)
+
+    def __hash__(self) -> int:
+        return hash(_canonical_json(self))
+
     def __repr__(self) -> str:
         """Show what differs from the defaults. Secrets are masked, because a log may show the object."""
         fields = []
@@ -156,7 +168,12 @@ class Section:
 
 def annotations_of(section_class: type[Section]) -> Mapping[str, Any]:
     """Return the annotation of each field, by its name."""
-    return _ANNOTATIONS[section_class]
+    return _of_section(_ANNOTATIONS, section_class)
+
+
+def _of_section(value_by_class: Mapping[type, _Value], section_class: type) -> _Value:
+    """Return the value of a section, or, of a class derived from one, that of the section."""
+    return next(value_by_class[base] for base in section_class.__mro__ if base in value_by_class)
 
 
 def field_names(section_class: type[Section]) -> list[str]:
@@ -181,6 +198,18 @@ def _to_plain(value: Any) -> Any:
     return {key: _to_plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def _canonical_json(section: Section) -> str:
+    return json.dumps(_to_json(section), sort_keys=True)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Section):
+        return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(item) for item in value]
+    return {key: _to_json(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 # ---- reading -------------------------------------------------------------------------------------
 
 
@@ -188,7 +217,7 @@ def _fill(target: Section, fields: Mapping[Any, Any], location: Location, readin
     """Set the target's fields to what is read from ``fields``, and add the problems of fields that are wrong,
     missing or unknown."""
     section_class = type(target)
-    readers = _READERS[section_class]
+    readers = _of_section(_READERS, section_class)
     for contradiction in section_class.find_contradictions(fields):
         path = (contradiction.path,) if contradiction.path else ()
         reading.add_problem((*location, *path), contradiction.message)
@@ -203,10 +232,11 @@ def _fill(target: Section, fields: Mapping[Any, Any], location: Location, readin
     object.__setattr__(target, "_stated_fields", frozenset(fields))
     for key in fields:
         if not isinstance(key, str):
-            reading.add_problem(location, f"key {key!r} is not text; write it in quotes")
+            reading.add_problem(location, f"key {shorten_value(key)} is not text; write it in quotes")
         elif key not in readers:
             hint = _unknown_key_hint(key, section_class, reading.root)
-            reading.add_problem((*location, key), "unknown key" + hint)
+            key_text = "" if key.isprintable() else f" {key!a}, with a character that cannot be seen"
+            reading.add_problem((*location, key), f"unknown key{key_text}{hint}")
 
 
 def _reader_for(annotation: Any) -> _Reader:
@@ -288,12 +318,12 @@ def _read_section(section_class: type[Section], value: Any, location: Location, 
     fields = value if shorthand is None else expand_shorthand(shorthand, value)
     if not isinstance(fields, Mapping):
         keys = ", ".join(field_names(section_class))
-        kinds = "text or a mapping" if section_class.IS_USUALLY_TEXT else "a mapping"
+        kinds = "a mapping" if shorthand is None else "text or a mapping"
         reading.add_problem(location, f"{kinds} is needed (keys: {keys}), not {shorten_value(value)}")
         return value
     target = object.__new__(section_class)
     if section_class.IS_USUALLY_TEXT and fields is not value:
-        text = _READERS[section_class][str(shorthand)](fields[shorthand], location, reading)
+        text = _of_section(_READERS, section_class)[str(shorthand)](fields[shorthand], location, reading)
         fields, reading = {shorthand: text}, _Reading(reading.root)  # its problems are known
     _fill(target, fields, location, reading)
     return target
@@ -325,7 +355,7 @@ def _unknown_key_hint(key: str, section_class: type[Section], root: type[Section
 def _single_sections(section_class: type[Section]) -> dict[str, type[Section]]:
     """Return the class of each field that holds one section; not of those that hold several."""
     sections = {}
-    for name, annotation in _ANNOTATIONS[section_class].items():
+    for name, annotation in annotations_of(section_class).items():
         is_optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
         for candidate in typing.get_args(annotation) if is_optional else (annotation,):
             if isinstance(candidate, type) and issubclass(candidate, Section):
@@ -335,12 +365,19 @@ def _single_sections(section_class: type[Section]) -> dict[str, type[Section]]:
 
 def text_of_scalar(value: Any) -> str:
     """Return a number or a truth value as a job file has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "..." if isinstance(value, int) and value.bit_length() > 10_000 else str(value)
 
 
 def shorten_value(value: Any) -> str:
     """Return the value as an error message shows it, in at most 60 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints at most 4,300 digits
+        text = (
+            "a number of more than 4,300 digits" if isinstance(value, int) else "a value with such a number"
+        )
     if isinstance(value, bool):
         text = text_of_scalar(value)
     elif value is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,71 @@ _RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
     ("merge", re.compile(r"<<"), ["<"]),
 )
 
+_CORE_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
+
 _MAX_VALUES = 1_000_000
+_MAX_BYTES = 32_000_000
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 _UNICODE_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
+class _WrittenFloat(float):
+    """A number that is shown as the file has it: ``2.10`` and ``1e3``, which a version or a name may be."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> _WrittenFloat:
+        number = super().__new__(cls, value)
+        number.text = text
+        return number
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (float(self), self.text)
+
+
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way to state them
+    # PyYAML's own way to state both; other tags than the core schema's are unknown.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_constructors = {  # noqa: RUF012
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix(_YAML_TAG_PREFIX) in _CORE_TAGS
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a YAML node. Raises ConstructorError for a stated tag (``!!bool maybe``) that
+        the node's text does not have."""
+        pattern = _PATTERN_BY_TAG.get(node.tag)
+        if pattern is None:
+            return super().construct_object(node, deep)
+        if not isinstance(node, yaml.ScalarNode) or not pattern.fullmatch(node.value):
+            name = node.tag.removeprefix(_YAML_TAG_PREFIX)
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"this is no {name} of YAML 1.2's core schema; leave out !!{name}",
+                node.start_mark,
+            )
+        value = super().construct_object(node, deep)
+        return _WrittenFloat(value, node.value) if isinstance(value, float) else value
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        """Return a scalar's text. JSON writes a character beyond U+FFFF as two halves, which are joined."""
+        text = str(super().construct_scalar(node))
+        return _SURROGATE_PAIR.sub(
+            lambda pair: pair.group().encode("utf-16", "surrogatepass").decode("utf-16"), text
+        )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a YAML node. Overrides a method of PyYAML, which accepts a key that is given
         twice; raises ConstructorError for it."""
         seen_keys: set[tuple[str, str]] = set()  # type (a YAML tag) and text
         for key_node, _ in node.value:
-            # "<<" merges another mapping, and may be given twice.
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _YAML_TAG_PREFIX + "merge":
+            if not isinstance(key_node, yaml.ScalarNode):
                 continue
             key = key_node.tag, key_node.value
             if key in seen_keys:
@@ -57,6 +108,9 @@ class _Loader(yaml.SafeLoader):
                 )
             seen_keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+_PATTERN_BY_TAG = {_YAML_TAG_PREFIX + name: pattern for name, pattern, _ in _RESOLVERS if name in _CORE_TAGS}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -89,13 +143,19 @@ def read_job_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the file's keys and values, unchecked. Its relative paths become relative to the working
     directory.
 
-    Raises JobError for a file that is unreadable, not YAML (with line and column), or not a mapping.
+    Raises JobError for a file that is unreadable, too large, not YAML (with line and column), or not a
+    mapping.
     """
     file = Path(path)
     try:
-        content = file.read_bytes()
+        with file.open("rb") as stream:  # a pipe too; /dev/zero has no end
+            content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise JobError([Problem(str(path), f"the job file cannot be read: {error.strerror}")]) from None
+    except ValueError as error:  # a NUL character in the path
+        raise JobError([Problem(repr(path), f"the job file cannot be read: {error}")]) from None
+    if len(content) > _MAX_BYTES:
+        raise JobError([Problem(str(path), f"the job file is larger than {_MAX_BYTES // 10**6} MB")])
     return resolve_relative_paths(parse_job_yaml(content, str(path)), file.parent)
 
 
@@ -166,29 +226,41 @@ def merge_mappings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 def resolve_relative_paths(job_mapping: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a job's mapping with the paths that are relative to ``folder`` (that of its file) made relative
-    to the working directory: of the script (``entry``), its source folder, and inputs. Addresses and absolute
-    paths stay. The source folder of a module or a command is by default that of the file."""
-    resolved_job = dict(job_mapping)
-    entry = resolved_job.get("entry")
+    to the working directory. Addresses and absolute paths stay. The source folder of a module or a command is
+    by default that of the file."""
+    entry = job_mapping.get("entry")
+    if isinstance(entry, dict) and "script" not in entry and job_mapping.get("source") is None:
+        job_mapping = {**job_mapping, "source": "."}
+    return _with_paths(job_mapping, partial(_resolve_path, folder=folder))
+
+
+def relative_paths_to(folder: Path, job_mapping: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's mapping with paths that a file in ``folder`` states: the reverse of
+    ``resolve_relative_paths``."""
+    return _with_paths(job_mapping, partial(_path_in_file, folder=folder))
+
+
+def _with_paths(job_mapping: dict[str, Any], change_path: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a job's mapping with other paths: of the script (``entry``), its source folder, and inputs."""
+    changed_job = dict(job_mapping)
+    entry = changed_job.get("entry")
     if isinstance(entry, dict):
         if "script" in entry:
-            resolved_job["entry"] = {**entry, "script": _resolve_path(entry["script"], folder)}
-        elif resolved_job.get("source") is None:
-            resolved_job["source"] = "."
+            changed_job["entry"] = {**entry, "script": change_path(entry["script"])}
     elif entry is not None:
-        resolved_job["entry"] = _resolve_path(entry, folder)
-    if "source" in resolved_job:
-        resolved_job["source"] = _resolve_path(resolved_job["source"], folder)
-    inputs = resolved_job.get("inputs")
+        changed_job["entry"] = change_path(entry)
+    if "source" in changed_job:
+        changed_job["source"] = change_path(changed_job["source"])
+    inputs = changed_job.get("inputs")
     if isinstance(inputs, dict):
         # A channel is an address, or a mapping with one.
-        resolved_job["inputs"] = {
-            name: {**channel, "uri": _resolve_path(channel["uri"], folder)}
+        changed_job["inputs"] = {
+            name: {**channel, "uri": change_path(channel["uri"])}
             if isinstance(channel, dict) and "uri" in channel
-            else _resolve_path(channel, folder)
+            else change_path(channel)
             for name, channel in inputs.items()
         }
-    return resolved_job
+    return changed_job
 
 
 def _resolve_path(value: Any, folder: Path) -> Any:
@@ -196,3 +268,13 @@ def _resolve_path(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value or "://" in value:
         return value
     return str(folder / Path(value).expanduser())
+
+
+def _path_in_file(value: Any, folder: Path) -> Any:
+    """Return the path as a file in ``folder`` states it. Absolute paths stay."""
+    if folder == Path() or not isinstance(value, str) or "://" in value:
+        return value
+    path = Path(value)
+    if path.is_absolute():
+        return value
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute())

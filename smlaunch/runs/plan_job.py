@@ -64,6 +64,8 @@ def prepare(
         raise wrong_type_error(job, "a Job", "Job(entry='train.py')")
     if target is not None and not isinstance(target, Target):
         raise wrong_type_error(target, "a Target", "local_target()")
+    if name is not None and not isinstance(name, str):
+        raise wrong_type_error(name, "a run's name", "name='digits'")
     target = target or Target.region()
     facts, source = pack_job_source(job)
     record_stated_bucket_owners(job, target)

@@ -32,6 +32,44 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_plan_with_closed_streams(shell: Shell, tmp_path: Path, closed: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('loss=1.0')\n")
+    command = f'"$0" -m smlaunch.cli.main plan "$1" --local {closed}'
+    result = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env=shell.environment,
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result
+    assert ("at most" in result.stdout or "cost" in result.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "message"),
+    [
+        ('mkdir "$2" && cd "$2" && rmdir "$2" && ', {}, "error: the working directory has been removed"),
+        ("", {"HOME": "~nobody-of-that-name", "SMLAUNCH_HOME": ""}, "error: no home directory is known"),
+    ],
+)
+def test_what_a_command_runs_in_is_not_there(
+    shell: Shell, tmp_path: Path, before: str, environment: dict[str, str], message: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    command = f'{before}exec "$0" -m smlaunch.cli.main plan "$1" --local'
+    result = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, "train.py", str(tmp_path / "gone")],
+        capture_output=True,
+        text=True,
+        env={**shell.environment, **environment},
+        cwd=tmp_path,
+    )
+    assert result.returncode == 8, result
+    assert result.stderr.startswith(message)
+
+
 def test_a_local_plan_without_inputs_loads_no_client(home: Path, tmp_path: Path) -> None:
     """The endpoint starts with the first request to it, and this plan makes none."""
     script = tmp_path / "train.py"
@@ -75,6 +113,7 @@ def test_a_local_plan_without_inputs_loads_no_client(home: Path, tmp_path: Path)
         (["run", "x.py", "--local", "--executor", "docker"], "'docker' is not one of"),
         (["run", "x.py", "--local", "--launcher", "torchrum"], "launcher: 'torchrum' is unknown"),
         (["run", "x.py", "--local", "--hang", "soon"], "limits.hang: 'soon' is not a duration"),
+        (["run", "x.py", "--local", "--hosts", "1_0"], "compute.hosts: a whole number is needed, not '1_0'"),
         (["run", "x.txt", "--local"], "entry: 'x.txt' is no program; name a .py or .sh script"),
         (["logs", "x", "-f", "--json"], "one JSON document cannot be written before the run has ended"),
     ],

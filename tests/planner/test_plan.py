@@ -626,3 +626,20 @@ def test_where_images_are_run_they_are_not_said_to_be_recorded() -> None:
     text = str(plan({"image": "mine:1"}, local(endpoint=endpoint)))
     assert "on this machine (containers by podman)" in text
     assert "not run" not in text
+
+
+def test_nothing_is_assumed_of_an_unknown_type() -> None:
+    """The wait for capacity has no effect on types without an accelerator; of this one nobody knows."""
+    job = {"compute": {"instance_type": "ml.zz9.large"}, "limits": {"max_pending": "2h"}}
+    assert plan(job).planned_jobs[0].request["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+
+
+def test_hosts_of_a_later_segment_need_a_rendezvous() -> None:
+    job = {
+        "checkpoints": "s3://mine/ckpt/",
+        "limits": {"segment": "1h", "max_runtime": "3h"},
+        "segments": [{}, {"compute": {"hosts": 4}}],
+    }
+    job_plan = plan(job, region(script=PLAIN))
+    assert job_plan.strategy == "ddp"
+    assert "One process on one host" not in str(job_plan)

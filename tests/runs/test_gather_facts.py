@@ -227,3 +227,15 @@ def test_scripts_that_cannot_be_used(tmp_path: Path) -> None:
     assert missing.problem == (
         f"{tmp_path}/train_dpp.py does not exist, did you mean '{tmp_path}/train_ddp.py'?"
     )
+
+
+def test_a_file_that_is_no_program(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("this is a text\n")
+    problem = read_script_facts(notes).problem
+    assert problem is not None and "neither a .py or .sh script nor executable" in problem
+    notes.chmod(0o755)
+    assert read_script_facts(notes).problem is None
+    assert read_script_facts(Path("/dev/null")).problem == (
+        "/dev/null is no ordinary file; name a script or a program"
+    )

@@ -57,3 +57,8 @@ def test_other_types_than_a_job_are_refused(argument: object) -> None:
 def test_a_target_of_another_type_is_named() -> None:
     with pytest.raises(JobError, match="a Target is needed, not str"):
         plan(Job(entry=__file__), "local")  # type: ignore[arg-type]
+
+
+def test_a_name_of_another_type_is_named() -> None:
+    with pytest.raises(JobError, match="a run's name is needed, not int"):
+        plan(Job(entry=__file__), fake_target(), name=5)  # type: ignore[arg-type]

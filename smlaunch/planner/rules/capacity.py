@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smlaunch.catalog import algorithms
+from smlaunch.catalog.instances import find_instance_type
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan_context import PlanContext, is_accelerated, is_neuron
@@ -259,7 +260,8 @@ def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
     if (
         context.job.limits.max_pending is None
         or "limits.max_pending" not in context.job_kind.members
-        or any(map(is_accelerated, context.instance_types))
+        # Of a type that the catalog lacks nothing is known.
+        or any(is_accelerated(name) or find_instance_type(name) is None for name in context.instance_types)
     ):
         return
     types_text = (

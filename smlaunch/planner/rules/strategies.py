@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smlaunch.planner.plan_context import JobContext, StrategyMatch
+from smlaunch.planner.plan_context import JobContext, StrategyMatch, max_hosts_of
 from smlaunch.planner.rules.rule import rule
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
@@ -174,10 +174,10 @@ def choose_share_nothing_for_shards(context: JobContext) -> StrategyMatches:
     summary="`custom` for one process on one host",
     source=_ORDER_SOURCE,
     quote="One host and one process: `custom`",
-    fields=("compute",),
+    fields=("compute", "segments"),
 )
 def choose_custom_for_single_process(context: JobContext) -> StrategyMatches:
-    if context.job.compute.hosts == 1 and _takes_one_process_per_host(context):
+    if max_hosts_of(context.job) == 1 and _takes_one_process_per_host(context):
         yield StrategyMatch("custom", "One process on one host needs no rendezvous")
 
 
