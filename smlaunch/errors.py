@@ -76,6 +76,11 @@ class JobError(SmlaunchError):
         return type(self), (self.problems, self.job_mapping)
 
 
+def wrong_type_error(value: object, expected: str, example: str) -> JobError:
+    """Return the error for an argument of a function, which the ``example`` calls rightly."""
+    return JobError([Problem("", f"{expected} is needed, not {type(value).__name__}: {example}")])
+
+
 class AccountError(SmlaunchError):
     exit_code = EXIT_REFUSED
 

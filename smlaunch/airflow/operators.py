@@ -180,7 +180,7 @@ class SmlaunchOperator(BaseOperator):
     def _report_outcome(self, context: Context, name: str, target: Target) -> dict[str, Any]:
         outcome = fetch_outcome(name, target)
         document = outcome.to_dict()
-        error = outcome.error()
+        error = outcome.error
         if error is None:
             self.log.info("%s: %s", name, document["because"])
             return document

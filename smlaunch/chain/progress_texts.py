@@ -95,7 +95,7 @@ class ProgressTexts:
             return (
                 f"no progress: {job_names} left {newest_text}; the last one says it committed step "
                 f"{committed_step}, which is incomplete in S3: uploads do not finish before a segment ends; "
-                "see `smlaunch checkpoints ls`, and make segments longer"
+                "list the run's checkpoints, and make segments longer"
             )
         if newest_checkpoint_step == 0:
             return self._diagnosis_without_checkpoint(job_names)

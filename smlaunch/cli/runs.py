@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 )
 @json_option
 def ls(limit: int, as_json: bool, **options: Any) -> int:
-    """List runs, newest first. Training jobs of other clients are listed under their own names."""
+    """List runs, newest first. Training jobs of other clients are listed under their own names, or by their
+    ARNs where a run has the same name."""
     from smlaunch.cli.console import echo
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.runs.run_list import list_runs

@@ -55,7 +55,7 @@ class Connection:
     @property
     def cli_flag(self) -> str:
         """The option with which a later command uses the same target, with a space in front."""
-        return " --local" if self.state_dir is not None else ""
+        return self.target.cli_flag
 
     def local_path(self, uri: str | None) -> Path | None:
         """Return the file behind an S3 address of the local endpoint."""

@@ -40,6 +40,8 @@ class Failure(NamedTuple):
 
     traceback: str = ""
     service: Optional[str] = None
+    signal: Optional[str] = None
+    """Name of the signal that killed the process, such as SIGKILL."""
 
 
 def format_failure(
@@ -99,14 +101,15 @@ def parse_failure(text: str) -> Failure:
     first_line_match = _FIRST_FAILURE_LINE.match(failure_text)
     if first_line_match is None:
         return Failure(cause=failure_text, exit_code=container_exit_code)
-    first_line, _, traceback = failure_text.partition("\n")
+    traceback = failure_text.partition("\n")[2]
     rank, process_exit_code = first_line_match.group("rank"), first_line_match.group("code")
     return Failure(
-        cause=first_line_match.group("cause") or first_line,
+        cause=first_line_match.group("cause") or "",
         host=first_line_match.group("host"),
         rank=int(rank) if rank is not None else None,
         # That of the process that failed first says more.
         exit_code=int(process_exit_code) if process_exit_code else container_exit_code,
         traceback=traceback,
         service=first_line_match.group("service"),
+        signal=first_line_match.group("signal"),
     )

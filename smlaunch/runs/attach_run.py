@@ -17,7 +17,7 @@ from smlaunch.contract.run_names import (
     parse_shard_number,
 )
 from smlaunch.contract.segment import STOP_AFTER_VARIABLE
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, wrong_type_error
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.execution_jobs import ExecutionJobs, orchestrated_run_name
@@ -26,7 +26,7 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.orchestrator_driver import OrchestratorDriver
 from smlaunch.runs.parent_execution_driver import ParentExecutionDriver
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, RunDriver, ignore_message
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, log_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_format import check_format
 from smlaunch.runs.shard_drivers import ShardDrivers
@@ -34,25 +34,33 @@ from smlaunch.runs.shard_group import ShardGroup
 from smlaunch.runs.single_job_driver import SingleJobDriver
 from smlaunch.text.did_you_mean import nearest_match
 
+_JOB_RESOURCES = ("training-job/", "processing-job/")
+"""How the last part of a job's ARN begins."""
+
 _MAX_JOBS_FOR_SUGGESTION = 200
 """Jobs that are searched for a name similar to an unknown one."""
 
 
 def attach(name: str, target: Target | None = None, on_message: MessageCallback | None = None) -> Run:
     """Find an existing run by its id or the ARN of an orchestrator's execution, or any training job by its
-    name.
+    name, or by its ARN where a run has the same name.
 
-    ``on_message`` receives sentences about what happens while the run is followed. Raises JobError when there
-    is no such run.
+    ``on_message`` receives sentences about what happens while the run is followed, such as that its next job
+    is due and no client submits it. Without it they are logged as warnings of the logger ``smlaunch``. Raises
+    JobError when there is no such run.
     """
+    if not isinstance(name, str):
+        raise wrong_type_error(name, "the name of a run", "attach('my-run')")
     target = target or Target.region()
-    on_message = on_message or ignore_message
+    on_message = on_message or log_message
     name_or_arn = name
+    is_job_arn = name.startswith("arn:") and name.split(":")[-1].startswith(_JOB_RESOURCES)
     if name.startswith("arn:"):
-        name = name.replace("/", ":").rpartition(":")[2]  # the last part is the execution's name
+        name = name.replace("/", ":").rpartition(":")[2]  # the last part is the execution's or the job's name
+    may_be_run = is_run_id(name) and not is_job_arn
     with translate_call_errors(target):
-        job_names = list_own_names(name, target) if is_run_id(name) else []
-        if not job_names and is_run_id(name):
+        job_names = list_own_names(name, target) if may_be_run else []
+        if not job_names and may_be_run:
             run = _attach_sharded(name, target, on_message) or _attach_orchestrated(
                 name, target, on_message, job_names
             )
@@ -229,7 +237,8 @@ def _make_unknown_run_error(name_or_arn: str, unknown_name: str, target: Target)
         parsed_name = parse_any_job_name(summary.name)
         run_names.add(parsed_name.run if parsed_name else summary.name)
     similar_name = nearest_match(unknown_name, run_names)
-    hint = f", did you mean {similar_name!r}?" if similar_name else "; `smlaunch ls` shows the runs there"
+    hint = f", did you mean {similar_name!r}?" if similar_name else ""
+    hint = hint or f"; `smlaunch ls{target.cli_flag}` shows the runs there"
     return JobError([Problem("", f"there is no run {unknown_name!r} on {target.location}{hint}")])
 
 

@@ -23,7 +23,7 @@ from smlaunch.planner.plan import PlannedJob
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_checkpoints import RunCheckpoints
-from smlaunch.runs.run_driver import MessageCallback, RunDriver, SleepFunction, ignore_message
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, SleepFunction, log_message, resume_hint
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_outcome import RunOutcome
 from smlaunch.runs.run_state import (
@@ -68,7 +68,7 @@ class ChainDriver(RunDriver):
         target.bucket_owners.add_from_environment(workflow.variants[0].request.get("Environment", {}))
         self._checkpoints = None if uri is None else RunCheckpoints(uri, target.storage)
         self._target = target
-        self._on_message = on_message or ignore_message
+        self._on_message = on_message or log_message
         self._clock = clock
         self._failed_job_to_retry: JobName | None = None
         self._reported_due_time_by_job: dict[JobName, float] = {}
@@ -98,7 +98,8 @@ class ChainDriver(RunDriver):
     def add_result(self, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome with the run's result and the newest checkpoint's step."""
         step = self.checkpoint_status.step or None
-        return replace(outcome, is_chain=True, final_result=self.final_result, step=step)
+        outcome = replace(outcome, is_chain=True, final_result=self.final_result, step=step)
+        return outcome if self.is_driving else replace(outcome, hint=resume_hint(outcome, self._target))
 
     def segment_of(self, job: str) -> tuple[JobName, int | None] | None:
         """Return a job's segment and attempt and the number of planned segments; None for a run of a single
@@ -218,7 +219,7 @@ class ChainDriver(RunDriver):
             request=action.request,
         )
         try:
-            submit_job_once(planned_job, self.workflow.job_hash, control_plane, storage)
+            submit_job_once(planned_job, self.workflow.job_hash, self._target)
         except CallError as error:
             # A person waits for the first job's submission, and learns at once that the quota is in use,
             # unless the caller has chosen to wait (waits_for_quota).
@@ -281,5 +282,5 @@ class ChainDriver(RunDriver):
             self._reported_due_time_by_job[action.name] = -1.0
             self._on_message(
                 f"{action.name} is due and no driver submits it; "
-                f"`smlaunch resume {self.workflow.run}` continues the run"
+                f"`smlaunch resume {self.workflow.run}{self._target.cli_flag}` continues the run"
             )

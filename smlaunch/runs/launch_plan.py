@@ -9,6 +9,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
 from smlaunch.chain.workflow import Workflow, with_caps_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
+from smlaunch.errors import wrong_type_error
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
 from smlaunch.render.plan import Plan
@@ -27,11 +28,10 @@ from smlaunch.runs.plan_job import (
     pack_job_source,
     prepare,
     record_stated_bucket_owners,
-    wrong_type_error,
 )
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, ignore_message
+from smlaunch.runs.run_driver import MessageCallback, log_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.submit_job import SubmittedJob, find_existing_job, submit_job_once
 
@@ -44,7 +44,8 @@ def launch(
 ) -> Run:
     """Upload missing files, create the run's first job, and return without waiting for it.
 
-    ``on_message`` receives sentences about slow or unexpected actions. ``on_progress`` receives the state of
+    ``on_message`` receives sentences about slow or unexpected actions; without it they are logged as warnings
+    of the logger ``smlaunch``. ``on_progress`` receives the state of
     the data upload about ten times a second.
 
     A PreparedRun is a plan with the packed source folder and its own target. Launching the same job under the
@@ -60,7 +61,7 @@ def launch(
         prepared_run = job_or_plan
     else:
         raise wrong_type_error(job_or_plan, "a Job or a Plan", "Job(entry='train.py')")
-    return _launch_prepared(prepared_run, on_message or ignore_message, on_progress)
+    return _launch_prepared(prepared_run, on_message or log_message, on_progress)
 
 
 def _launch_prepared(
@@ -125,8 +126,7 @@ def _submit_first_job(
     return submit_job_once(
         first_job,
         plan.job_hash,
-        target.control_plane,
-        target.storage,
+        target,
         on_retry=lambda error, seconds: on_message(_retry_message(error, seconds)),
     )
 

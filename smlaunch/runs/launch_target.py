@@ -123,15 +123,15 @@ class Target:
 
     kind: TargetKind
     region_name: str
-    polling: Polling
+    polling: Polling = field(repr=False)
     session: Any = field(repr=False)
     """A botocore session, or any object with its ``create_client``."""
     account: str | None = None
     """None is found out when needed, as for role and bucket."""
     role: str | None = None
     bucket: str | None = None
-    facts: EndpointFacts | None = None
-    fail_fast: bool = False
+    facts: EndpointFacts | None = field(default=None, repr=False)
+    fail_fast: bool = field(default=False, repr=False)
     """Do not wait for a service that is slow to respond: the result is optional."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     locate_endpoint: Callable[[], EndpointAddress] | None = field(default=None, repr=False)
@@ -233,6 +233,16 @@ class Target:
     def location(self) -> str:
         """The target in words, for messages."""
         return f"the local endpoint at {self.url}" if self.kind == "local" else self.region_name
+
+    @property
+    def short_name(self) -> str:
+        """The target in one word. Starts no endpoint."""
+        return "local" if self.kind == "local" else self.region_name
+
+    @property
+    def cli_flag(self) -> str:
+        """The option with which a command uses this machine, with a space in front; empty for a region."""
+        return " --local" if self.kind == "local" else ""
 
     @cached_property
     def control_plane(self) -> ControlPlane:

@@ -45,7 +45,7 @@ def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
     except (CallError, ValueError, KeyError, AttributeError):
         excluded_files = {}  # the list cannot be read: without it there is only no hint of them
     hint = missing_file_hint(failure_text, excluded_files) or missing_package_hint(failure_text)
-    return replace(outcome, hint=hint)
+    return replace(outcome, hint=hint or outcome.hint)
 
 
 def missing_package_hint(failure_text: str) -> str:

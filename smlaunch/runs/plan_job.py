@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.program_files import find_program_file, source_folder
-from smlaunch.errors import JobError, Problem, SmlaunchError
+from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
 from smlaunch.job.model import Job
 from smlaunch.job.partial import parse_without_invalid_fields
@@ -221,7 +221,3 @@ def _find_default_requirements(entry_in_source: str, archive: SourceArchive) -> 
     """Return the path of the requirements.txt beside the program's file, or at the top of the source."""
     beside_program = (PurePosixPath(entry_in_source).parent / DEFAULT_REQUIREMENTS).as_posix()
     return next((name for name in (beside_program, DEFAULT_REQUIREMENTS) if name in archive.files), None)
-
-
-def wrong_type_error(value: object, expected: str, example: str) -> JobError:
-    return JobError([Problem("", f"{expected} is needed, not {type(value).__name__}: {example}")])

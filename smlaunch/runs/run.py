@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from html import escape
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from smlaunch.contract.run_names import JobName
 from smlaunch.errors import SmlaunchError
@@ -19,7 +19,7 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.missing_files import add_missing_file_hint
 from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_driver import RunDriver, SleepFunction
-from smlaunch.runs.run_outcome import RunOutcome
+from smlaunch.runs.run_outcome import RunOutcome, summarize_run
 from smlaunch.runs.submit_job import stop_job
 
 
@@ -47,12 +47,33 @@ class RunJobs(Protocol):
     def logs(self) -> Iterator[LogLine]: ...
 
 
+class _Deadline:
+    """When a caller stops waiting: ``timeout`` seconds from now, or never."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._at_monotonic = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def has_passed(self) -> bool:
+        return self._at_monotonic is not None and time.monotonic() >= self._at_monotonic
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep, at most until the deadline, and return whether it has passed."""
+        if self._at_monotonic is not None:
+            seconds = max(0.0, min(seconds, self._at_monotonic - time.monotonic()))
+        time.sleep(seconds)
+        return self.has_passed
+
+
 class Run:
     """A run of a job: a single training job, a chain of them, or one of either for each shard of the data.
 
     ``status``, ``done`` and ``describe`` say how the run is now. ``wait`` follows it to its end; ``result``
     and ``exception`` do so too, and judge how it ended. A run that was launched here is driven to its end
     meanwhile. A run that was attached to is only followed, until ``resume``.
+
+    With a ``timeout``, in seconds, these three raise TimeoutError, as a ``concurrent.futures.Future`` does,
+    and the run goes on. It is checked between two requests to the service.
     """
 
     def __init__(
@@ -70,6 +91,22 @@ class Run:
         """The run existed before this call."""
         self._jobs = jobs
         self._find_driver = find_driver
+        self._last_status = "attached" if attached else "launched"
+        """As it was read last."""
+
+    def __repr__(self) -> str:
+        """Return one line, with the status as it was read last. Makes no request."""
+        job_count = len(self.jobs)
+        jobs_text = f"{job_count} job{'' if job_count == 1 else 's'}"
+        return f"Run({self.name!r}, {self._last_status}, {jobs_text}, {self.target.short_name})"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: it holds connections, and all its state is at the service."""
+        found_by = "smlaunch.local_target()" if self.target.kind == "local" else "smlaunch.Target.region()"
+        raise TypeError(
+            "a Run cannot be pickled or copied; take its name, and "
+            f"smlaunch.attach({self.name!r}, {found_by})"
+        )
 
     @cached_property
     def _driver(self) -> RunDriver:
@@ -121,7 +158,10 @@ class Run:
         driver = self._driver
         with translate_call_errors(self.target):
             driver.observe(reads_checkpoints=reads_checkpoints)
-            return driver.add_result(self._jobs.outcome(reads_logs=reads_logs))
+            outcome = driver.add_result(self._jobs.outcome(reads_logs=reads_logs))
+        if outcome.jobs:  # a shard may have none yet
+            self._last_status = outcome.status
+        return outcome
 
     def outcome_from(self, follower: JobFollower) -> RunOutcome:
         """Return the run's state from what a follower has already read."""
@@ -157,37 +197,50 @@ class Run:
                 return
             names = self._jobs.to_follow(followed)
 
-    def wait(self, on_event: Callable[[Event], None] | None = None) -> RunOutcome:
+    def wait(
+        self, on_event: Callable[[Event], None] | None = None, timeout: float | None = None
+    ) -> RunOutcome:
         """Follow the run to its end, submit its further jobs if it was launched here or resumed, and return
         its outcome with the last metrics, however it ended.
 
-        ``on_event`` receives every state change, log line and warning.
+        ``on_event`` receives every state change, log line and warning. What the run waits for between two
+        jobs, such as a client that submits the next one, is a message: see ``on_message`` of ``attach``.
+        Raises TimeoutError if the run has not ended after ``timeout`` seconds.
         """
+        deadline = _Deadline(timeout)
         with translate_call_errors(self.target):  # a CallError becomes a ServiceError, for example
-            for follower in self.follow():  # one for each job
-                for events in follower.event_batches():
+            for follower in self.follow(deadline.sleep):  # one for each job
+                for events in follower.event_batches(deadline.sleep):
                     for event in events:
                         if on_event is not None:
                             on_event(event)
-        # Described once more; the hint is about a file that was not uploaded and that the script misses.
-        return add_missing_file_hint(self.describe(reads_logs=True), self.target)
+                    if deadline.has_passed:
+                        break
+                if deadline.has_passed:
+                    break
+        outcome = self.describe(reads_logs=True)
+        if outcome.exit_code is None and deadline.has_passed:
+            raise TimeoutError(
+                f"run {self.name} has not ended after {timeout:g} s, and goes on: {summarize_run(outcome)}"
+            )
+        # The hint is about a file that was not uploaded and that the script misses.
+        return add_missing_file_hint(outcome, self.target)
 
-    def result(self) -> RunOutcome:
+    def result(self, timeout: float | None = None) -> RunOutcome:
         """Wait for the run's end, and return its outcome if it completed.
 
         Raises the run's exception otherwise: TrainingFailed, StoppedByUser, LimitReached, ServiceError or
-        MachineError.
+        MachineError. Raises TimeoutError if the run has not ended after ``timeout`` seconds.
         """
-        outcome = self.wait()
-        error = outcome.error()  # None for a completed run
-        if error is not None:
-            raise error
+        outcome = self.wait(timeout=timeout)
+        if outcome.error is not None:  # None for a completed run
+            raise outcome.error
         return outcome
 
-    def exception(self) -> SmlaunchError | None:
+    def exception(self, timeout: float | None = None) -> SmlaunchError | None:
         """Wait for the run's end, and return the exception that ``result`` raises; None for a completed
-        run."""
-        return self.wait().error()
+        run. Raises TimeoutError if the run has not ended after ``timeout`` seconds."""
+        return self.wait(timeout=timeout).error
 
     def resume(self) -> None:
         """Continue the run, also after a stop or a failure: ``wait`` drives it from now on. Starts nothing

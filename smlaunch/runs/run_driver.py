@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +11,7 @@ from smlaunch.runs.run_outcome import RunOutcome
 
 if TYPE_CHECKING:
     from smlaunch.runs.chain_driver import ChainDriver
+    from smlaunch.runs.launch_target import Target
 
 SleepFunction = Callable[[float], object]
 """Sleeps for some seconds. Returns True when the caller must stop waiting."""
@@ -18,8 +20,17 @@ MessageCallback = Callable[[str], None]
 """Receives sentences about what happens, for the user."""
 
 
-def ignore_message(_: str) -> None:
-    return None
+def log_message(text: str) -> None:
+    """Log a message of a run whose caller has no callback for it: a program must not wait for ever without a
+    word. Python shows warnings on stderr, unless the program configures the logger ``smlaunch``."""
+    logging.getLogger("smlaunch").warning("%s", text)
+
+
+def resume_hint(outcome: RunOutcome, target: Target) -> str:
+    """Return how a chain goes on whose next job nobody has submitted yet; empty for any other run."""
+    if outcome.final_result is not None or not outcome.jobs or not outcome.last_job.is_finished:
+        return ""
+    return f"`smlaunch resume {outcome.run}{target.cli_flag}` submits the next job, if no client does"
 
 
 class RunDriver(Protocol):

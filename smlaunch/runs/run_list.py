@@ -23,6 +23,8 @@ class RunSummary(NamedTuple):
     """One row of ``smlaunch ls``: a run and its newest job. Times are seconds since the epoch."""
 
     run: str
+    """Its name; the ARN of another client's job that is called like a run."""
+
     job: str
     status: str
     """Of the run; of the job where the run cannot be read."""
@@ -42,14 +44,15 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
 
     Of a run whose newest job has ended, the status is that of the run: a chain goes on after a completed job.
     """
-    jobs_by_run: dict[str, list[JobSummary]] = {}  # newest first
+    # By name, and whether it is a run's: another client's job may be called like a run. Newest job first.
+    jobs_by_run: dict[tuple[str, bool], list[JobSummary]] = {}
     with translate_call_errors(target):
         for job_summary in target.control_plane.list_jobs():
             parsed_name = parse_any_job_name(job_summary.name)
-            run_name = parsed_name.run if parsed_name else job_summary.name
-            if run_name not in jobs_by_run and len(jobs_by_run) == limit:
+            key = (job_summary.name, False) if parsed_name is None else (parsed_name.run, True)
+            if key not in jobs_by_run and len(jobs_by_run) == limit:
                 break
-            jobs_by_run.setdefault(run_name, []).append(job_summary)
+            jobs_by_run.setdefault(key, []).append(job_summary)
         # Runs that another release has made, in a format that this one cannot read, are marked as such.
         newest_jobs = [jobs[0] for jobs in jobs_by_run.values()]
         format_by_arn = unreadable_formats(
@@ -57,14 +60,14 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
         )
     summaries = [
         RunSummary(
-            run=run_name,
+            run=name if is_run or (name, True) not in jobs_by_run else jobs[0].arn,
             job=jobs[0].name,
             status=jobs[0].status,
             created=min(job.created for job in jobs),
             ended=jobs[0].ended,
             other_format=format_by_arn.get(jobs[0].arn),  # None for a run that can be read
         )
-        for run_name, jobs in jobs_by_run.items()
+        for (name, is_run), jobs in jobs_by_run.items()
     ]
     # In threads, because each run takes some requests.
     with ThreadPoolExecutor(_PARALLEL_DESCRIPTIONS) as pool:

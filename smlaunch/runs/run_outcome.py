@@ -105,7 +105,8 @@ class RunOutcome:
     """The orchestrator's execution that creates the jobs; empty where it is not stated, None for a run that
     smlaunch drives."""
     hint: str = ""
-    """Why a file that the failure names was not uploaded; empty where nothing is known."""
+    """What helps the user: why a file that the failure names was not uploaded, or what continues a chain that
+    nobody drives. Empty where nothing is known."""
 
     @property
     def last_job(self) -> JobOutcome:
@@ -165,8 +166,17 @@ class RunOutcome:
             "data_wait": self.data_wait.to_dict() if self.data_wait is not None else None,
         }
 
+    def describe_end(self, result: FinishRun) -> str:
+        """Return one line for the user about how a chain ended."""
+        failure = self.last_job.failure
+        if result.status == "Failed" and failure is not None and failure.host is not None:
+            # The failed process says more than the chain's own summary. The note is about the other jobs.
+            return summarize_job(self.last_job) + result.run_note
+        return result.summary
+
+    @property
     def error(self) -> SmlaunchError | None:
-        """Return the exception for a run that did not complete; None for one that completed or still runs."""
+        """The exception for a run that did not complete; None for one that completed or still runs."""
         code = self.exit_code
         if not code:
             return None
@@ -245,10 +255,7 @@ def summarize_run(outcome: RunOutcome) -> str:
         return summarize_job(last_job)
     if final_result is None:
         return f"{last_job.name}: {summarize_job(last_job)}{_what_follows_text(outcome)}"
-    if final_result.status == "Failed" and last_job.failure is not None and last_job.failure.host is not None:
-        # The failed process says more than the chain's own summary. The note is about the other jobs.
-        return summarize_job(last_job) + final_result.run_note
-    return final_result.summary
+    return outcome.describe_end(final_result)
 
 
 def _what_follows_text(outcome: RunOutcome) -> str:
@@ -256,7 +263,7 @@ def _what_follows_text(outcome: RunOutcome) -> str:
     if not outcome.last_job.is_finished:
         return ""
     if outcome.execution is None:
-        return f"; the next job is due: `smlaunch resume {outcome.run}` submits it if no client does"
+        return "; the next job is due"
     return f"; what follows is up to {describe_driver(outcome.execution)}"
 
 
@@ -283,6 +290,8 @@ def _summarize_failure(job: JobOutcome) -> str:
     if failure is None or failure.host is None:
         # No process failed first: the failure is the service's, which states it in the first line.
         first_line = job.failure_reason.partition("\n")[0]
+        if failure is not None and not failure.cause:  # "AlgorithmError: , exit code: 7"
+            return f"the container exited with code {failure.exit_code}, and left no message"
         return first_line or "failed; the service gave no reason"
     if failure.service is not None:  # a helper program that runs beside the training on each host
         failed_process = f"service {failure.service} on {failure.host}"
@@ -290,7 +299,10 @@ def _summarize_failure(job: JobOutcome) -> str:
         failed_process = f"rank {failure.rank} on {failure.host}"
     else:
         failed_process = failure.host
-    exit_text = " failed" if failure.exit_code is None else f" exited with code {failure.exit_code}"
+    if failure.signal is not None:
+        exit_text = f" was killed by {failure.signal}"
+    else:
+        exit_text = " failed" if failure.exit_code is None else f" exited with code {failure.exit_code}"
     cause_text = f": {failure.cause}" if failure.cause else ""
     return f"{failed_process}{exit_text}{cause_text}"
 

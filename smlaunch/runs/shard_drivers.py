@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from smlaunch.runs.launch_target import Target
-from smlaunch.runs.run_driver import RunDriver, SleepFunction
+from smlaunch.runs.run_driver import RunDriver, SleepFunction, resume_hint
 from smlaunch.runs.run_outcome import RunOutcome
 from smlaunch.runs.shard_group import ShardGroup
 
@@ -20,6 +21,11 @@ class ShardDrivers(RunDriver):
 
     def observe(self, *, reads_checkpoints: bool = False) -> None:
         """Do nothing: each shard's driver observes its jobs when the shard is described."""
+
+    def add_result(self, outcome: RunOutcome) -> RunOutcome:
+        if any(driver.is_driving for driver in self.chain_drivers):
+            return outcome
+        return replace(outcome, hint=resume_hint(outcome, self._target))
 
     def wait_for_next_jobs(self, sleep: SleepFunction, followed: Collection[str]) -> tuple[str, ...]:
         return self._shards.to_follow(followed)

@@ -30,6 +30,10 @@ class ShardedRunOutcome(RunOutcome):
         """The last job of the shard that decided how the run ended, else of the newest shard."""
         return _shard_that_decides_result(self.shard_outcomes).last_job
 
+    def describe_end(self, result: FinishRun) -> str:
+        """Return one line for the user about how the run ended, which names the shard that decided it."""
+        return result.summary
+
     @property
     def individual_outcomes(self) -> tuple[RunOutcome, ...]:
         return self.shard_outcomes
@@ -70,9 +74,9 @@ def _result_of_all_shards(shards: Sequence[RunOutcome]) -> FinishRun | None:
     if completed == len(shards):
         return FinishRun(0, "Completed", f"completed in all {completed} shards")
     deciding = _shard_that_decides_result(shards)
-    completed_text = f"; {completed} of {len(shards)} shards have completed"
-    sentence = f"{deciding.run}: {summarize_run(deciding)}{completed_text}"
-    return FinishRun(deciding.exit_code or 0, deciding.status, sentence, completed_text)
+    completed_text = f"{completed} of {len(shards)} shards have completed"
+    sentence = f"{deciding.run}: {summarize_run(deciding)}; {completed_text}"
+    return FinishRun(deciding.exit_code or 0, deciding.status, sentence)
 
 
 def _add_placeholder_job(outcome: RunOutcome) -> RunOutcome:

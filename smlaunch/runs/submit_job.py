@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from smlaunch.api.job_kinds import job_kind_of, member_value
 from smlaunch.api.retry_policy import CREATE_BACKOFF, BackoffPolicy
-from smlaunch.aws.interfaces import CallError, ControlPlane, ObjectStorage
+from smlaunch.aws.interfaces import CallError, ControlPlane
 from smlaunch.aws.service_errors import call_with_retries, may_have_succeeded
 from smlaunch.contract.run_names import TAG_JOB, parse_job_name
 from smlaunch.contract.s3_uri import split_s3_uri
@@ -20,6 +20,7 @@ from smlaunch.contract.segment import parse_bucket_owners
 from smlaunch.errors import JobError, Problem
 from smlaunch.planner.input_channels import RESERVED_CHANNELS
 from smlaunch.planner.plan import PlannedJob
+from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_format import check_tags
 
 _OUTPUT_FIELDS = ("output", "checkpoints.uri")
@@ -38,8 +39,7 @@ class SubmittedJob(NamedTuple):
 def submit_job_once(
     planned_job: PlannedJob,
     job_hash: str,
-    control_plane: ControlPlane,
-    storage: ObjectStorage,
+    target: Target,
     *,
     on_retry: Callable[[CallError, float], None] | None = None,
     backoff: BackoffPolicy = CREATE_BACKOFF,
@@ -54,13 +54,13 @@ def submit_job_once(
     # Nobody else's bucket may take a name's place: the service reads from and writes to these buckets, and a
     # request cannot state their owners.
     for bucket in buckets_to_verify(planned_job.request):
-        call_with_retries(partial(storage.check_bucket_owner, bucket))
+        call_with_retries(partial(target.storage.check_bucket_owner, bucket))
     job_may_exist = False
 
     def create_job() -> str:
         nonlocal job_may_exist
         try:
-            return control_plane.create_job(planned_job.request)
+            return target.control_plane.create_job(planned_job.request)
         except CallError as error:  # such as a timeout: the service may have received the request
             job_may_exist = job_may_exist or may_have_succeeded(error)
             raise
@@ -74,10 +74,10 @@ def submit_job_once(
             error.code in ("ResourceInUse", "ResourceInUseException") or "already exists" in error.message
         )
         try:
-            existing_job = find_existing_job(planned_job, job_hash, control_plane)
+            existing_job = find_existing_job(planned_job, job_hash, target.control_plane)
         except CallError as lookup_error:
             if name_is_taken or job_may_exist:
-                raise _unknown_submission_result_error(planned_job, lookup_error) from error
+                raise _unknown_submission_result_error(planned_job, lookup_error, target) from error
             raise error from None
         if existing_job is None:
             raise
@@ -110,13 +110,13 @@ def buckets_to_verify(request: Mapping[str, Any]) -> list[str]:
     return sorted(buckets)
 
 
-def _unknown_submission_result_error(planned_job: PlannedJob, error: CallError) -> CallError:
+def _unknown_submission_result_error(planned_job: PlannedJob, error: CallError, target: Target) -> CallError:
     name = parse_job_name(planned_job.name)
     run = planned_job.name if name is None else name.run
     text = (
-        f"{error.message}; the job {planned_job.name} may run nevertheless: `smlaunch show {run}` shows "
-        "whether it "
-        f"does, and the same command with --name {run} goes on with it"
+        f"{error.message}; the job {planned_job.name} may run nevertheless: "
+        f"`smlaunch show {run}{target.cli_flag}` shows whether it does, and the same command with --name "
+        f"{run} goes on with it"
     )
     return CallError(error.operation, error.code, text, error.http_status)
 

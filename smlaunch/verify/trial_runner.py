@@ -304,9 +304,7 @@ class _Trial:
             operation=CHAIN_OPERATION,
             request=build_job_request(self._workflow, segment, 1),
         )
-        submitted_job = submit_job_once(
-            planned_job, self._workflow.job_hash, self._target.control_plane, self._target.storage
-        )
+        submitted_job = submit_job_once(planned_job, self._workflow.job_hash, self._target)
         self._job_names.append(submitted_job.name)
 
     def result(self, planned_cut_count: int) -> TrialResult:

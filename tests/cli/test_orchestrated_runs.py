@@ -64,4 +64,4 @@ def test_a_pipelines_run_is_looked_at_and_stopped_like_any_other(endpoint_shell:
         and f"was driven by the pipeline's execution {completed_execution}" in resume_result.err
     )
     missing_run = endpoint_shell("show", run[::-1] + "x", "--local")
-    assert missing_run.code == 2 and "`smlaunch ls` shows the runs there" in missing_run.err
+    assert missing_run.code == 2 and "`smlaunch ls --local` shows the runs there" in missing_run.err

@@ -273,6 +273,20 @@ def test_list_runs_shows_runs_not_jobs(target: Target) -> None:
     assert len(list_runs(target, 1)) == 1
 
 
+def test_a_run_hides_no_job_of_its_name(target: Target) -> None:
+    """Another client's job may be called like a run: then its ARN names it."""
+    for name, status in (("one-s1-a1", "Completed"), ("one", "Stopped"), ("two", "Completed")):
+        control(target).descriptions_by_job[name] = [job_description(name, status, [status])]
+    arn = str(control(target).describe_job("one")["TrainingJobArn"])
+    rows = {row.run: (row.job, row.status) for row in list_runs(target, 10)}
+    assert rows == {
+        "one": ("one-s1-a1", "Completed"),
+        arn: ("one", "Stopped"),
+        "two": ("two", "Completed"),
+    }
+    assert {run: attach(run, target).jobs for run in rows} == {run: (job,) for run, (job, _) in rows.items()}
+
+
 @pytest.mark.parametrize("status", ["InProgress", "Completed"])
 def test_a_listed_run_was_created_with_its_first_job(target: Target, status: str) -> None:
     """It was once the creation of a later job, where the list ended between the two."""

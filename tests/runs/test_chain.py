@@ -334,7 +334,7 @@ def test_no_progress_three_times_in_a_row_ends_it_with_a_diagnosis(target: Targe
     assert verdict.exit_code == 1
     assert f"{', '.join(idle)} left nothing newer than step 10" in verdict.summary
     result = attach(RUN, target).describe(reads_logs=True)
-    assert type(result.error()) is TrainingFailed
+    assert type(result.error) is TrainingFailed
     assert result.to_dict()["because"] == verdict.summary
 
 
@@ -459,7 +459,7 @@ class TestStop:
         attach(RUN, target).stop()
         assert drive_to_end(chain).exit_code == 5
         assert names(target) == FIVE_JOBS[:1]
-        assert isinstance(attach(RUN, target).describe().error(), StoppedByUser)
+        assert isinstance(attach(RUN, target).describe().error, StoppedByUser)
 
     def test_resume_goes_on_after_it(self, target: Target) -> None:
         self.test_no_further_segment_is_started(target)

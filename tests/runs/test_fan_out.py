@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from smlaunch.contract.progress_line import parse_line
 from smlaunch.contract.run_names import parse_shard_number, shard_run_id
 from smlaunch.runs.progress_estimate import ProgressTracker
-from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, summarize_run
+from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, outcome_from_description, summarize_run
 from smlaunch.runs.shard_group import _CombinedProgress
 from smlaunch.runs.sharded_outcome import ShardedRunOutcome
+from tests.runs.fakes import job_description
 
 ENDINGS = {0: "Completed", 1: "Failed", 2: "Failed", 5: "Stopped", None: "InProgress"}
 
@@ -46,11 +47,12 @@ def test_a_sharded_run_has_one_status(codes: list[int | None]) -> None:
         first = next(number for number, code in enumerate(codes, start=1) if code)
         assert outcome.exit_code == codes[first - 1] and outcome.last_job.name == f"x-p{first}-s1-a1"
         assert f"x-p{first}: " in summarize_run(outcome)
+        assert f"run x: x-p{first}: " in str(outcome.error)
         assert f"{codes.count(0)} of {len(codes)} shards have completed" in summarize_run(outcome)
-        assert outcome.error() is not None
+        assert outcome.error is not None
     else:
         assert (outcome.status, outcome.exit_code) == ("Completed", 0)
-        assert outcome.error() is None
+        assert outcome.error is None
 
 
 def test_steps_are_added_once_all_shards_report_theirs() -> None:
@@ -72,3 +74,14 @@ def test_steps_are_added_once_all_shards_report_theirs() -> None:
 )
 def test_names_of_shards(name: str, number: int | None) -> None:
     assert parse_shard_number("x", name) == number
+
+
+def test_the_exception_names_the_shard_whose_host_failed() -> None:
+    reason = "AlgorithmError: algo-1 exited with code 3: ValueError: x, exit code: 3"
+    failed = outcome_from_description(
+        job_description("x-p2-s1-a1", "Failed", ["Failed"], FailureReason=reason)
+    )
+    outcome = ShardedRunOutcome.from_shards("x", [part(1, 0), RunOutcome("x-p2", (failed,))])
+    assert str(outcome.error) == (
+        "run x: x-p2: algo-1 exited with code 3: ValueError: x; 1 of 2 shards have completed"
+    )

@@ -33,7 +33,7 @@ def test_exit_codes(
     )
     run = RunOutcome("r", (job,))
     assert run.exit_code == code
-    run_error = run.error()
+    run_error = run.error
     assert (type(run_error) if run_error else None) is error
     if run_error is not None:
         assert run_error.exit_code == code
@@ -46,7 +46,15 @@ def test_a_service_that_failed_is_named() -> None:
             "r-s0-a0", "Failed", ["Failed"], FailureReason=f"AlgorithmError: {text}, exit code: 137"
         )
     )
-    assert summarize_job(job).startswith("service ray-worker on algo-2 exited with code 137")
+    assert summarize_job(job) == "service ray-worker on algo-2 was killed by SIGKILL"
+
+
+def test_a_container_that_leaves_no_message() -> None:
+    """As the service has it for other clients' images."""
+    job = outcome_from_description(
+        job_description("r", "Failed", ["Failed"], FailureReason="AlgorithmError: , exit code: 7")
+    )
+    assert summarize_job(job) == "the container exited with code 7, and left no message"
 
 
 def test_the_first_failure_is_parsed_from_the_reason() -> None:
@@ -60,6 +68,7 @@ def test_the_first_failure_is_parsed_from_the_reason() -> None:
         "host": "algo-2",
         "rank": 3,
         "exit_code": 1,
+        "signal": None,
         "traceback": "Traceback ...\nValueError: boom",
         "service": None,
     }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smlaunch.contract.failure_reason import format_failure
+from smlaunch.contract.failure_reason import format_failure, parse_failure
 from smlaunch.errors import disk_full_message
 from smlaunch.local.executors.executor_interface import HostExit
 from smlaunch.local.jobs.job_state import MAX_REASON_CHARACTERS, algorithm_error
@@ -70,7 +70,7 @@ def choose_failure_reason(reports: Sequence[HostReport]) -> str | None:
     failures = [report for report in reports if report.host_exit.code != 0]
     if not failures:
         return None
-    first_failure = _find_first_failure(failures)
+    first_failure = _report_of_named_host(_find_first_failure(failures), failures)
     host_name, host_exit = first_failure.host_name, first_failure.host_exit
     # A shell exits with 126 for a program that it cannot execute, and with 127 for one that it cannot find.
     is_program_missing = host_exit.kind == "not_started" and host_exit.code in (126, 127)
@@ -96,6 +96,16 @@ def _find_first_failure(failures: Sequence[HostReport]) -> HostReport:
         report for report in failures if not report.was_asked_to_stop or report.failure_file_time is not None
     ]
     return min(unprompted_failures or failures, key=lambda report: (report.failed_at, report.host_name))
+
+
+def _report_of_named_host(report: HostReport, failures: Sequence[HostReport]) -> HostReport:
+    """Return the report of the host that the failure file of ``report`` says is lost, if that host has failed
+    by itself; else ``report``. A peer knows only that the host is gone, and may notice that first."""
+    failure = parse_failure(report.failure_file_text)
+    if failure.exit_code is not None or failure.signal is not None:  # it knows how a process ended
+        return report
+    own_reports = (other for other in failures if other.host_name == failure.host)
+    return next((other for other in own_reports if not other.was_asked_to_stop), report)
 
 
 def _describe_exit_without_file(host_name: str, host_exit: HostExit) -> str:

@@ -54,3 +54,15 @@ def test_a_first_process_that_was_killed_has_a_host_and_a_cause() -> None:
     # An exit without a message has AWS's text.
     silent = HostReport("algo-2", HostExit(1), 1.0, False)
     assert choose_failure_reason([silent]) == "AlgorithmError: , exit code: 1"
+
+
+def test_a_host_that_was_killed_is_named_so_if_a_peer_misses_it_first() -> None:
+    peer = report("algo-2", 1, ended=9.9, failure="algo-1 failed: it is gone: connection closed", at=9.8)
+    killed = HostReport("algo-1", HostExit(137, signal="SIGKILL"), 9.9, was_asked_to_stop=False)
+    reason = choose_failure_reason([peer, killed])
+    assert reason is not None
+    assert reason.startswith("AlgorithmError: algo-1 was killed by SIGKILL: its first process")
+    assert reason.endswith(", exit code: 137")
+    stopped_later = HostReport("algo-1", HostExit(143), 12.0, was_asked_to_stop=True)
+    reason = choose_failure_reason([peer, stopped_later])
+    assert reason is not None and reason.startswith("AlgorithmError: algo-1 failed: it is gone")

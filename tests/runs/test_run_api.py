@@ -1,0 +1,192 @@
+"""A run as an object: timeouts, one line of text, copies, and what it says while nobody drives it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from smlaunch import Run, Target, attach
+from smlaunch.errors import JobError
+from smlaunch.runs.attach_run import run_of_chain, run_of_shards
+from smlaunch.runs.chain_driver import ChainDriver
+from smlaunch.runs.job_list import JobList
+from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description
+from tests.runs.test_chain import FOLDER, RUN, Service, workflow
+
+JOB = "demo-s1-a1"
+RUNNING = job_description(JOB, "InProgress", ["Starting", "Training"])
+COMPLETED = job_description(JOB, "Completed", ["Starting", "Training", "Completed"])
+WAITING: dict[str, Callable[..., Any]] = {"wait": Run.wait, "result": Run.result, "exception": Run.exception}
+
+
+@pytest.fixture
+def target() -> Target:
+    return fake_target()
+
+
+def local(target: Target) -> Target:
+    """Returns the target with the kind of this machine's endpoint."""
+    local_target = replace(target, kind="local")
+    local_target.__dict__.update(
+        {name: value for name, value in target.__dict__.items() if name not in local_target.__dict__}
+    )
+    return local_target
+
+
+def control(target: Target) -> FakeControl:
+    return target.__dict__["control_plane"]  # type: ignore[no-any-return]
+
+
+# ---- timeouts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", WAITING)
+@pytest.mark.parametrize("timeout", [0, 0.01, -1])
+def test_a_timeout_ends_the_wait_and_not_the_run(target: Target, method: str, timeout: float) -> None:
+    control(target).descriptions_by_job[JOB] = [RUNNING]
+    run = attach("demo", target)
+    with pytest.raises(TimeoutError, match=r"run demo has not ended after .* s, and goes on: in progress"):
+        WAITING[method](run, timeout=timeout)
+    assert control(target).stopped == []
+    control(target).descriptions_by_job[JOB] = [RUNNING, COMPLETED]
+    WAITING[method](run, timeout=60)
+    assert run.done()
+
+
+@pytest.mark.parametrize("method", WAITING)
+def test_a_run_that_has_ended_has_its_result_at_once(target: Target, method: str) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    logs: FakeLogs = target.__dict__["logs"]
+    logs.add_lines(f"{JOB}/algo-1-5", "a")
+    WAITING[method](attach("demo", target), timeout=0)
+
+
+def test_what_came_before_the_timeout_was_told(target: Target) -> None:
+    control(target).descriptions_by_job[JOB] = [RUNNING]
+    events: list[object] = []
+    with pytest.raises(TimeoutError):
+        attach("demo", target).wait(events.append, timeout=0.01)
+    assert [event.state for event in events] == ["Starting", "Training"]  # type: ignore[attr-defined]
+
+
+def test_a_chain_that_waits_for_its_next_job_times_out(target: Target) -> None:
+    run = undriven_chain(target)
+    with pytest.raises(TimeoutError, match="the next job is due"):
+        run.result(timeout=0.01)
+    assert len(control(target).created) == 1, "the job that was there before"
+
+
+def test_shards_time_out_together(target: Target) -> None:
+    runs: dict[int, Run] = {}
+    for number in (1, 2):
+        name = f"{RUN}-p{number}"
+        control(target).descriptions_by_job[f"{name}-s1-a1"] = [
+            job_description(f"{name}-s1-a1", "InProgress", ["Training"])
+        ]
+        driver = ChainDriver(
+            replace(workflow(), run=name), FOLDER, target, jobs=JobList(name, target, [f"{name}-s1-a1"])
+        )
+        runs[number] = run_of_chain(driver, target, attached=True)
+    run = run_of_shards(RUN, target, runs, attached=True)
+    with pytest.raises(TimeoutError):
+        run.result(timeout=0.05)
+    assert control(target).stopped == []
+
+
+# ---- a chain that nobody drives ----------------------------------------------------------------------------
+
+
+def undriven_chain(target: Target) -> Run:
+    """Returns a chain whose first job has ended, and which no client drives."""
+    storage = target.__dict__["storage"]
+    target.__dict__["control_plane"] = Service(storage)
+    driver = ChainDriver(workflow(), FOLDER, target, is_driving=True)
+    FOLDER.save_workflow(workflow(), storage)
+    first_job = str(driver.wait_for_next_job())
+    control(target).descriptions_by_job[first_job].pop(0)
+    return attach(RUN, target)
+
+
+@pytest.mark.parametrize("kind", ["region", "local"])
+def test_it_says_which_command_continues_it(target: Target, kind: str) -> None:
+    target, flag = (local(target), " --local") if kind == "local" else (target, "")
+    outcome = undriven_chain(target).describe()
+    assert outcome.hint == f"`smlaunch resume {RUN}{flag}` submits the next job, if no client does"
+    document = outcome.to_dict()
+    assert (document["because"], document["hint"]) == (
+        f"{RUN}-s1-a1: completed; the next job is due",
+        outcome.hint,
+    )
+
+
+def test_a_run_that_is_driven_or_has_ended_has_no_such_hint(target: Target) -> None:
+    run = undriven_chain(target)
+    run.resume()
+    assert run.describe().hint == ""
+    run.result()
+    assert attach(RUN, target).describe().hint == ""
+
+
+def test_the_wait_for_it_is_logged_once_without_a_callback(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = undriven_chain(target)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "smlaunch"), pytest.raises(TimeoutError):
+        run.wait(timeout=0.05)
+    assert caplog.messages == [
+        f"{RUN}-s2-a1 is due and no driver submits it; `smlaunch resume {RUN}` continues the run"
+    ]
+    assert [record.name for record in caplog.records] == ["smlaunch"]
+
+
+# ---- the object --------------------------------------------------------------------------------------------
+
+
+def test_it_is_shown_as_one_line_with_the_status_that_was_read_last(target: Target) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    run = attach("demo", target)
+    assert repr(run) == str(run) == "Run('demo', attached, 1 job, eu-west-1)"
+    assert run.status == "Completed"
+    assert repr(run) == "Run('demo', Completed, 1 job, eu-west-1)"
+    chain = undriven_chain(local(target))
+    chain.describe()
+    assert repr(chain) == f"Run('{RUN}', InProgress, 1 job, local)"
+
+
+def test_a_target_is_shown_as_one_short_line(target: Target) -> None:
+    assert repr(target) == (
+        "Target(kind='aws', region_name='eu-west-1', account=None, role=None, bucket=None)"
+    )
+
+
+@pytest.mark.parametrize("copy_run", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", ["region", "local"])
+def test_a_copy_is_refused_with_the_way_to_another_one(
+    target: Target, copy_run: Callable[[Run], object], kind: str
+) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    expected = r"attach\('demo', smlaunch.Target.region\(\)\)"
+    if kind == "local":
+        target, expected = local(target), r"attach\('demo', smlaunch.local_target\(\)\)"
+    with pytest.raises(
+        TypeError, match=f"cannot be pickled or copied; take its name, and smlaunch.{expected}"
+    ):
+        copy_run(attach("demo", target))
+
+
+@pytest.mark.parametrize("value", [None, 3, b"demo", object()])
+def test_what_is_no_name_is_refused(target: Target, value: Any) -> None:
+    with pytest.raises(JobError, match=rf"the name of a run is needed, not {type(value).__name__}: attach\("):
+        attach(value, target)
+
+
+def test_an_unknown_run_of_this_machine_is_listed_by_the_right_command(target: Target) -> None:
+    with pytest.raises(JobError, match="`smlaunch ls --local` shows the runs there"):
+        attach("nobody", local(target))
