@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from smlaunch.connection.termination_signals import exit_on_termination
 from smlaunch.errors import EndpointError, JobError, Problem
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from smlaunch.local.fault_injection import FaultPlan
     from smlaunch.runs.launch_target import EndpointAddress, Target
 
-_CLOSE_GRACE_SECONDS = 1.0
-"""Seconds."""
+_COMMAND_GRACE_SECONDS = 1.0
+"""How long the jobs of a command have to exit when it ends. A running one is closed only after a second
+interrupt: it has had its SIGTERM."""
+
+_PROGRAM_GRACE_SECONDS = 5.0
+"""The same for the jobs of a program, to which its end is the first notice."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,11 @@ class Connection:
 
 @contextmanager
 def open_connection(
-    options: dict[str, Any], *, read_only: bool = False, faults_file: str | None = None
+    options: dict[str, Any],
+    *,
+    read_only: bool = False,
+    faults_file: str | None = None,
+    close_grace_seconds: float = _COMMAND_GRACE_SECONDS,
 ) -> Iterator[Connection]:
     """Open the target that the command's options name: a region of AWS, or a local endpoint (a server that
     imitates SageMaker on this machine): the one in the background, or else one in this process, which starts
@@ -77,6 +86,7 @@ def open_connection(
     ``options`` are local, region, profile and, where the command has them, isolation and executor.
     ``faults_file`` lists faults to simulate, for an endpoint that is started here. ``read_only``: the command
     must not create the state directory, so that without one the endpoint has a temporary one.
+    ``close_grace_seconds``: how long jobs have to exit when an endpoint that is started here is closed.
     """
     if not options["local"]:
         _reject_local_options(options, faults_file)
@@ -99,11 +109,11 @@ def open_connection(
     if read_only and not state_root.exists():
         with (
             TemporaryDirectory(prefix="smlaunch-") as folder,
-            _open_embedded_endpoint(Path(folder), options, faults_file) as connection,
+            _open_embedded_endpoint(Path(folder), options, faults_file, close_grace_seconds) as connection,
         ):
             yield connection
         return
-    with _open_embedded_endpoint(state_root, options, faults_file) as connection:
+    with _open_embedded_endpoint(state_root, options, faults_file, close_grace_seconds) as connection:
         yield connection
 
 
@@ -137,8 +147,11 @@ def local_target(*, isolation: str | None = None, executor: str | None = None) -
     """Return this machine as a target for ``plan`` and ``launch``, as ``--local`` does for a command.
 
     Uses the background endpoint, or starts one that lives as long as this process (a notebook's kernel, for
-    example). ``isolation`` is full, user or plain; ``executor`` is processes, containers or one that was
-    added; None takes the best available.
+    example). At its end, also by Ctrl-C, SIGTERM or SIGHUP, the jobs are stopped and their checkpoints
+    stored; the program's own handlers of signals stay.
+
+    ``isolation`` is full, user or plain; ``executor`` is processes, containers or one that was added; None
+    takes the best available.
 
     Raises JobError where the background endpoint has other hosts, and EndpointError where no endpoint can be
     started.
@@ -148,11 +161,13 @@ def local_target(*, isolation: str | None = None, executor: str | None = None) -
     key = (isolation, executor)
     if key in _OPEN_CONNECTIONS:
         return _OPEN_CONNECTIONS[key].target
-    connection = _EXIT_STACK.enter_context(open_connection({**options, **hosts}))
-    if (
-        connection.has_embedded_endpoint
-    ):  # a background endpoint may have stopped or restarted at the next call
+    connection = _EXIT_STACK.enter_context(
+        open_connection({**options, **hosts}, close_grace_seconds=_PROGRAM_GRACE_SECONDS)
+    )
+    if connection.has_embedded_endpoint:
+        # Not kept otherwise: a background endpoint may have stopped or restarted at the next call.
         _OPEN_CONNECTIONS[key] = connection
+        _EXIT_STACK.enter_context(exit_on_termination())
     return connection.target
 
 
@@ -163,13 +178,14 @@ atexit.register(_EXIT_STACK.close)
 
 
 @contextmanager
-def _open_embedded_endpoint(root: Path, options: dict[str, Any], faults: str | None) -> Iterator[Connection]:
+def _open_embedded_endpoint(
+    root: Path, options: dict[str, Any], faults: str | None, close_grace_seconds: float
+) -> Iterator[Connection]:
     from smlaunch.local.endpoint import Endpoint
     from smlaunch.local.endpoint_settings import Settings
     from smlaunch.local.executors import DEFAULT_EXECUTOR
 
-    # Closed with a running job only after a second interrupt: the job has had its SIGTERM.
-    settings = Settings(close_grace_seconds=_CLOSE_GRACE_SECONDS, faults=_read_fault_plan(faults))
+    settings = Settings(close_grace_seconds=close_grace_seconds, faults=_read_fault_plan(faults))
     executor = options.get("executor") or DEFAULT_EXECUTOR
     endpoint = Endpoint(root, isolation=options.get("isolation"), executor=executor, settings=settings)
     with _EndpointOnDemand(endpoint) as locate_endpoint:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from smlaunch.api.job_kinds import JOB_KINDS
 from smlaunch.aws.interfaces import CallError, JobSummary
 from smlaunch.aws.service_errors import call_with_retries
 from smlaunch.chain.orchestrator_execution import describe_driver
@@ -34,7 +35,7 @@ from smlaunch.runs.shard_group import ShardGroup
 from smlaunch.runs.single_job_driver import SingleJobDriver
 from smlaunch.text.did_you_mean import nearest_match
 
-_JOB_RESOURCES = ("training-job/", "processing-job/")
+_JOB_RESOURCES = tuple(f"{kind.arn_resource}/" for kind in JOB_KINDS.values())
 """How the last part of a job's ARN begins."""
 
 _MAX_JOBS_FOR_SUGGESTION = 200

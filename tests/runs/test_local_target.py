@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import signal
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,138 @@ def test_forked_processes_have_connections_of_their_own(job: Job, home: Path) ->
         assert [child.exitcode for child in children] == [0] * len(children)
     finally:
         background_endpoint.stop_endpoint(home)
+
+
+SAVES_AT_SIGTERM = """
+import pathlib, signal, sys, time
+def leave(*_):
+    time.sleep(1.5)
+    pathlib.Path("/opt/ml/checkpoints/saved").write_text("state")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("training", flush=True)
+time.sleep(600)
+"""
+LAUNCHES = """
+import sys
+from smlaunch import Checkpoints, Job, LogLine, launch, local_target
+def tell(event):
+    if isinstance(event, LogLine) and event.text.endswith("training"):
+        print("ready", flush=True)
+target = local_target()
+job = Job(entry=sys.argv[1], name="kept", checkpoints=Checkpoints(f"s3://{target.bucket}/kept/"))
+launch(job, target).wait(tell)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_end_of_a_program_stores_the_checkpoints_of_its_jobs(
+    home: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "source").mkdir()
+    script = tmp_path / "source" / "train.py"
+    script.write_text(SAVES_AT_SIGTERM)
+    program = start_program(LAUNCHES, str(script))
+    program.send_signal(number)
+    _, errors = program.communicate(timeout=120)
+    assert [path.read_text() for path in home.glob("s3/*/kept/saved")] == ["state"], errors
+    assert program.returncode == (143 if number == signal.SIGTERM else -number)
+    assert "Traceback" not in errors or number == signal.SIGINT
+
+
+def start_program(text: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program, and return it when it has written the line ``ready``."""
+    command = [sys.executable, "-c", textwrap.dedent(text), *arguments]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n", program.communicate()
+    return program
+
+
+SIGNAL_PROGRAMS = {
+    "handled": (
+        """
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        local_target(isolation="plain")
+        ready()
+        """,
+        9,
+    ),
+    "handled later": (
+        """
+        local_target(isolation="plain")
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        ready()
+        """,
+        9,
+    ),
+    "ignored": (
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        local_target(isolation="plain")
+        os.kill(os.getpid(), signal.SIGTERM)
+        ready(0)
+        os._exit(8)
+        """,
+        8,
+    ),
+    "in a thread": (
+        """
+        thread = threading.Thread(target=lambda: local_target(isolation="plain"))
+        thread.start()
+        thread.join()
+        ready()
+        """,
+        -signal.SIGTERM,
+    ),
+    "a forked process": (
+        """
+        local_target(isolation="plain")
+        if pid := os.fork():
+            os.kill(pid, signal.SIGTERM)
+            status = os.waitpid(pid, 0)[1]
+            ready(0)
+            os._exit(os.WTERMSIG(status))
+        time.sleep(600)
+        """,
+        signal.SIGTERM,
+    ),
+    "closed before": (
+        """
+        local_target(isolation="plain")
+        open_connection._EXIT_STACK.close()
+        ready()
+        """,
+        -signal.SIGTERM,
+    ),
+    "once": (
+        """
+        local_target(isolation="plain")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(600)
+        finally:
+            ready()
+        """,
+        -signal.SIGTERM,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGNAL_PROGRAMS)
+def test_signals_of_the_program_stay_its_own(home: Path, name: str) -> None:
+    text, expected_code = SIGNAL_PROGRAMS[name]
+    beginning = """
+        import os, signal, threading, time
+        from smlaunch import local_target
+        from smlaunch.connection import open_connection
+        def ready(seconds=600):
+            print("ready", flush=True)
+            time.sleep(seconds)
+        """
+    program = start_program(textwrap.dedent(beginning) + textwrap.dedent(text))
+    if expected_code not in (8, signal.SIGTERM):
+        program.terminate()
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == expected_code, errors
