@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.program_files import find_program_file, source_folder
-from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
+from smlaunch.errors import JobError, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
 from smlaunch.job.model import Job
 from smlaunch.job.partial import parse_without_invalid_fields
