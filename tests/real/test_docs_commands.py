@@ -35,7 +35,7 @@ EXIT_CODES = {"docs/refusals.md": 2}
 """Of commands that are examples of a refusal."""
 
 NOT_RUN = {
-    "--from-s3-inventory s3://dest/.../manifest.json": "the user's own path; run by tests/data/test_inventory_report.py",
+    "--from-s3-inventory s3://dest/.../manifest.json": "run by tests/data/test_inventory_report.py",
     "/project/images": "the user's own path; the same command runs with another one",
 }
 """Parts of commands that cannot be typed as they are, and why."""
