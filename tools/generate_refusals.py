@@ -39,12 +39,9 @@ If smlaunch cannot read a field, it also reports the problems of the other field
 from the unreadable field's default: the intended value of `max_runtime: soon` is unknown. It reports problems
 that depend on a choice or a price once it can read all fields.
 
-`tests/planner/bad_jobs.yaml` lists {count} jobs that cannot work, with the expected text of each error; 98 of
-them were written before the rules. `tests/planner/test_bad_jobs.py` checks that each is rejected with exactly
-its problems and without a write. `tests/e2e/test_refusals.py` checks the same for some of them with the
-command, against a region that records every request. `tests/planner/test_refusals.py` checks that any
-combination of many faults is reported completely. `tools/generate_refusals.py` generates this page from the
-rules and that file; a test compares them.
+The tests hold {count} jobs that cannot work, with the expected text of each error; 98 of them were written
+before the rules. Each is rejected with exactly its problems and without a write, and any combination of
+many faults is reported completely. `tools/generate_refusals.py` generates this page.
 
 ## Rules
 
@@ -214,7 +211,7 @@ def _rows(phase: str) -> str:
 
 def _row(rule: Rule[Any, Any]) -> str:
     quote = rule.quote.replace("|", "\\|")
-    return f"| `{rule.id}` | {rule.summary} | [{quote}]({rule.source}) |\n"
+    return f"| `{rule.id}` | {rule.summary} | [{quote}]({rule.source.removeprefix('docs/')}) |\n"
 
 
 def _elsewhere(names: list[str]) -> Iterator[str]:
