@@ -103,6 +103,7 @@ _COMMANDS = {
     "logs": ("smlaunch.cli.runs", "logs", "Print a run's log."),
     "wait": ("smlaunch.cli.runs", "wait", "Wait for a run and exit with its exit code."),
     "stop": ("smlaunch.cli.runs", "stop", "Stop a run."),
+    "shell": ("smlaunch.cli.shell", "shell", "Open a shell in a running local host."),
     "resume": ("smlaunch.cli.runs", "resume", "Continue a run of several segments."),
     "checkpoints": ("smlaunch.cli.checkpoints", "checkpoints", "List a run's checkpoints, or verify them."),
     "verify-resume": (

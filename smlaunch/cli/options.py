@@ -129,6 +129,24 @@ def _complete_algorithms(ctx: click.Context, param: click.Parameter, incomplete:
     return [name for name in known_algorithms() if name.startswith(incomplete)]
 
 
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the newest runs for shell completion, of the target that the command line names so far."""
+    from smlaunch.cli.completion_values import run_names
+
+    return [name for name in run_names(ctx.params) if name.startswith(incomplete)]
+
+
+def _complete_from(source: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return a completion from a function of cli/completion_values.py."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from smlaunch.cli import completion_values
+
+        return [value for value in getattr(completion_values, source)() if value.startswith(incomplete)]
+
+    return complete
+
+
 _JOB, _HOSTS, _DATA, _LIMITS, _TARGET = "Job", "Hosts", "Data", "Limits", "Target"
 
 job_options = _combine_decorators(
@@ -217,13 +235,18 @@ job_options = _combine_decorators(
         grouped_option(_HOSTS, "--hosts", metavar="N", help="Number of hosts."),
         grouped_option(_HOSTS, "--processes-per-host", metavar="P", help="Ranks per host: a number or auto."),
         grouped_option(
-            _HOSTS, "--instance-type", metavar="TYPE", help="Instance type, such as ml.g5.12xlarge."
+            _HOSTS,
+            "--instance-type",
+            metavar="TYPE",
+            shell_complete=_complete_from("instance_types"),
+            help="Instance type, such as ml.g5.12xlarge.",
         ),
         grouped_option(
             _HOSTS,
             "--instance-preference",
             "instance_preferences",
             metavar="TYPE",
+            shell_complete=_complete_from("instance_types"),
             multiple=True,
             help="Instead of --instance-type: the first type with capacity is used; repeatable, up to 5.",
         ),
@@ -300,9 +323,19 @@ connection_options = _combine_decorators(
             help="Run on this machine, without AWS.",
         ),
         grouped_option(
-            _TARGET, "--region", metavar="REGION", help="AWS region; default: from the AWS configuration."
+            _TARGET,
+            "--region",
+            metavar="REGION",
+            shell_complete=_complete_from("regions"),
+            help="AWS region; default: from the AWS configuration.",
         ),
-        grouped_option(_TARGET, "--profile", metavar="NAME", help="AWS profile."),
+        grouped_option(
+            _TARGET,
+            "--profile",
+            metavar="NAME",
+            shell_complete=_complete_from("profiles"),
+            help="AWS profile.",
+        ),
     )
 )
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option, quiet_option
+from smlaunch.cli.options import (
+    GroupedCommand,
+    complete_runs,
+    connection_options,
+    grouped_option,
+    json_option,
+    quiet_option,
+)
 from smlaunch.contract.run_names import parse_any_job_name
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ def ls(limit: int, as_json: bool, **options: Any) -> int:
 
 
 @click.command(cls=GroupedCommand, short_help="Show the state or the result of a run.")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @connection_options
 @json_option
 def show(run: str, as_json: bool, **options: Any) -> int:
@@ -84,7 +91,7 @@ def show(run: str, as_json: bool, **options: Any) -> int:
 
 
 @click.command(cls=GroupedCommand, short_help="Print a run's log.")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @connection_options
 @grouped_option(
     "Which",
@@ -133,7 +140,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
 
 
 @click.command(cls=GroupedCommand, short_help="Wait for a run and exit with its exit code.")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @connection_options
 @json_option
 @quiet_option
@@ -152,7 +159,7 @@ def wait(run: str, as_json: bool, quiet: bool, **options: Any) -> int:
 
 
 @click.command(cls=GroupedCommand, short_help="Stop a run.")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @connection_options
 @json_option
 def stop(run: str, as_json: bool, **options: Any) -> int:
@@ -173,7 +180,7 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
 
 
 @click.command(cls=GroupedCommand, short_help="Continue a run of several segments.")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @connection_options
 @json_option
 @quiet_option

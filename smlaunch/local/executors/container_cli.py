@@ -189,3 +189,12 @@ def remove_containers_command(engine: Engine, *container_names: str) -> list[str
 def remove_networks_command(engine: Engine, *network_names: str) -> list[str]:
     """Return a command that removes networks; it fails while a container is connected."""
     return engine.command_line("network", "rm", *network_names)
+
+
+def shell_in_container_command(engine: Engine, container_name: str, has_terminal: bool) -> list[str]:
+    """Return the engine's command that runs a shell in a running container; bash where the image has it."""
+    terminal_flags = ("--tty", "--env=TERM") if has_terminal else ()
+    start_shell = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
+    return engine.command_line(
+        "exec", "--interactive", *terminal_flags, container_name, "/bin/sh", "-c", start_shell
+    )

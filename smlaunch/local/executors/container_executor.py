@@ -104,6 +104,20 @@ class Containers(Executor):
         is_local_daemon = os.environ.get("DOCKER_HOST", "unix:").startswith("unix:") and os.geteuid() == 0
         return Path("/proc/self/ns").is_dir() and (self.engine.kind == "podman" or is_local_daemon)
 
+    def shell_command(
+        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+    ) -> list[str] | None:
+        engine = vars(self).get("engine") or load_cached_engine(self.context.state_dir.engine_cache)
+        if engine is None:  # no container was ever run here
+            return None
+        container_name = f"{_resource_name(endpoint_id, job)}-{host_name}"
+        inspect_result = run_short_command(
+            engine.command_line("inspect", "--format={{.State.Running}}", container_name)
+        )
+        if inspect_result.stdout.strip() != b"true":
+            return None
+        return container_cli.shell_in_container_command(engine, container_name, has_terminal)
+
     def create_container_plan(self, name: str, **values: Any) -> ContainerPlan:
         """Return a container's plan; ``values`` are the fields that differ between containers."""
         return ContainerPlan(

@@ -70,6 +70,14 @@ class Executor(ABC):
         """Remove what an endpoint that died has left of its hosts, if it had this executor. Raises
         EndpointError if the next endpoint must try again."""
 
+    def shell_command(
+        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+    ) -> list[str] | None:
+        """Return a command that runs a shell in a running host of this executor, with the standard streams
+        of the caller, and exits with its exit code; None where this executor has no such host running.
+        ``endpoint_id`` and ``job`` are those of the HostsRequest."""
+        return None
+
     @classmethod
     def describe_isolation(cls, isolation: str) -> str:
         """Return what the hosts are: ``isolation full``, ``containers by podman``."""

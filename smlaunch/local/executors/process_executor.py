@@ -53,6 +53,13 @@ class Processes(Executor):
 
         process_allocation.remove_leftovers(dead_endpoint_id)
 
+    def shell_command(
+        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+    ) -> list[str] | None:
+        from smlaunch.local.executors.process_shell import shell_command
+
+        return shell_command(f"{endpoint_id}/{job}/{host_name}/")
+
     @classmethod
     def warnings(cls, isolation: str) -> Iterator[str]:
         return notes_about_level(isolation)

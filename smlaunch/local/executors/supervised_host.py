@@ -16,7 +16,7 @@ from pathlib import Path
 from smlaunch.local import liveness_fds
 from smlaunch.local.executors.executor_interface import HostExit, JobHost
 
-_SUPERVISOR_SCRIPT = Path(__file__).with_name("supervisor_script.py")
+SUPERVISOR_SCRIPT = Path(__file__).with_name("supervisor_script.py")
 _PIPE_BYTES = 1 << 20
 _SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
 
@@ -45,7 +45,7 @@ class SupervisedHost:
                     sys.executable,
                     "-I",
                     "-S",
-                    str(_SUPERVISOR_SCRIPT),
+                    str(SUPERVISOR_SCRIPT),
                     supervisor_kind,
                     str(liveness_reader),
                     str(report_writer),

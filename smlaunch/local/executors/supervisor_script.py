@@ -1,4 +1,5 @@
-"""Script that a fresh `python -I -S` runs: the process that starts a host and supervises it from outside."""
+"""Script that a fresh `python -I -S` runs: the process that starts a host and supervises it from outside, or
+the one that opens a shell in it."""
 
 # ruff: noqa: PTH100, PTH118, PTH120
 import os
@@ -13,10 +14,14 @@ if __name__ == "__main__":
         package.__path__ = [os.path.normpath(os.path.join(script_folder, *[os.pardir] * depth))]
         sys.modules[name] = package
 
-    supervisor_kind, liveness_fd, report_fd = sys.argv[1:]
-    if supervisor_kind == "container":
+    kind, *numbers = sys.argv[1:]
+    if kind == "shell":
+        from smlaunch.local.executors.host_shell import run_shell
+
+        run_shell(int(numbers[0]))
+    elif kind == "container":
         from smlaunch.local.executors.container_supervisor import main
     else:
         from smlaunch.local.executors.host_supervisor import main
 
-    main(int(liveness_fd), int(report_fd))
+    main(*map(int, numbers))

@@ -246,3 +246,14 @@ def test_what_is_no_images_name_never_reaches_the_engine(image: str) -> None:
     nowhere = Engine("podman", "/nowhere/podman", "0")
     with pytest.raises(ImageProblem, match="no image's name"):
         ensure_image(nowhere, image, lambda: None)
+
+
+def test_the_words_of_a_shell() -> None:
+    shell = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+    assert words.shell_in_container_command(PODMAN, "smlaunch-0123-job-algo-1", has_terminal=True) == [
+        *("/usr/bin/podman", "--runtime=runc", "exec", "--interactive", "--tty", "--env=TERM"),
+        *("smlaunch-0123-job-algo-1", *shell),
+    ]
+    assert words.shell_in_container_command(DOCKER, "name", has_terminal=False) == [
+        *("/usr/bin/docker", "exec", "--interactive", "name", *shell),
+    ]

@@ -1,0 +1,109 @@
+"""``smlaunch shell``: a shell in a running host, at all isolation levels."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors.isolation_levels import probe_isolation_levels
+from tests.cli.conftest import COMMAND, Shell
+from tests.cli.terminal import Terminal
+
+WAITS = """\
+import os, time
+os.makedirs("notes", exist_ok=True)
+os.chdir("notes")
+print("up", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+
+LOOKS = """\
+echo "$RANK of $WORLD_SIZE; $(basename "$PWD"); $(hostname); $SMLAUNCH_OWNER"
+test "$(cat "$SM_MODEL_DIR/from-shell" 2>/dev/null)" = "" && echo "mine" > "$SM_MODEL_DIR/from-shell"
+ps -e 2>/dev/null | grep -c python
+exit 7
+"""
+
+LEVELS = [level.name for level in probe_isolation_levels() if level.works]
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Shell]]:
+    """A run of two hosts in another process, without a background endpoint, and its isolation level."""
+    shell = Shell(tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("state") / "home")
+    (shell.folder / "wait.py").write_text(WAITS)
+    process = shell.start(
+        *("run", "wait.py", "--local", "--name", "waits", "--strategy", "ddp", "--hosts", "2"),
+        *("--isolation", request.param),
+    )
+    assert process.stdout is not None
+    ranks_up = 0
+    for line in process.stdout:
+        ranks_up += " up " in f" {line}"
+        if ranks_up == 2:
+            break
+    yield request.param, shell
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+def test_a_script_on_standard_input(running: tuple[str, Shell]) -> None:
+    level, shell = running
+    for host, rank in (("algo-1", 0), ("algo-2", 1)):
+        result = subprocess.run(
+            [*COMMAND, "shell", "waits", "--local", "--host", host],
+            input=LOOKS,
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            cwd=shell.folder,
+        )
+        assert result.returncode == 7, result.stderr
+        first_line, process_count = result.stdout.splitlines()
+        variables, folder, hostname, owner = first_line.split("; ")
+        assert (variables, folder) == (f"{rank} of 2", "notes"), "environment and directory of its rank"
+        assert owner.endswith(f"/waits-s1-a1.us-east-1/{host}/")
+        if level != "plain":
+            assert hostname == host
+            assert int(process_count) < 10, "the processes of the host only"
+    homes = Path(shell.environment["SMLAUNCH_HOME"])
+    assert len(list(homes.glob("hosts/*/*/algo-*/ml/model/from-shell"))) == 2, "each in its own /opt/ml"
+
+
+def test_an_interactive_shell_and_its_exit_code(running: tuple[str, Shell]) -> None:
+    _, shell = running
+    terminal = Terminal([*COMMAND, "shell", "waits", "--local"], shell.environment, shell.folder)
+    terminal.type('echo "rank: $RANK"; tty\n')
+    terminal.wait_for("rank: 0\n")
+    terminal.wait_for("/dev/pts/")
+    terminal.type("echo begun; sleep 600\n")
+    terminal.wait_for("\nbegun\n")
+    terminal.type("\x03")  # Ctrl-C ends the command, and not the shell
+    terminal.wait_for("^C")
+    terminal.type('echo "code: $?"\n')
+    terminal.wait_for("code: 130\n")
+    terminal.type("exit 5\n")
+    assert terminal.wait_for_end() == 5
+
+
+def test_what_has_no_shell(running: tuple[str, Shell]) -> None:
+    _, shell = running
+    cases = [
+        (("waits", "--local", "--host", "algo-3"), 2, "has no host 'algo-3'; hosts: algo-1, algo-2"),
+        (("wait", "--local"), 2, "did you mean 'waits'"),
+        (("waits", "--region", "eu-west-1"), 2, "remote debugging (AWS Systems Manager), will come in a"),
+    ]
+    for arguments, code, message in cases:
+        result = shell("shell", *arguments)
+        assert (result.code, message in result.err) == (code, True), result.err
+
+
+def test_a_run_that_has_ended(shell: Shell) -> None:
+    assert shell("run", "train.py", "--local", "--name", "ended").code == 0
+    result = shell("shell", "ended", "--local")
+    assert result.code == 2 and "run ended has ended (Completed)" in result.err
