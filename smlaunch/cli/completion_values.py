@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -16,26 +17,37 @@ _MAX_SECONDS = 4
 """A user who waits longer types the name."""
 
 
-class _TooSlow(Exception):
+class _TooSlow(BaseException):
     pass
 
 
 def run_names(options: Mapping[str, Any]) -> list[str]:
-    """Return the newest runs of the target that ``options`` (local, region, profile) name, newest first."""
-    from smlaunch.connection.open_connection import open_connection
-    from smlaunch.contract.run_names import parse_any_job_name
-
+    """Return the newest runs of the target that ``options`` (local, region, profile) name, newest first.
+    Without any, --local may still come: then the local runs count where no region answers."""
     target_options = {name: options.get(name) for name in ("local", "region", "profile")}
-    names: dict[str, None] = {}
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_MAX_SECONDS)
     try:
-        with suppress(Exception), open_connection(target_options, read_only=True) as connection:
-            for job in islice(connection.target.control_plane.list_jobs(), _MAX_JOBS):
-                parsed_name = parse_any_job_name(job.name)
-                names[parsed_name.run if parsed_name else job.name] = None
+        names = _list_run_names(target_options)
+        if not names and not any(target_options.values()):
+            names = _list_run_names({**target_options, "local": True})
+    except _TooSlow:
+        return []
     finally:
         signal.alarm(0)
+    return names
+
+
+def _list_run_names(target_options: dict[str, Any]) -> list[str]:
+    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.contract.run_names import parse_any_job_name
+
+    names: dict[str, None] = {}
+    with suppress(Exception), open_connection(target_options, read_only=True) as connection:
+        target = replace(connection.target, fail_fast=True)
+        for job in islice(target.control_plane.list_jobs(), _MAX_JOBS):
+            parsed_name = parse_any_job_name(job.name)
+            names[parsed_name.run if parsed_name else job.name] = None
     return list(names)
 
 

@@ -21,6 +21,7 @@ from smlaunch.cli.options import (
 from smlaunch.contract.run_names import parse_any_job_name
 
 if TYPE_CHECKING:
+    from smlaunch.runs.run_list import RunSummary
     from smlaunch.runs.run_outcome import RunOutcome
 
 
@@ -29,35 +30,65 @@ if TYPE_CHECKING:
 @grouped_option(
     "Which", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of runs."
 )
+@grouped_option(
+    "Which",
+    "--status",
+    "statuses",
+    type=click.Choice(("InProgress", "Completed", "Failed", "Stopping", "Stopped"), case_sensitive=False),
+    multiple=True,
+    help="Only runs with this status; repeatable.",
+)
 @json_option
-def ls(limit: int, as_json: bool, **options: Any) -> int:
+def ls(limit: int, statuses: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """List runs, newest first. Training jobs of other clients are listed under their own names, or by their
-    ARNs where a run has the same name."""
+    ARNs where a run has the same name. COST is an estimate from on-demand prices; METRIC is the newest one
+    that the script has reported."""
     from smlaunch.cli.console import echo
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.runs.run_list import list_runs
-    from smlaunch.text.format import format_elapsed
 
     with open_connection(options, read_only=True) as connection:
-        listed_runs = list_runs(connection.target, limit)
+        listed_runs = list_runs(connection.target, limit, statuses)
     if as_json:
-        click.echo(json.dumps({"runs": [listed_run._asdict() for listed_run in listed_runs]}, indent=2))
+        rows = [{**listed_run._asdict(), "metrics": dict(listed_run.metrics)} for listed_run in listed_runs]
+        click.echo(json.dumps({"runs": rows}, indent=2))
         return 0
     if not listed_runs:
-        click.echo(f"no runs on {connection.description}", err=True)
+        which = f" with status {' or '.join(statuses)}" if statuses else ""
+        click.echo(f"no runs{which} on {connection.description}", err=True)
         return 0
-    now = time.time()
-    table_rows = [("RUN", "STATUS", "CREATED", "DURATION")]
-    for listed_run in listed_runs:
-        created_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(listed_run.created))
-        duration_text = format_elapsed((listed_run.ended or now) - listed_run.created)
-        # Another release of smlaunch may store runs in a format that this one cannot read.
-        format_note = _other_format_note(listed_run.other_format)
-        status_text = listed_run.status + _segment_and_attempt_note(listed_run.job) + format_note
-        table_rows.append((listed_run.run, status_text, created_text, duration_text))
-    for line in align_columns(table_rows):
-        echo(line)
+    heading = ("RUN", "STATUS", "CREATED", "DURATION", "HOSTS", "COST", "METRIC")
+    table_rows = [heading, *(_ls_row(listed_run, time.time()) for listed_run in listed_runs)]
+    heading_line, *lines = align_columns(table_rows)
+    echo(heading_line, bold=True)
+    for line, listed_run in zip(lines, listed_runs, strict=True):
+        echo(line, fg=_STATUS_COLOURS.get(listed_run.status))
     return 0
+
+
+_STATUS_COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
+
+
+def _ls_row(listed_run: RunSummary, now: float) -> tuple[str, ...]:
+    """Return the cells of a row; ``-`` for what is not known. ``now``: seconds since the epoch."""
+    from smlaunch.text.format import format_dollars, format_elapsed
+
+    # Another release of smlaunch may store runs in a format that this one cannot read.
+    notes = _segment_and_attempt_note(listed_run.job) + _other_format_note(listed_run.other_format)
+    hosts_text = "-"
+    if listed_run.hosts is not None:
+        hosts_text = f"{listed_run.hosts} x {listed_run.instance_type or 'several types'}"
+    cost_text = "-" if listed_run.dollars is None else format_dollars(listed_run.dollars)
+    metric_texts = [f"{name} {value:.4g}" for name, value in listed_run.metrics.items()]
+    return (
+        listed_run.run,
+        listed_run.status + notes,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(listed_run.created)),
+        format_elapsed((listed_run.ended or now) - listed_run.created),
+        hosts_text,
+        cost_text,
+        metric_texts[0] if metric_texts else "-",
+    )
 
 
 @click.command(cls=GroupedCommand, short_help="Show the state or the result of a run.")

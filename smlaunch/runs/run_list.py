@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.aws.interfaces import JobSummary
 from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.catalog.instances import find_instance_type
+from smlaunch.contract.progress_line import DATA_WAIT_METRIC
 from smlaunch.contract.run_names import JobName, parse_any_job_name, parse_job_name
 from smlaunch.errors import SmlaunchError
 from smlaunch.runs.attach_run import attach
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_format import unreadable_formats
+from smlaunch.runs.run_outcome import RunOutcome
 
 _PARALLEL_DESCRIPTIONS = 8
+_SEARCH_FACTOR = 10
 
 
 class RunSummary(NamedTuple):
@@ -36,14 +43,36 @@ class RunSummary(NamedTuple):
     other_format: str | None = None
     """Format version of a run that this release cannot read, ``none`` for a run without a version; None
     otherwise."""
+    instance_type: str | None = None
+    """Of the newest job; None where its hosts are of several types, or it cannot be read."""
+    hosts: int | None = None
+    """Of the newest job."""
+    dollars: float | None = None
+    """Estimate for all jobs so far, from on-demand prices; 0 for a local run, None where it is not known."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """The newest reported ones."""
 
 
-def list_runs(target: Target, limit: int) -> list[RunSummary]:
-    """Return the ``limit`` newest runs of an account and region, or of an endpoint, newest first, with their
-    newest jobs. Any other training job counts as a run of its own.
+def list_runs(target: Target, limit: int, statuses: Collection[str] = ()) -> list[RunSummary]:
+    """Return the ``limit`` newest runs of an account and region, or of an endpoint, newest first. Any other
+    training job counts as a run of its own. ``statuses``: only runs with one of these; they are searched for
+    among the newest ``limit`` x ``_SEARCH_FACTOR`` runs.
 
     Of a run whose newest job has ended, the status is that of the run: a chain goes on after a completed job.
     """
+    summaries = _newest_runs(target, limit * _SEARCH_FACTOR if statuses else limit)
+    matching: list[RunSummary] = []
+    # In threads, because each run takes some requests.
+    with ThreadPoolExecutor(_PARALLEL_DESCRIPTIONS) as pool:
+        while summaries and len(matching) < limit:
+            batch, summaries = summaries[:limit], summaries[limit:]
+            described_runs = pool.map(partial(_describe_run, target=target), *zip(*batch, strict=True))
+            matching += [run for run in described_runs if not statuses or run.status in statuses]
+    return matching[:limit]
+
+
+def _newest_runs(target: Target, limit: int) -> list[tuple[RunSummary, str]]:
+    """Return the newest runs as far as the list of jobs shows them, each with its oldest listed job."""
     # By name, and whether it is a run's: another client's job may be called like a run. Newest job first.
     jobs_by_run: dict[tuple[str, bool], list[JobSummary]] = {}
     with translate_call_errors(target):
@@ -69,22 +98,29 @@ def list_runs(target: Target, limit: int) -> list[RunSummary]:
         )
         for (name, is_run), jobs in jobs_by_run.items()
     ]
-    # In threads, because each run takes some requests.
-    with ThreadPoolExecutor(_PARALLEL_DESCRIPTIONS) as pool:
-        oldest_listed_jobs = (jobs[-1].name for jobs in jobs_by_run.values())
-        return list(pool.map(partial(_describe_run, target=target), summaries, oldest_listed_jobs))
+    return [(summary, jobs[-1].name) for summary, jobs in zip(summaries, jobs_by_run.values(), strict=True)]
 
 
 def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -> RunSummary:
-    """Return the summary with what the list of jobs does not show: the status of a run whose newest job has
-    ended, and the creation of a first job that is older than the listed ones. Unchanged if that cannot be
-    read."""
-    if parse_job_name(summary.job) is None or summary.other_format is not None:
+    """Return the summary with what the list of jobs does not show: machine, cost and metrics, the status of a
+    run whose newest job has ended, and the creation of a first job that is older than the listed ones.
+    Unchanged if that cannot be read."""
+    if summary.other_format is not None:
         return summary
-    first_job = str(JobName(summary.run, segment=1, attempt=1))
     try:
+        outcome = attach(summary.run, target).describe(reads_logs=True)
+        last_job = outcome.last_job
+        summary = summary._replace(
+            instance_type=last_job.instance_type,
+            hosts=last_job.host_count,
+            dollars=_estimate_dollars(outcome, target),
+            metrics={name: value for name, value in outcome.metrics.items() if name != DATA_WAIT_METRIC},
+        )
+        if parse_job_name(summary.job) is None:
+            return summary
         if summary.status in TERMINAL_STATUSES:
-            summary = summary._replace(status=attach(summary.run, target).status)
+            summary = summary._replace(status=outcome.status)
+        first_job = str(JobName(summary.run, segment=1, attempt=1))
         if oldest_listed_job != first_job:
             with translate_call_errors(target):
                 description = call_with_retries(partial(target.control_plane.describe_job, first_job))
@@ -92,3 +128,20 @@ def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -
         return summary
     except SmlaunchError:
         return summary
+
+
+def _estimate_dollars(outcome: RunOutcome, target: Target) -> float | None:
+    """Return what the jobs of a run have cost so far at on-demand prices; None where a price, or the time of
+    a job that runs, is not known."""
+    if target.kind != "aws":
+        return 0.0
+    dollars = 0.0
+    for job in outcome.jobs:
+        catalog_entry = find_instance_type(job.instance_type or "")
+        seconds = job.billable_seconds
+        if seconds is None and job.started is not None:  # it runs
+            seconds = round((job.ended or time.time()) - job.started)
+        if catalog_entry is None or catalog_entry.usd_per_hour is None or job.host_count is None:
+            return None
+        dollars += catalog_entry.usd_per_hour * job.host_count * (seconds or 0) / 3600
+    return dollars

@@ -37,6 +37,7 @@ from smlaunch.errors import (
     TrainingFailed,
 )
 from smlaunch.runs.data_wait_advice import DataWait, assess_data_wait
+from smlaunch.runs.job_poller import host_count
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class JobOutcome:
     """Final value of each metric, by name."""
     data_wait: DataWait | None = None
     """How long the training waited for its data; None where it did not report that."""
+    instance_type: str | None = None
+    """None where the hosts are of several types."""
+    host_count: int | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -235,6 +239,8 @@ def outcome_from_description(
         checkpoints_uri=checkpoints_uri_of_job(description),
         metrics=all_metrics,
         data_wait=data_wait,
+        instance_type=description.get("ResourceConfig", {}).get("InstanceType"),
+        host_count=host_count(description),
     )
 
 

@@ -154,6 +154,20 @@ def test_quiet_and_verbose(endpoint_shell: Shell) -> None:
     assert verbose.err.count("No role is assumed") == 1 and "no role is assumed" not in verbose.err
 
 
+def test_the_columns_and_the_filter_of_ls(shell: Shell) -> None:
+    assert shell("run", "train.py", "--local", "--name", "good", "--hosts", "2").code == 0
+    assert shell("run", "train.py", "--local", "--name", "bad", "--env", "RANK=1", "--", "fail").code == 1
+    heading, bad, good = shell("ls", "--local").out.splitlines()
+    assert heading.split() == ["RUN", "STATUS", "CREATED", "DURATION", "HOSTS", "COST", "METRIC"]
+    assert good.split()[:2] == ["good", "Completed"] and bad.split()[:2] == ["bad", "Failed"]
+    assert "2 x ml.m5.xlarge  $0.00  accuracy 0.5" in good
+    failed = json.loads(shell("ls", "--local", "--status", "failed", "--json").out)["runs"]
+    assert [(run["run"], run["hosts"], run["metrics"]) for run in failed] == [("bad", 1, {"accuracy": 0.5})]
+    assert (
+        shell("ls", "--local", "--status", "Stopped").err == "no runs with status Stopped on this machine\n"
+    )
+
+
 def test_detach_needs_a_home(shell: Shell) -> None:
     result = shell("run", "train.py", "--local", "--detach")
     assert result.code == 2
