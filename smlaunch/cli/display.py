@@ -18,8 +18,8 @@ from smlaunch.cli.console import echo, escape_controls, is_terminal, style_for, 
 from smlaunch.cli.stdio import ERASE_LINE, discard_stdout, is_same_file
 from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_line
 from smlaunch.runs.job_follower import JobFollower
-from smlaunch.runs.job_poller import Event, LogLine, StateChange
-from smlaunch.runs.log_tail import split_rank_prefix
+from smlaunch.runs.job_poller import Event, LogLine, StateChange, host_number
+from smlaunch.runs.log_tail import live_text, split_rank_prefix, visible_text
 from smlaunch.runs.progress_estimate import ProgressEstimate
 from smlaunch.runs.run import Run
 from smlaunch.text.format import format_elapsed
@@ -78,6 +78,8 @@ class Display:
     err: TextIO = field(default_factory=lambda: sys.stderr)
     _last_log_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
     """Without the prefixes of host and rank."""
+    _live_text_by_rank: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By host number and rank; the status line shows the first."""
     _segment_text: str = ""
     _state: str = "Submitted"
     _state_since: float = field(default_factory=time.time)
@@ -115,6 +117,7 @@ class Display:
         log_block: list[str] = []
         for event in events:
             if isinstance(event, LogLine):
+                self._remember_live_text(event)
                 if not self._is_line_shown(event):
                     continue
                 if not is_endpoint_line(event.text):
@@ -136,7 +139,17 @@ class Display:
         """Return whether a log line is printed; progress is shown in the status line instead."""
         if not self.show_differences and line.text.startswith(_DIFFERENCE_MARK):
             return False
-        return self.show_log and self.only_host in (None, line.host) and not _is_progress(line.text)
+        is_own_line = live_text(line.text) is None and not _is_progress(line.text)
+        return self.show_log and self.only_host in (None, line.host) and is_own_line
+
+    def _remember_live_text(self, line: LogLine) -> None:
+        """Keep the state of an incomplete line, such as tqdm's bar, until its rank writes another line."""
+        writer = (host_number(line.host), split_rank_prefix(line.text)[0] or 0)
+        text = live_text(line.text)
+        if text is None:
+            self._live_text_by_rank.pop(writer, None)
+        elif self.show_log and self.only_host in (None, line.host):
+            self._live_text_by_rank[writer] = text
 
     def _print_note(self, event: Event) -> None:
         """Print a state change, a warning, or a line that the local endpoint wrote into a log (the only log
@@ -169,8 +182,8 @@ class Display:
 
     def _format_log_line(self, line: LogLine) -> str:
         if self._is_one_host():
-            return line.text
-        return f"{style_for(self.out, line.host, dim=True)} {line.text}"
+            return visible_text(line.text)
+        return f"{style_for(self.out, line.host, dim=True)} {visible_text(line.text)}"
 
     def _is_one_host(self) -> bool:
         return self.host_count == 1 or self.only_host is not None
@@ -216,6 +229,8 @@ class Display:
         estimate = follower.progress.estimate(time.time())
         if estimate:  # None until the script has reported progress
             line_parts.append(_progress_text(estimate))
+        if self._live_text_by_rank:
+            line_parts.append(self._live_text_by_rank[min(self._live_text_by_rank)])
         max_characters = shutil.get_terminal_size().columns - 1
         self.err.write(ERASE_LINE + escape_controls("  ".join(line_parts))[:max_characters])
         self.err.flush()

@@ -140,6 +140,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.errors import JobError, Problem
     from smlaunch.runs.attach_run import attach
+    from smlaunch.runs.log_tail import live_text, visible_text
 
     if follow and as_json:
         raise JobError(
@@ -162,10 +163,15 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
             json.dumps({"run": attached_run.name, "lines": [line._asdict() for line in log_lines]}, indent=2)
         )
         return 0
-    has_several_hosts = len({line.host for line in log_lines}) > 1
+    last_line_by_host = {line.host: line for line in log_lines}
+    has_several_hosts = len(last_line_by_host) > 1
     for line in log_lines:
+        state = live_text(line.text)  # of a line that is not complete
+        if state is not None and last_line_by_host[line.host] is not line:
+            continue
         # The script's own output stays as it is; a line of the endpoint may quote anything.
-        line_text = escape_controls(line.text) if is_endpoint_line(line.text) else line.text
+        line_text = escape_controls(line.text) if is_endpoint_line(line.text) else visible_text(line.text)
+        line_text = state or line_text
         sys.stdout.write(f"{line.host} {line_text}\n" if has_several_hosts else f"{line_text}\n")
     return 0
 

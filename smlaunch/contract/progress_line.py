@@ -8,6 +8,10 @@ the progress bar and the remaining time; every other number is a current metric.
 ``progress`` reports a result without moving the bar. Unknown kinds are returned unchanged, so that a newer
 script works with an older client.
 
+``smlaunch: live TEXT`` is what a line shows that is not complete: the runtime writes it now and then for a
+rank that draws the same line again and again with carriage returns, as tqdm does. The line's last state
+follows as an ordinary line.
+
 A chain uses ``step`` of ``progress`` lines: it counts from the start of the training, not of a segment.
 """
 
@@ -16,6 +20,7 @@ from typing import Dict, Iterator, NamedTuple, Optional, Tuple, Union
 from urllib.parse import quote, unquote
 
 LINE_PREFIX = "smlaunch: "
+LIVE_PREFIX = LINE_PREFIX + "live "
 PROGRESS_KIND = "progress"
 METRIC_KIND = "metric"
 

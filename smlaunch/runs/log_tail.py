@@ -9,6 +9,7 @@ import re
 from collections import deque
 
 from smlaunch.contract.failure_reason import Failure
+from smlaunch.contract.progress_line import LIVE_PREFIX
 
 _LINES_PER_RANK = 400
 """Longer than any traceback that a person reads."""
@@ -27,6 +28,19 @@ def split_rank_prefix(text: str) -> tuple[int | None, str]:
     return (int(match.group(1)), text[match.end() :]) if match else (None, text)
 
 
+def live_text(text: str) -> str | None:
+    """Return the state of an incomplete line, such as tqdm's bar, that a log line reports; None for any other
+    line."""
+    line = split_rank_prefix(text)[1]
+    return line[len(LIVE_PREFIX) :] if line.startswith(LIVE_PREFIX) else None
+
+
+def visible_text(text: str) -> str:
+    """Return a log line as a terminal shows it in the end: without what carriage returns have drawn over.
+    Only programs that the runtime has not started write such lines."""
+    return text.rstrip("\r").rpartition("\r")[2]
+
+
 class LogTail:
     """The last log lines of each rank of a job."""
 
@@ -35,6 +49,8 @@ class LogTail:
         """By host and rank; None for lines without a rank's prefix."""
 
     def add_line(self, host: str, text: str) -> None:
+        if live_text(text) is not None:
+            return
         rank, line = split_rank_prefix(text)
         self._lines_by_process.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
 

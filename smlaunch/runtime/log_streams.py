@@ -14,6 +14,7 @@ from collections import deque
 from typing import Deque, Optional, Tuple
 
 from smlaunch.contract.progress_line import iter_steps
+from smlaunch.runtime.redrawn_line import RedrawnLine, last_state
 from smlaunch.runtime.step_tracker import StepTracker
 
 _READ_BYTES = 1 << 17
@@ -145,6 +146,9 @@ class ProcessOutput:
         self.prefix = prefix
         self._host_output = output
         self._partial_line = b""
+        self._redrawn_line = RedrawnLine()
+        self._ends_in_line = False
+        """The output that was forwarded ends within a line."""
         self._partial_progress_line = b""
         """The beginning of a line that may be a progress line."""
         self._previous_end = b""
@@ -167,10 +171,12 @@ class ProcessOutput:
             return 0
         self._remember_tail(block)
         self._record_progress_steps(block)
-        if self.prefix:  # it names the rank in front of each line
+        # The prefix names the rank in front of each line.
+        if self.prefix or self._partial_line or b"\r" in block:
             self._forward_whole_lines(block)
         else:
             self._host_output.append(block)
+            self._ends_in_line = not block.endswith(b"\n")
         return len(block)
 
     def close(self) -> None:
@@ -179,7 +185,7 @@ class ProcessOutput:
             os.close(self.descriptor)
             self._record_progress_steps(b"\n")
             if self._partial_line:
-                self._host_output.append(self.prefix + self._partial_line + b"\n")
+                self._host_output.append(self.prefix + last_state(self._partial_line) + b"\n")
                 self._partial_line = b""
 
     def tail(self) -> str:
@@ -188,9 +194,13 @@ class ProcessOutput:
 
     def _forward_whole_lines(self, block: bytes) -> None:
         """Forward the whole lines of a process's output to the log, each with the prefix of its rank; keep
-        the incomplete last line for the next block. A line of ``_MAX_LINE_BYTES`` (256 KiB) is split.
+        the incomplete last line for the next block. A line of ``_MAX_LINE_BYTES`` (256 KiB) is split. A line
+        with carriage returns is forwarded as a terminal shows it in the end, and now and then before.
         """
         data = self._partial_line + block if self._partial_line else block
+        if b"\r" in data:
+            self._forward_redrawn_lines(data)
+            return
         line_end = data.rfind(b"\n")
         if line_end < 0:
             if len(data) < _MAX_LINE_BYTES:
@@ -200,6 +210,24 @@ class ProcessOutput:
             line_end = len(data) - 1
         self._partial_line = data[line_end + 1 :]
         self._host_output.append(self.prefix + data[:line_end].replace(b"\n", b"\n" + self.prefix) + b"\n")
+
+    def _forward_redrawn_lines(self, data: bytes) -> None:
+        """Forward the whole lines of output with carriage returns, each as a terminal shows it in the end.
+        The incomplete last line is kept without the states that are over, and forwarded now and then.
+        """
+        *lines, partial_line = data.split(b"\n")
+        if self._ends_in_line and b"\r" in (lines or [partial_line])[0]:
+            self._host_output.append(b"\n")  # what was forwarded before is over
+        self._ends_in_line = False
+        self._partial_line = self._redrawn_line.shorten(partial_line)
+        if len(self._partial_line) >= _MAX_LINE_BYTES:
+            lines.append(self._partial_line)  # split it here
+            self._partial_line = b""
+        forwarded_lines = [last_state(line) for line in lines]
+        live_line = self._redrawn_line.take_live_line(self._partial_line)
+        if live_line:
+            forwarded_lines.append(live_line)
+        self._host_output.append(b"".join(self.prefix + line + b"\n" for line in forwarded_lines))
 
     def _record_progress_steps(self, block: bytes) -> None:
         """Record the training steps that the process reports in progress lines (``smlaunch: progress step=3``

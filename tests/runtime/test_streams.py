@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import random
 import time
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
+from smlaunch.runtime.redrawn_line import RedrawnLine
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -36,7 +38,11 @@ def pass_through(pieces: list[bytes], prefix: bytes) -> bytes:
         return file.read()
 
 
-@given(st.lists(st.binary(max_size=50).map(lambda data: data.replace(b"x", b"\n")), max_size=8))
+@given(
+    st.lists(
+        st.binary(max_size=50).map(lambda data: data.replace(b"\r", b"").replace(b"x", b"\n")), max_size=8
+    )
+)
 def test_lines_are_whole_however_they_are_cut(pieces: list[bytes]) -> None:
     text = b"".join(pieces)
     lines = text.split(b"\n")
@@ -45,9 +51,44 @@ def test_lines_are_whole_however_they_are_cut(pieces: list[bytes]) -> None:
     assert pass_through(pieces, b"[7] ") == b"".join(expected)
 
 
-@given(st.lists(st.binary(max_size=50), max_size=8))
+@given(st.lists(st.binary(max_size=50).map(lambda data: data.replace(b"\r", b"")), max_size=8))
 def test_without_a_prefix_bytes_go_through_untouched(pieces: list[bytes]) -> None:
     assert pass_through(pieces, b"") == b"".join(pieces)
+
+
+BAR = b"start\r  0%|    |\r 50%|##  |\r100%|####| 4/4\nend\r\n"
+
+
+@given(st.lists(st.integers(1, len(BAR) - 1), max_size=6), st.sampled_from([b"", b"[0] "]))
+def test_a_bar_is_one_line_however_it_is_cut(cuts: list[int], prefix: bytes) -> None:
+    """Its last state is in the log, with at most one state before, since a second is longer than this."""
+    ends = sorted({*cuts, len(BAR)})
+    pieces = [BAR[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    lines = pass_through(pieces, prefix).split(b"\n")
+    live_lines = [line for line in lines if line.startswith(prefix + b"smlaunch: live ")]
+    other_lines = [line for line in lines if line not in live_lines]
+    if not prefix and other_lines[0] in {b"start"[:length] for length in range(1, 6)}:
+        del other_lines[0]  # it was forwarded before the first carriage return came
+    assert other_lines == [prefix + b"100%|####| 4/4", prefix + b"end", b""]
+    assert len(live_lines) <= 1
+
+
+def test_a_bar_that_nobody_ends() -> None:
+    assert pass_through([b"\r 10%|", b"\r 20%|", b"\r      \r"], b"[1] ") == (
+        b"[1] smlaunch: live 10%|\n[1]       \n"
+    )
+
+
+def test_states_in_between_become_rarer() -> None:
+    now = [0.0]
+    line = RedrawnLine(lambda: now[0])
+    live_at = []
+    for second in range(3600):
+        now[0] = float(second)
+        if line.take_live_line(line.shorten(b"\rstep %d" % second)):
+            live_at.append(second)
+    gaps = [after - before for before, after in itertools.pairwise(live_at)]
+    assert (live_at[:3], gaps[-1]) == ([0, 1, 2], 10) and gaps == sorted(gaps)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.integers(1, 40))

@@ -1,0 +1,86 @@
+"""What a followed run shows: bars, the order of lines and states, and how long it has been going on."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from smlaunch.cli.display import Display
+from smlaunch.runs.job_poller import StateChange
+from smlaunch.runs.progress_estimate import ProgressTracker
+from tests.cli.conftest import COMMAND, Shell
+from tests.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from smlaunch.runs.job_follower import JobFollower
+
+BAR = """\
+import sys, time
+for step in range(4):
+    sys.stderr.write(f"\\r{step * 25:3d}%|{'#' * step:<4}| {step}/4")
+    sys.stderr.flush()
+    time.sleep(0.4)
+sys.stderr.write("\\r100%|####| 4/4\\n")
+print("\\n".join(f"line {number}" for number in range(2000)), flush=True)
+"""
+
+
+def test_a_bar_moves_on_a_terminal_and_is_one_line_in_logs(endpoint_shell: Shell) -> None:
+    (endpoint_shell.folder / "bar.py").write_text(BAR)
+    options = ("run", "bar.py", "--local", "--name", "bar")
+    terminal = Terminal([*COMMAND, *options], endpoint_shell.environment, endpoint_shell.folder, columns=70)
+    assert terminal.wait_for_end() == 0
+    assert re.search(r"Training \d+ s  (25|50|75)%\|", terminal.text), "it is drawn before it is complete"
+    assert terminal.text.index("line 1999") < terminal.text.rindex("completed after")
+    assert "\x1b[32m" in terminal.raw, "success is green"
+    log = endpoint_shell("logs", "bar", "--local").out.splitlines()
+    assert [line for line in log if "%|" in line] == ["100%|####| 4/4"]
+
+
+def test_no_line_of_the_script_comes_after_the_end(endpoint_shell: Shell) -> None:
+    (endpoint_shell.folder / "bar.py").write_text(BAR)
+    for command in (("run", "bar.py", "--name", "ends"), ("logs", "ends", "-f")):
+        result = subprocess.run(
+            [*COMMAND, *command, "--local"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=endpoint_shell.environment,
+            cwd=endpoint_shell.folder,
+        )
+        lines = result.stdout.splitlines()
+        assert lines.count("100%|####| 4/4") == 1 and not any("live" in line for line in lines)
+        end = next(index for index, line in enumerate(lines) if line.startswith("completed after"))
+        assert lines[end - 1].endswith("Uploading    Uploading generated training model"), lines[end - 3 :]
+        assert "\x1b" not in result.stdout, "no colours without a terminal"
+
+
+def test_colours_and_no_color(shell: Shell) -> None:
+    arguments = [*COMMAND, "run", "missing.py", "--local"]
+    coloured = Terminal(arguments, shell.environment, shell.folder, columns=60)
+    plain = Terminal(arguments, {**shell.environment, "NO_COLOR": "1"}, shell.folder, columns=60)
+    assert (coloured.wait_for_end(), plain.wait_for_end()) == (2, 2)
+    assert "\x1b[31m" in coloured.raw and "\x1b" not in plain.raw
+    assert coloured.text == plain.text
+    assert all(len(line) <= 60 for line in plain.text.splitlines()), "wrapped at words"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_command_that_attaches_shows_the_runs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    display = Display(1, out=io.StringIO(), err=screen)
+    began = time.time() - 2 * 3600 - 60
+    follower = SimpleNamespace(progress=ProgressTracker())
+    display.show_events([StateChange("job", "Training", "", began)], cast("JobFollower", follower))
+    assert "Training 2:01:0" in screen.getvalue()
