@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
+from smlaunch.errors import JobError
 from smlaunch.job.json_schema import job_schema
 from smlaunch.job.model import Job
 from smlaunch.job.sections import field_names
@@ -95,3 +98,92 @@ def test_every_field_is_described() -> None:
 
 def test_strategies_are_named() -> None:
     assert set(BUILT_IN_STRATEGIES) <= set(SCHEMA["properties"]["strategy"]["anyOf"][0]["enum"])
+
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, -1, 2**31 - 1, 2**31, 0.5, 1.5, 1e14, 1e16, [], {}, ["a"], ["a", 3]),
+    *([" ", "a"], [1.5], [None], {"a": 1}, {"": 1}, {"a": "b"}, {"a": None}, {".": "s3://b/x/"}),
+    *({"a b": "x"}, {"1A": "x"}, {"uri": "s3://b/x"}, {"hosts": 2}, {"uri": None}, {"script": "a.py"}),
+    *({"module": "a.b"}, {"module": "a-b"}, {"module": ".a"}, {"command": ["a", 1]}, {"command": []}),
+    *({"script": "a.py", "module": None}, {"script": "a.py", "module": "b"}, [{"length": "5m"}], [{}]),
+    *({"a": {"uri": "s3://b/x", "mode": "Pipe"}}, {"a": "file:///x"}, {"a": "gs://x/y"}, {"a": "data"}),
+    *(
+        "",
+        " ",
+        "x",
+        "a.py",
+        "a.yaml",
+        "a.YML",
+        "folder/",
+        "s3://b",
+        "s3://b/x",
+        "s3://",
+        "s3:///x",
+        "S3://b/x",
+    ),
+    *("file:///a/b", "FILE://localhost/a", "file://x/y", "file:///a%00b", "gs://b/x", "a://", "s3://b c/x"),
+    *("24h", "1h30m", "0s", "0d0h", "30m1h", "5", "h", "60GB", "1.5TB", "0GB", "0.0 MB", "0.5 B", "60 KiB"),
+    *(" 60GB ", "60gb", "GB", "ml.g5.xlarge", "ml.g5", "g5.xlarge", "auto", "ddp", "dpp", "custom", "mxnet"),
+    *("123456789012", "12345678901", "a-b", "-a", "a--b", "A", "a" * 40, "a" * 41, "-".join("a" * 21)),
+    *("File", "Pipe", "key", "bytes", "shards", "sync", "direct", "runtime", "torchrun", "light", "heavy"),
+]
+"""No number such as 2.0, which is a whole one for a schema; no text with NUL, and no break at its end."""
+
+SECTIONS = {
+    "compute": SCHEMA["$defs"]["Compute"],
+    "limits": SCHEMA["$defs"]["Limits"],
+    "workload": SCHEMA["$defs"]["Workload"],
+    "checkpoints": SCHEMA["$defs"]["Checkpoints"],
+}
+sections = st.one_of(
+    *(
+        st.dictionaries(
+            st.sampled_from(sorted(part["properties"])), st.sampled_from(VALUES), min_size=1, max_size=2
+        ).map(lambda fields, name=name: {name: fields})  # type: ignore[misc]
+        for name, part in SECTIONS.items()
+    ),
+    st.dictionaries(
+        st.sampled_from(sorted(SCHEMA["properties"])), st.sampled_from(VALUES), min_size=1, max_size=2
+    ),
+    st.dictionaries(
+        st.sampled_from(sorted(SCHEMA["$defs"]["Channel"]["properties"])),
+        st.sampled_from(VALUES),
+        max_size=2,
+    ).map(lambda fields: {"inputs": {"a": {"uri": "s3://b/x/", **fields}}}),
+    st.dictionaries(
+        st.sampled_from(sorted(SCHEMA["$defs"]["SegmentChange"]["properties"])),
+        st.sampled_from(VALUES),
+        max_size=2,
+    ).map(lambda fields: {"segments": [fields]}),
+)
+
+
+def is_read(mapping: dict[str, Any]) -> bool:
+    try:
+        Job.from_mapping(mapping)
+    except JobError:
+        return False
+    return True
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    sections, st.sampled_from([{}, {"entry": "train.py"}, {"entry": "train.py"}, {"algorithm": "xgboost"}])
+)
+def test_the_schema_and_the_reader_agree(fields: dict[str, Any], program: dict[str, Any]) -> None:
+    mapping = {**program, **fields}
+    problems = [error.message for error in VALIDATOR.iter_errors(mapping)]
+    assert is_read(mapping) == (not problems), problems
+
+
+def test_the_schema_and_the_reader_agree_on_every_field_and_value() -> None:
+    rows = [{"entry": "train.py", field: value} for field in SCHEMA["properties"] for value in VALUES]
+    for name, part in SECTIONS.items():
+        rows += [
+            {"entry": "train.py", name: {field: value}} for field in part["properties"] for value in VALUES
+        ]
+    rows += [
+        {"entry": {field: value}} for field in SCHEMA["$defs"]["Entry"]["properties"] for value in VALUES
+    ]
+    differing = [row for row in rows if is_read(row) == bool(list(VALIDATOR.iter_errors(row)))]
+    assert not differing, f"{len(differing)} of {len(rows)}: {differing[:20]}"

@@ -103,9 +103,9 @@ def parse_size(text: str) -> int:
     size_bytes = float(match[1]) * (1024 if "i" in match[2] else 1000) ** power
     if size_bytes > _MAX_BYTES:
         raise ValueError(f"{shorten_value(text)} is too large: at most 9,000 PB")
-    if size_bytes < 1:
+    if size_bytes <= 0:
         raise ValueError(f"{text!r} is zero; leave it out where nothing is known")
-    return int(size_bytes)
+    return max(1, int(size_bytes))
 
 
 # ---- field types ---------------------------------------------------------------------------------
@@ -360,36 +360,76 @@ def at_most(count: int) -> FieldRule:
 
 def integer_from(minimum: int) -> FieldRule:
     """Return the rule of a whole number with a smallest value."""
-    return FieldRule(partial(_read_integer, minimum), {"minimum": minimum})
+    return FieldRule(partial(_read_integer, minimum), {"minimum": minimum, "maximum": _MAX_INTEGER})
 
+
+def _in_either_case(text: str) -> str:
+    """Return a regular expression for the text in small and capital letters: a JSON Schema has no flag."""
+    return "".join(f"[{char}{char.upper()}]" if char.isalpha() else re.escape(char) for char in text)
+
+
+# JSON Schema's regular expressions are those of ECMA 262, and every validator has the part of them that is
+# used here: no look-ahead. A later rule's pattern replaces an earlier one's, and says more.
 
 _TEXT = FieldRule(_read_text)
 _PATH = FieldRule(_path_as_text)
-_NOT_EMPTY = FieldRule(_check_not_empty)
-_POSITIVE = FieldRule(_read_positive_number, {"exclusiveMinimum": 0})
-_DURATION_SCHEMA = {"pattern": r"^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
+_NOT_EMPTY = FieldRule(_check_not_empty, {"pattern": r"\S"})
+_POSITIVE = FieldRule(_read_positive_number, {"exclusiveMinimum": 0, "maximum": _MAX_NUMBER})
+_DURATION_SCHEMA = {
+    "pattern": r"^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$",
+    "not": {"pattern": "^[0dhms]*$"},  # nothing, or zero
+}
+_SIZE_SCHEMA = {
+    "pattern": r"^\s*[0-9]+(\.[0-9]+)? ?([KMGTP]i?B|B)\s*$",
+    "not": {"pattern": r"^\s*[0.]+ ?[A-Za-z]+\s*$"},
+}
+_S3_PATTERN = r"^s3://[^/\s]+(/[\s\S]*)?$"
+_SCRIPT_SCHEMA = {"not": {"pattern": f"({'|'.join(map(_in_either_case, _NON_PROGRAM_SUFFIXES))})$"}}
+_DATA_SCHEMA = {
+    "allOf": [
+        {
+            "anyOf": [
+                {"not": {"pattern": f"^{_SCHEME.pattern}"}},
+                {"pattern": _S3_PATTERN},
+                {
+                    "pattern": f"^{_in_either_case('file://')}({_in_either_case('localhost')})?/",
+                    "not": {"pattern": "%00"},
+                },
+            ]
+        }
+    ]
+}
+_CHANNEL_SCHEMA = {"pattern": f"^{_CHANNEL.pattern}$", "not": {"enum": [".", ".."]}}
+_MODULE_SCHEMA = {"pattern": r"^[^\s./0-9-][^\s./-]*(\.[^\s./0-9-][^\s./-]*)*$"}
+_COMMAND_SCHEMA = {"prefixItems": [{"type": ["string", "integer"], "pattern": r"\S"}]}
 
 Text = Annotated[str, _TEXT]
-ChannelName = Annotated[str, _TEXT, FieldRule(_check_channel_name)]
-VariableName = Annotated[str, _TEXT, FieldRule(_check_variable_name)]
+ChannelName = Annotated[str, _TEXT, FieldRule(_check_channel_name, _CHANNEL_SCHEMA)]
+VariableName = Annotated[str, _TEXT, FieldRule(_check_variable_name, {"pattern": f"^{_VARIABLE.pattern}$"})]
 NonEmptyText = Annotated[str, _TEXT, _NOT_EMPTY]
 TextOrInteger = Annotated[str, FieldRule(_integer_as_text, {"type": ["string", "integer"]}), _TEXT]
 PathText = Annotated[str, _PATH, _TEXT, _NOT_EMPTY]
-S3Uri = Annotated[str, _TEXT, FieldRule(_check_s3_uri, {"pattern": "^s3://[^/]+(/.*)?$"})]
+S3Uri = Annotated[str, _TEXT, FieldRule(_check_s3_uri, {"pattern": _S3_PATTERN})]
 Duration = Annotated[str | None, FieldRule(_parse_duration_field, _DURATION_SCHEMA)]
 Hyperparameter = Annotated[Any, FieldRule(_copy_as_json)]
-ScriptPath = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_script)]
-ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module)]
-CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command)]
-DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri)]
+ScriptPath = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_script, _SCRIPT_SCHEMA)]
+ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module, _MODULE_SCHEMA)]
+CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command, _COMMAND_SCHEMA)]
+DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri, _DATA_SCHEMA)]
 InstanceTypeName = Annotated[
     str, _TEXT, FieldRule(_check_instance_type, {"pattern": r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$"})
 ]
 AccountId = Annotated[str, _TEXT, FieldRule(_check_account_id, {"pattern": "^[0-9]{12}$"})]
-RunId = Annotated[str, _TEXT, FieldRule(_check_run_id, {"pattern": "^[a-z0-9](-?[a-z0-9]){0,39}$"})]
-ProcessCount = Annotated[int | Literal["auto"] | None, FieldRule(_check_processes, {"minimum": 1})]
+RunId = Annotated[
+    str,
+    _TEXT,
+    FieldRule(_check_run_id, {"pattern": "^[a-z0-9](-?[a-z0-9])*$", "maxLength": MAX_RUN_ID_LENGTH}),
+]
+ProcessCount = Annotated[
+    int | Literal["auto"] | None, FieldRule(_check_processes, {"minimum": 1, "maximum": _MAX_INTEGER})
+]
 StrategyName = Annotated[str, _TEXT, FieldRule(_check_strategy)]
-ByteSize = Annotated[str | None, FieldRule(_parse_size_field)]
+ByteSize = Annotated[str | None, FieldRule(_parse_size_field, _SIZE_SCHEMA)]
 PositiveInt = Annotated[int, integer_from(1)]
 StrictBool = Annotated[bool, FieldRule(_read_truth_value)]
 PositiveNumber = Annotated[float, _POSITIVE]

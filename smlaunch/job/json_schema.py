@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from smlaunch.catalog.strategies import known_strategies
-from smlaunch.job.model import Job
+from smlaunch.job.model import Entry, Job
 from smlaunch.job.sections import Section, annotations_of
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -34,9 +34,15 @@ def job_schema() -> dict[str, Any]:
         "$schema": SCHEMA_DIALECT,
         "title": "smlaunch job",
         **schema,
-        "anyOf": [{"required": [program]} for program in ("entry", "algorithm", "image")],
+        "anyOf": [_states(program) for program in ("entry", "algorithm", "image")],
+        "not": {"allOf": [_states("entry"), _states("algorithm")]},
         "$defs": definitions,
     }
+
+
+def _states(field: str) -> dict[str, Any]:
+    """Return the schema of a mapping that gives a field a value: neither null nor an empty list."""
+    return {"required": [field], "properties": {field: {"not": {"enum": [None, []]}}}}
 
 
 def _section_schema(
@@ -60,6 +66,7 @@ def _section_schema(
         "properties": properties,
         "additionalProperties": False,
         **({"required": required} if required else {}),
+        **({"oneOf": [_states(name) for name in properties]} if section_class is Entry else {}),
     }
 
 
@@ -74,12 +81,14 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (types.UnionType, typing.Union):
-        return {"anyOf": [_schema_of(argument, docs_by_class, definitions) for argument in arguments]}
+        alternatives = [_schema_of(argument, docs_by_class, definitions) for argument in arguments]
+        return {"anyOf": [one for schema in alternatives for one in schema.get("anyOf", [schema])]}
     if origin is tuple:
         return {"type": "array", "items": _schema_of(arguments[0], docs_by_class, definitions)}
     if origin is dict:
         return {
             "type": "object",
+            "propertyNames": _schema_of(arguments[0], docs_by_class, definitions),
             "additionalProperties": _schema_of(arguments[1], docs_by_class, definitions),
         }
     if annotation is Any:
@@ -90,8 +99,14 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
     if name not in definitions:
         definitions[name] = _section_schema(annotation, docs_by_class, definitions)
     reference = {"$ref": f"#/$defs/{name}"}
-    # A bare string stands for the address.
-    return {"anyOf": [{"type": "string"}, reference]} if annotation.SHORTHAND_FIELD else reference
+    if annotation.SHORTHAND_FIELD is None:
+        return reference
+    # A bare string stands for this field, which is a text or nothing.
+    field_schema = _schema_of(
+        annotations_of(annotation)[annotation.SHORTHAND_FIELD], docs_by_class, definitions
+    )
+    texts = [one for one in field_schema.get("anyOf", [field_schema]) if one["type"] == "string"]
+    return {"anyOf": [*texts, reference]}
 
 
 def _add_constraints(schema: dict[str, Any], constraints: typing.Mapping[str, Any]) -> None:
