@@ -358,6 +358,7 @@ class _NextActionDecision:
         spent_dollars = cost_so_far(self.workflow, jobs)
         if policy.max_cost is not None and spent_dollars is not None and variant.price_per_hour:
             remaining_seconds = (policy.max_cost - spent_dollars) / variant.price_per_hour * 3600
+            remaining_seconds -= variant.keep_alive_seconds
             message = (
                 f"its max_cost of {format_dollars(policy.max_cost)} "
                 f"{_cap_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"

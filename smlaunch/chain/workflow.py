@@ -77,6 +77,11 @@ class SegmentVariant:
         )
 
     @property
+    def keep_alive_seconds(self) -> int:
+        """Seconds in which the hosts wait for a next job after the run, and are billed."""
+        return int(self.request.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0))
+
+    @property
     def is_spot(self) -> bool:
         return bool(self.request.get("EnableManagedSpotTraining"))
 

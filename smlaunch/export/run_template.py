@@ -236,9 +236,11 @@ def _without_uncountable_caps(workflow: Workflow) -> Workflow:
 
 
 def max_billed_seconds(workflow: Workflow) -> int | None:
-    """Seconds that ``max_cost`` pays for. ``_price_problems`` refuses workflows with several prices."""
-    max_cost, price_per_hour = workflow.policy.max_cost, workflow.variants[0].price_per_hour
-    return None if max_cost is None or not price_per_hour else int(max_cost / price_per_hour * 3600)
+    """Seconds of jobs that ``max_cost`` pays for. Workflows with several prices are refused before."""
+    max_cost, first_variant = workflow.policy.max_cost, workflow.variants[0]
+    if max_cost is None or not first_variant.price_per_hour:
+        return None
+    return int(max_cost / first_variant.price_per_hour * 3600) - first_variant.keep_alive_seconds
 
 
 def _unsupported_field_problems(plan: RunPlan) -> Sequence[Problem]:

@@ -47,6 +47,7 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import EXIT_MACHINE, JobError, disk_full_message
+from smlaunch.export.run_template import max_billed_seconds
 
 RUN = "long"
 NOW = 1_800_000_000.0
@@ -682,6 +683,18 @@ class TestCaps:
         assert action.exit_code == 6
         assert "$10.00 leaves too little for another job: $9.60 spent" in action.summary
         assert "step 20" in action.summary
+
+    def test_what_a_warm_pool_costs_after_the_run_is_reserved(self) -> None:
+        warm_request = request(ResourceConfig={"KeepAlivePeriodInSeconds": 300})
+        capped_workflow = workflow(
+            replace(CHAIN, max_cost=10.0), SegmentVariant(1, warm_request, price_per_hour=36.0)
+        )
+        one_segment = observe(
+            observed_job(billable_seconds=200.0), newest_checkpoint_step=10, outcome_file=outcome_of()
+        )
+        shortened = expect_submit(next_action(capped_workflow, one_segment)).request
+        assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
+        assert max_billed_seconds(capped_workflow) == 700
 
     def test_attempts_of_a_single_job_share_its_time_and_its_cost(self) -> None:
         """36 dollars an hour are a cent a second."""
