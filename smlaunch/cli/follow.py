@@ -18,7 +18,6 @@ from typing import Any
 
 import click
 
-from smlaunch.chain.orchestrator_execution import describe_driver
 from smlaunch.cli.console import echo, print_labeled, print_message
 from smlaunch.cli.display import Display
 from smlaunch.cli.error_report import ErrorReport
@@ -280,6 +279,8 @@ def _advise_after_failure(outcome: RunOutcome, failed_job: JobOutcome, connectio
     command needs it."""
     retry_text = "run it again under another --name"
     if outcome.execution is not None:  # an orchestrator started the jobs, not smlaunch
+        from smlaunch.chain.orchestrator_execution import describe_driver
+
         retry_text = f"run it again from its orchestrator: {describe_driver(outcome.execution)}"
     elif outcome.is_chain:
         retry_text = (

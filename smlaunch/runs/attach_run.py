@@ -30,7 +30,7 @@ from smlaunch.runs.run import Run
 from smlaunch.runs.run_driver import MessageCallback, RunDriver, log_message
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_format import check_format
-from smlaunch.runs.shard_drivers import ShardDrivers
+from smlaunch.runs.run_kinds import prefix_messages, run_of_chain, run_of_shards
 from smlaunch.runs.shard_group import ShardGroup
 from smlaunch.runs.single_job_driver import SingleJobDriver
 from smlaunch.text.did_you_mean import nearest_match
@@ -195,28 +195,6 @@ def _attach_orchestrated_shards(run_name: str, target: Target, on_message: Messa
     shards.find()
     driver = ParentExecutionDriver(shards, target, on_message)
     return Run(run_name, target, shards, lambda: driver, attached=True)
-
-
-def run_of_chain(driver: ChainDriver, target: Target, *, attached: bool) -> Run:
-    """Return the run of a chain, with the driver that submits its further jobs."""
-    return Run(driver.jobs.run, target, driver.jobs, lambda: driver, attached=attached)
-
-
-def run_of_shards(run_name: str, target: Target, run_by_number: dict[int, Run], *, attached: bool) -> Run:
-    """Return the run of these shards, which have their own drivers."""
-    shards = ShardGroup(run_name, target, run_by_number)
-    return Run(run_name, target, shards, lambda: ShardDrivers(shards, target), attached=attached)
-
-
-def run_of_single_job(run_name: str, target: Target, job_name: str, *, attached: bool) -> Run:
-    """Return the run of a job that no other follows."""
-    jobs = JobList(run_name, target, [job_name])
-    return Run(run_name, target, jobs, lambda: SingleJobDriver(jobs, target), attached=attached)
-
-
-def prefix_messages(shard_number: int, on_message: MessageCallback) -> MessageCallback:
-    """Return a callback that puts the shard's name before each message."""
-    return lambda text: on_message(f"p{shard_number}: {text}")
 
 
 def _make_unknown_run_error(name_or_arn: str, unknown_name: str, target: Target) -> JobError:

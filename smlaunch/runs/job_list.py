@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.aws.service_errors import call_with_retries
-from smlaunch.chain.observed_run import ObservedJob
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.runs.job_follower import JobFollower
@@ -21,7 +20,9 @@ from smlaunch.runs.job_poller import LogLine, host_count, host_of_log_stream, lo
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_outcome import RunOutcome, outcome_from_description
-from smlaunch.runs.run_state import observed_job_from_description
+
+if TYPE_CHECKING:
+    from smlaunch.chain.observed_run import ObservedJob
 
 
 class JobFinder(Protocol):
@@ -124,6 +125,8 @@ class JobList:
 
     def observed(self) -> list[ObservedJob]:
         """Return what decisions need of the jobs, as they were last described."""
+        from smlaunch.runs.run_state import observed_job_from_description
+
         return list(map(observed_job_from_description, self.parsed_names(), self.descriptions))
 
     def outcome(self, *, reads_logs: bool = False, follower: JobFollower | None = None) -> RunOutcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
@@ -13,14 +14,7 @@ from smlaunch.errors import wrong_type_error
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
 from smlaunch.render.plan import Plan
-from smlaunch.runs.attach_run import (
-    prefix_messages,
-    run_of_chain,
-    run_of_shards,
-    run_of_single_job,
-)
 from smlaunch.runs.call_errors import translate_call_errors
-from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import (
@@ -33,7 +27,16 @@ from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
 from smlaunch.runs.run_driver import MessageCallback, log_message
 from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.run_kinds import (
+    prefix_messages,
+    run_of_chain,
+    run_of_shards,
+    run_of_single_job,
+)
 from smlaunch.runs.submit_job import SubmittedJob, find_existing_job, submit_job_once
+
+if TYPE_CHECKING:
+    from smlaunch.runs.chain_driver import ChainDriver
 
 
 def launch(
@@ -83,6 +86,8 @@ def _launch_prepared(
             run_folder.save_excluded_files(plan.excluded_files, target.storage)
         chain_driver = None
         if not plan.workflow.is_single_job:
+            from smlaunch.runs.chain_driver import ChainDriver
+
             # The workflow, how the run goes on after each job, is saved before the first one: any machine can
             # continue the run. The chain driver submits the further jobs.
             workflow = _load_current_workflow(plan.workflow, run_folder, target, existing_job is not None)
@@ -180,6 +185,8 @@ def _prepare_shard(
 ) -> ChainDriver:
     """Save what a shard's run needs in its folder in S3, and return its driver, which submits its further
     jobs. ``plan``: of the whole run, whose files all shards share."""
+    from smlaunch.runs.chain_driver import ChainDriver
+
     shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
     workflow = _load_current_workflow(shard_plan.workflow, shard_folder, target, has_existing_job)
     shard_folder.save_workflow(workflow, target.storage)

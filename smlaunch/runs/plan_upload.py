@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,6 +69,8 @@ def upload_plan_files(
         for object_upload in remaining_objects:
             _put_object(object_upload, storage)
     else:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
             for _ in pool.map(lambda object_upload: _put_object(object_upload, storage), remaining_objects):
                 pass  # iterated so that the first error is raised

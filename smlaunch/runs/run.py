@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from html import escape
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from smlaunch.contract.run_names import JobName
 from smlaunch.errors import SmlaunchError
 from smlaunch.runs.call_errors import translate_call_errors
-from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine
 from smlaunch.runs.launch_target import Target
@@ -21,6 +20,9 @@ from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_driver import RunDriver, SleepFunction
 from smlaunch.runs.run_outcome import RunOutcome, summarize_run
 from smlaunch.runs.submit_job import stop_job
+
+if TYPE_CHECKING:
+    from smlaunch.runs.chain_driver import ChainDriver
 
 
 class RunJobs(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smlaunch.aws.interfaces import CallError, ControlPlane
@@ -39,6 +38,8 @@ def unreadable_formats(arns: Iterable[str], control_plane: ControlPlane) -> dict
     Jobs whose tags cannot be read are omitted.
     """
     job_arns = list(arns)
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         versions = list(pool.map(lambda arn: _read_unreadable_format(arn, control_plane), job_arns))
     return {arn: version for arn, version in zip(job_arns, versions, strict=True) if version is not None}

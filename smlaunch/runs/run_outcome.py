@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from smlaunch.chain.next_action import FinishRun
-from smlaunch.chain.orchestrator_execution import describe_driver
 from smlaunch.chain.workflow import RULE_BY_ENDING, classify_ending
 from smlaunch.contract.failure_reason import Failure, parse_failure
 from smlaunch.contract.progress_line import DATA_WAIT_METRIC
@@ -38,6 +36,9 @@ from smlaunch.errors import (
 )
 from smlaunch.runs.data_wait_advice import DataWait, assess_data_wait
 from smlaunch.runs.job_poller import host_count
+
+if TYPE_CHECKING:
+    from smlaunch.chain.next_action import FinishRun
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,8 @@ def _what_follows_text(outcome: RunOutcome) -> str:
         return ""
     if outcome.execution is None:
         return "; the next job is due"
+    from smlaunch.chain.orchestrator_execution import describe_driver
+
     return f"; what follows is up to {describe_driver(outcome.execution)}"
 
 

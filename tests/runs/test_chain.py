@@ -23,10 +23,11 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import JobError, StoppedByUser, TrainingFailed
-from smlaunch.runs.attach_run import attach, run_of_chain
+from smlaunch.runs.attach_run import attach
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_folder import STOP_FILE, RunFolder
+from smlaunch.runs.run_kinds import run_of_chain
 from smlaunch.runs.run_list import list_runs
 from smlaunch.runs.run_state import CheckpointStatus, read_checkpoint_status
 from tests.runs.fakes import BUCKET, FakeControl, FakeStorage, fake_target, job_description, time_at

@@ -10,9 +10,9 @@ import pytest
 
 from smlaunch import Compute, Job, Run, SmlaunchError, Target, attach, launch, plan
 from smlaunch.aws.interfaces import CallError
-from smlaunch.runs.attach_run import run_of_chain, run_of_shards, run_of_single_job
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_list import JobList
+from smlaunch.runs.run_kinds import run_of_chain, run_of_shards, run_of_single_job
 from tests.runs.fakes import ROLE, fake_target
 from tests.runs.test_chain import FOLDER, RUN, workflow
 

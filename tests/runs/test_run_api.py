@@ -13,9 +13,9 @@ import pytest
 
 from smlaunch import Run, Target, attach
 from smlaunch.errors import JobError
-from smlaunch.runs.attach_run import run_of_chain, run_of_shards
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_list import JobList
+from smlaunch.runs.run_kinds import run_of_chain, run_of_shards
 from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description
 from tests.runs.test_chain import FOLDER, RUN, Service, workflow
 

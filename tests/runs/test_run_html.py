@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smlaunch.runs.attach_run import run_of_single_job
 from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_kinds import run_of_single_job
 
 
 class ForbiddenClients:

@@ -231,6 +231,17 @@ print(sorted(name for name in sys.modules if name.startswith(("smlaunch.data", "
     assert result.stdout == "[]\n", result.stderr
 
 
+def test_a_single_job_loads_nothing_of_chains_and_shards() -> None:
+    script = """
+import sys
+import smlaunch.cli.follow, smlaunch.runs.launch_plan
+loaded_late = ("smlaunch.chain.next", "smlaunch.runs.chain", "smlaunch.runs.shard", "concurrent")
+print(sorted(name for name in sys.modules if name.startswith(loaded_late)))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+
+
 # ---- the secret ------------------------------------------------------------------------------------------
 
 
