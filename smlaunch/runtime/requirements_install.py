@@ -45,11 +45,36 @@ def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
 
 
 def install_error(requirements: str, pip_output: str) -> SetupError:
-    """Return the reason, from pip's output: the first line that begins with ERROR."""
+    """Return the reason, from pip's output: the first line that begins with ERROR; and the next step."""
     lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
     errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines[-1:] or ["pip gave no reason"])[0]
-    return SetupError("{}: the requirements could not be installed: {}".format(requirements, reason))
+    return SetupError(
+        "{}: the requirements could not be installed: {}; {}, or install nothing (--requirements none) if the "
+        "hosts have what the program needs".format(requirements, reason, _next_step(requirements, pip_output))
+    )
+
+
+_NO_INDEX = (
+    "Failed to establish a new connection",
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Network is unreachable",
+    "Connection refused",
+    "timed out",
+)
+"""What pip prints about an index that it cannot reach."""
+
+
+def _next_step(requirements: str, pip_output: str) -> str:
+    if "No module named pip" in pip_output:
+        return "install pip in the Python of the hosts"
+    if any(text in pip_output for text in _NO_INDEX):
+        return (
+            "pip reaches no package index: give the wheels as an input (pip download -d wheels -r {}; "
+            "--input {}=wheels)".format(requirements, WHEELHOUSE_CHANNEL)
+        )
+    return "correct the file"
 
 
 def make_overlay_venv(python: str, folder: str) -> str:

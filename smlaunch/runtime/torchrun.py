@@ -84,7 +84,7 @@ def _torchrun_command(
     environment = base_environment(host, environ)
     environment.update(socket_interfaces(host.cluster, environ))
     environment.update(
-        thread_limit(host.ranks_per_host, environ)
+        thread_limit(host.cluster, host.ranks_per_host, environ)
     )  # torchrun would do the same, and print six lines about it
     # How long torchrun waits for its ranks after SIGTERM; it must exit before its own SIGKILL.
     environment.setdefault(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from smlaunch.contract.launch_spec import Ref
+from smlaunch.runtime.cluster import Cluster
+from smlaunch.runtime.rendezvous import thread_limit
 from tests.runtime.host import Host
 
 MakeHost = Callable[..., Host]
@@ -105,6 +107,17 @@ def test_what_the_user_has_set_stays(make_host: MakeHost) -> None:
 
 def test_one_process_sets_no_threads_as_torchrun_does(make_host: MakeHost) -> None:
     assert "OMP_NUM_THREADS" not in make_host(PRINT_PROCESS_STATE).run().documents()[0]["env"]
+
+
+def test_hosts_on_one_machine_share_its_processors() -> None:
+    names = ("algo-1", "algo-2")
+    two_hosts = Cluster(names, "algo-1", "lo", "default", "ml.m5.xlarge", names, ())
+    one_machine = {"SMLAUNCH_SHARED_PYTHON": "1"}
+    share = str(max(1, (os.cpu_count() or 1) // 2))
+    assert thread_limit(two_hosts, 1, one_machine) == {"OMP_NUM_THREADS": share}
+    assert thread_limit(two_hosts, 2, one_machine) == {"OMP_NUM_THREADS": "1"}
+    assert thread_limit(two_hosts, 1, {}) == {}
+    assert thread_limit(two_hosts, 1, {**one_machine, "OMP_NUM_THREADS": "7"}) == {}
 
 
 def test_without_rendezvous_there_is_no_rank_and_no_prefix(make_host: MakeHost) -> None:

@@ -15,6 +15,7 @@ import pytest
 from smlaunch.runtime import requirements_install
 from tests.runtime.host import Host
 from tests.runtime.test_ranks import python_of
+from tests.tables import table
 
 MakeHost = Callable[..., Host]
 
@@ -69,6 +70,37 @@ def test_what_cannot_be_installed_is_said(make_host: MakeHost) -> None:
     assert result.exit_code == 2
     assert "requirements.txt: the requirements could not be installed: " in result.stderr
     assert "nowhere-to-be-found" in host.failure
+
+
+UNREACHABLE = """\
+WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(': Failed to establish a new \
+connection: [Errno -3] Temporary failure in name resolution')': /simple/planted/
+ERROR: Could not find a version that satisfies the requirement planted==1.0 (from versions: none)
+ERROR: No matching distribution found for planted==1.0
+"""
+
+
+@table(
+    ("pip_output", "reason", "next_step"),
+    [
+        (
+            UNREACHABLE,
+            "Could not find a version",
+            "pip download -d wheels -r r.txt; --input wheelhouse=wheels)",
+        ),
+        (
+            "/usr/bin/python: No module named pip\n",
+            "No module named pip",
+            "install pip in the Python of the hosts",
+        ),
+        ("ERROR: Invalid requirement: '=1'\n", "Invalid requirement: '=1'", "correct the file"),
+    ],
+)
+def test_what_cannot_be_installed_has_a_next_step(pip_output: str, reason: str, next_step: str) -> None:
+    message = str(requirements_install.install_error("r.txt", pip_output))
+    assert reason in message
+    assert next_step in message
+    assert "or install nothing (--requirements none)" in message
 
 
 def test_a_missing_requirements_file_is_said(make_host: MakeHost) -> None:
