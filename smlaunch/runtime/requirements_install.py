@@ -50,8 +50,10 @@ def install_error(requirements: str, pip_output: str) -> SetupError:
     errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines[-1:] or ["pip gave no reason"])[0]
     return SetupError(
-        "{}: the requirements could not be installed: {}; {}, or install nothing (--requirements none) if the "
-        "hosts have what the program needs".format(requirements, reason, _next_step(requirements, pip_output))
+        "{}: the requirements could not be installed: {}; {}, or install nothing (--requirements none) if "
+        "the hosts have what the program needs".format(
+            requirements, reason, _next_step(requirements, pip_output)
+        )
     )
 
 

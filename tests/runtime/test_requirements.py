@@ -73,8 +73,8 @@ def test_what_cannot_be_installed_is_said(make_host: MakeHost) -> None:
 
 
 UNREACHABLE = """\
-WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(': Failed to establish a new \
-connection: [Errno -3] Temporary failure in name resolution')': /simple/planted/
+WARNING: Retrying after connection broken by 'NewConnectionError(': Failed to establish a new connection: \
+[Errno -3] Temporary failure in name resolution')': /simple/planted/
 ERROR: Could not find a version that satisfies the requirement planted==1.0 (from versions: none)
 ERROR: No matching distribution found for planted==1.0
 """
