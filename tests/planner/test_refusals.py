@@ -252,6 +252,13 @@ def test_an_output_inside_an_input_is_reported(job: dict[str, Any], warned: str)
     assert all(warned in text for text in texts)
 
 
+def test_the_trials_of_verify_resume_state_variables() -> None:
+    interval = {"SMLAUNCH_CHECKPOINT_INTERVAL": "0.250"}
+    plan({**GOOD_JOB, "environment": {**interval, "SMLAUNCH_TRACE": "/tmp/traces"}})
+    (problem,) = problems({**GOOD_JOB, "environment": interval}, region())
+    assert "checkpoints.interval" in problem.message
+
+
 def test_ranks_and_rules_name_the_same_variables() -> None:
     """Of the others the runtime lets the job's own value stand."""
     own = {"OMP_NUM_THREADS": "4", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_SOCKET_IFNAME": "x"}

@@ -107,10 +107,12 @@ def reject_reserved_tags(context: PlanContext) -> Problems:
     fields=("environment.*",),
 )
 def reject_variables_set_by_plan(context: PlanContext) -> Problems:
-    """Yield a problem for each variable by which smlaunch tells hosts and ranks what they need to know. A
-    directory for traces may be stated: verify-resume does."""
+    """Yield a problem for each variable by which smlaunch tells hosts and ranks what they need to know. The
+    trials of verify-resume state a directory for traces, and an interval of less than a second."""
+    is_trial = variables.TRACE_VARIABLE in context.job.environment
+    trial_variables = (variables.TRACE_VARIABLE, variables.INTERVAL_VARIABLE) if is_trial else ()
     for key in context.job.environment:
-        if not key.startswith(variables.OWN_PREFIX) or key == variables.TRACE_VARIABLE:
+        if not key.startswith(variables.OWN_PREFIX) or key in trial_variables:
             continue
         field = _FIELD_BY_VARIABLE.get(key)
         remedy = f"the plan sets this one; use {field}" if field else "choose another name"
