@@ -54,7 +54,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e '.[dev,data]'
+	$(PIP) -e '.[dev,data,functions]'
 	@touch $@
 
 # What the demo and the training tests train with. torch is pinned: a looser pin may fetch gigabytes of CUDA.

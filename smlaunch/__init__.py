@@ -17,6 +17,8 @@ _MODULE_BY_NAME = {
     "Compute": "smlaunch.job.model",
     "EndpointError": "smlaunch.errors",
     "Entry": "smlaunch.job.model",
+    "FunctionError": "smlaunch.errors",
+    "Future": "smlaunch.functions.future",
     "Job": "smlaunch.job.model",
     "JobError": "smlaunch.errors",
     "JobOutcome": "smlaunch.runs.run_outcome",
@@ -26,6 +28,8 @@ _MODULE_BY_NAME = {
     "MachineError": "smlaunch.errors",
     "Plan": "smlaunch.render.plan",
     "PollWarning": "smlaunch.runs.job_poller",
+    "RemoteFunction": "smlaunch.functions.remote_function",
+    "RemoteTraceback": "smlaunch.functions.function_output",
     "Run": "smlaunch.runs.run",
     "RunOutcome": "smlaunch.runs.run_outcome",
     "SegmentChange": "smlaunch.job.model",
@@ -42,6 +46,8 @@ _MODULE_BY_NAME = {
     "launch": "smlaunch.runs.launch_plan",
     "local_target": "smlaunch.connection.open_connection",
     "plan": "smlaunch.runs.plan_job",
+    "remote": "smlaunch.functions.remote_function",
+    "submit": "smlaunch.functions.remote_function",
 }
 
 __all__ = ["__version__", *sorted(_MODULE_BY_NAME)]
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from smlaunch.data.transfer_progress import TransferProgress as TransferProgress
     from smlaunch.errors import AccountError as AccountError
     from smlaunch.errors import EndpointError as EndpointError
+    from smlaunch.errors import FunctionError as FunctionError
     from smlaunch.errors import JobError as JobError
     from smlaunch.errors import LimitReached as LimitReached
     from smlaunch.errors import MachineError as MachineError
@@ -58,6 +65,11 @@ if TYPE_CHECKING:
     from smlaunch.errors import SmlaunchError as SmlaunchError
     from smlaunch.errors import StoppedByUser as StoppedByUser
     from smlaunch.errors import TrainingFailed as TrainingFailed
+    from smlaunch.functions.function_output import RemoteTraceback as RemoteTraceback
+    from smlaunch.functions.future import Future as Future
+    from smlaunch.functions.remote_function import RemoteFunction as RemoteFunction
+    from smlaunch.functions.remote_function import remote as remote
+    from smlaunch.functions.remote_function import submit as submit
     from smlaunch.job.model import Channel as Channel
     from smlaunch.job.model import Checkpoints as Checkpoints
     from smlaunch.job.model import Compute as Compute

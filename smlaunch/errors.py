@@ -5,6 +5,7 @@
     ├── AccountError        3   refused by the account: role, permission, quota, a cap reached before start
     ├── ServiceError        4   no capacity, or the service failed after retries
     ├── TrainingFailed      1   the training itself failed
+    │   └── FunctionError   1   a submitted function raised an exception that cannot be rebuilt here
     ├── StoppedByUser       5   a person stopped the run
     ├── LimitReached        6   a cost or time cap ended the run
     └── MachineError        8   this machine cannot: a full disk, a damaged or foreign state directory
@@ -91,6 +92,20 @@ class ServiceError(SmlaunchError):
 
 class TrainingFailed(SmlaunchError):
     exit_code = EXIT_TRAINING_FAILED
+
+
+class FunctionError(TrainingFailed):
+    """A submitted function raised an exception that cannot be rebuilt in this process."""
+
+    def __init__(self, message: str, *, type_name: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        """Of the exception, with its module; empty where it is not known."""
+        self.traceback = mask_text(traceback)
+        """On the host; empty where it is not known."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {"type_name": self.type_name, "traceback": self.traceback}
 
 
 class StoppedByUser(SmlaunchError):

@@ -262,7 +262,7 @@ def test_python_objects_report_the_same_mistakes() -> None:
     with pytest.raises(JobError, match="max_runtime: 'x' is not a duration"):
         Limits(max_runtime="x")
     with pytest.raises(JobError, match="entry: it is missing"):
-        Job()  # type: ignore[call-arg]
+        Job().check_program()
 
 
 def test_jobs_are_frozen() -> None:

@@ -51,13 +51,15 @@ def gather_facts(
     source: SourceFacts,
     needs: FactNeeds,
     pending_channels: Collection[str] = (),
+    analyzed_file: Path | None = None,
 ) -> DiscoveredFacts:
     """Gather everything that the planner has to know about a job and its surroundings, once and without a
     change: the caller and its role, the source, the script's needs, the inputs' data, quotas and checkpoints.
 
     ``source`` are the facts of the packed source folder. ``needs``: what the planner needs beside what every
     plan does. ``pending_channels`` names input channels whose data
-    does not exist yet, such as a pipeline's earlier step. Raises CallError only where the caller cannot be
+    does not exist yet, such as a pipeline's earlier step. ``analyzed_file`` is read instead of the program's
+    own file, where that only calls it. Raises CallError only where the caller cannot be
     identified; any other missing item is recorded with the reason.
     """
     caller = Caller(target)
@@ -66,7 +68,7 @@ def gather_facts(
     source_root = Path(source.root)
     script = ScriptFacts()  # what the program's file shows without running it
     if job.entry is not None:
-        program_file = find_program_file(job.entry, source_root)
+        program_file = analyzed_file or find_program_file(job.entry, source_root)
         if program_file is not None:
             script = _gather_script_facts(job, program_file, source, target.facts, needs)
         # Configuration files that the job's arguments name: checks need their content.

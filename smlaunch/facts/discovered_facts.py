@@ -92,6 +92,9 @@ class SourceFacts:
     """The path inside it of each input that lies in the directory, by channel name. The archive has none of
     them."""
 
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that a program of smlaunch's own needs; none for a user's script."""
+
     problem: str | None = None
     json_files: Mapping[str, str] = field(default_factory=dict)
     """Content, by name, of the JSON files that the job's options, args or hyperparameters name."""

@@ -287,9 +287,16 @@ class Entry(Section):
         return next(scripts, self.command[0])
 
 
+_PROGRAM_FIELDS = ("entry", "algorithm", "image")
+_NO_PROGRAM = Problem(
+    "entry", "it is missing; name a script, or an algorithm, or an image with a program of its own"
+)
+
+
 @section
 class Job(Section):
-    """A training job, or a processing job. It runs one program: ``entry``, ``algorithm`` or ``image``."""
+    """A training job, or a processing job. It runs one program: ``entry``, ``algorithm`` or ``image``; a job
+    for ``smlaunch.submit`` and ``remote`` names none, because the function is the program."""
 
     entry: Entry | None = None
     """The user's program: the path of a script, or a mapping with ``module`` or ``command``."""
@@ -371,9 +378,6 @@ class Job(Section):
         if entry is not None and algorithm is not None:
             message = "a built-in algorithm brings its own program; leave out algorithm, or entry"
             yield Problem("algorithm", message)
-        if entry is None and algorithm is None and fields.get("image") is None:
-            message = "it is missing; name a script, or an algorithm, or an image with a program of its own"
-            yield Problem("entry", message)
 
     @property
     def program(self) -> str:
@@ -390,11 +394,19 @@ class Job(Section):
         if not isinstance(mapping, Mapping):
             raise JobError([Problem("", f"a mapping with the key 'entry' is needed, not {mapping!r}")])
         job = object.__new__(cls)
+        problems = [] if any(mapping.get(name) is not None for name in _PROGRAM_FIELDS) else [_NO_PROGRAM]
         try:
             job._set_fields(mapping)
         except JobError as error:
-            raise JobError(error.problems, mapping) from None
+            problems += error.problems
+        if problems:
+            raise JobError(problems, mapping)
         return job
+
+    def check_program(self) -> None:
+        """Raise JobError for a job that names no program: only a submitted function needs none."""
+        if not self.program:
+            raise JobError([_NO_PROGRAM])
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], changes: Mapping[str, Any] | None = None) -> Job:

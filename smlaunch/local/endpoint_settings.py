@@ -67,6 +67,10 @@ class Settings:
     upload_empty_output: bool = False
     """Whether an output.tar.gz is written when /opt/ml/output/data is empty. Not documented."""
 
+    upload_output_of_failed: bool = True
+    """Whether model and output of a failed training job are uploaded, where it has written any. Observed in
+    accounts (aws/sagemaker-python-sdk, pull request 746), not documented."""
+
     processing_outputs_of: Literal["completed", "stopped", "all"] = "completed"
     """Processing jobs whose EndOfJob outputs are uploaded: completed ones, also stopped ones, or all,
     including failed ones. Not documented."""

@@ -147,7 +147,12 @@ class RequestCompiler:
             ),
             checkpoints=synced_checkpoints,
             # The job's own, the segment's planned end, and the owners of the buckets.
-            environment={**job.environment, **_segment_variables(template), **self._owner_variables(job)},
+            environment={
+                **job.environment,
+                **self.facts.source.variables,
+                **_segment_variables(template),
+                **self._owner_variables(job),
+            },
             network_isolation=job.network_isolation,
             encrypt_traffic=job.encrypt_traffic,
             subnets=job.subnets,

@@ -6,8 +6,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from smlaunch.discovery.gather_facts import gather_facts
@@ -42,6 +42,22 @@ class PreparedRun:
     """The run's name was generated for this plan, so that no existing job can have it."""
 
 
+@dataclass(frozen=True)
+class AddedProgram:
+    """A program that is in no folder, such as a function's call. The job's entry is one of its files."""
+
+    name: str
+    """What the run's generated name begins with."""
+    files: Mapping[str, bytes] = field(repr=False)
+    """Content by path, to be added to the source."""
+    analyzed_file: Path
+    """What the plan reads instead of the entry."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the program's own."""
+    warnings: tuple[str, ...] = ()
+    """Sentences for the plan."""
+
+
 def plan(job: Job, target: Target | None = None, name: str | None = None) -> Plan:
     """Plan a run of this job. Changes nothing anywhere.
 
@@ -54,11 +70,16 @@ def plan(job: Job, target: Target | None = None, name: str | None = None) -> Pla
 
 
 def prepare(
-    job: Job, target: Target | None = None, name: str | None = None, pending_channels: Collection[str] = ()
+    job: Job,
+    target: Target | None = None,
+    name: str | None = None,
+    pending_channels: Collection[str] = (),
+    program: AddedProgram | None = None,
 ) -> PreparedRun:
     """Plan a run as ``plan`` does, and keep the source archive for ``launch``.
 
-    ``pending_channels`` names input channels whose data does not exist yet.
+    ``pending_channels`` names input channels whose data does not exist yet. ``program``: the job's program,
+    if it is in no folder.
     """
     if not isinstance(job, Job):
         raise wrong_type_error(job, "a Job", "Job(entry='train.py')")
@@ -66,13 +87,16 @@ def prepare(
         raise wrong_type_error(target, "a Target", "local_target()")
     if name is not None and not isinstance(name, str):
         raise wrong_type_error(name, "a run's name", "name='digits'")
+    job.check_program()
     target = target or Target.region()
-    facts, source = pack_job_source(job)
+    facts, source = pack_job_source(job, program)
     record_stated_bucket_owners(job, target)
+    analyzed_file = None if program is None else program.analyzed_file
     with translate_call_errors(target):
-        job_facts = gather_facts(job, target, facts, fact_needs(job), pending_channels)
+        job_facts = gather_facts(job, target, facts, fact_needs(job), pending_channels, analyzed_file)
     given_name = name or job.name
-    job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(job.program)))
+    program_name = job.program if program is None else program.name
+    job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(program_name)))
     return PreparedRun(job_plan, source, target, has_new_name=given_name is None)
 
 
@@ -147,7 +171,9 @@ def run_name_stem(program: str) -> str:
     return stem[:_MAX_STEM_LENGTH].rstrip("-") or "run"
 
 
-def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
+def pack_job_source(
+    job: Job, program: AddedProgram | None = None
+) -> tuple[SourceFacts, SourceArchive | None]:
     """Pack the source folder, which holds the job's program, and return facts about it, for the plan, and the
     archive.
 
@@ -182,7 +208,8 @@ def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
         return facts_without_archive(None)  # the script is missing, which is reported elsewhere
     input_paths = _find_inputs_in_source(job, source_root, entry_in_source)
     try:
-        archive = pack_source(source_root, job.include_secrets, input_paths.values())
+        added_files = {} if program is None else program.files
+        archive = pack_source(source_root, job.include_secrets, input_paths.values(), added_files)
     except JobError as error:
         return facts_without_archive("; ".join(problem.message for problem in error.problems))
     if has_program_file and entry_in_source not in archive.files:
@@ -197,7 +224,8 @@ def pack_job_source(job: Job) -> tuple[SourceFacts, SourceArchive | None]:
         has_requirements=job.requirements in archive.files,
         input_paths=input_paths,
         default_requirements=_find_default_requirements(entry_in_source, archive),
-        warnings=archive.warnings,
+        warnings=(*archive.warnings, *(() if program is None else program.warnings)),
+        variables={} if program is None else program.variables,
         excluded_files=archive.excluded_files,
     )
     return source_facts, archive

@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from smlaunch.discovery.local_files import FULL_LIST_HINT, INCLUDE_HINT, excluded_secrets_warning
 from smlaunch.discovery.protected_folders import protected_folder_reason
@@ -73,14 +74,18 @@ class SourceArchive:
 
 
 def pack_source(
-    root: Path, include_secrets: bool = False, left_out_paths: Collection[str] = ()
+    root: Path,
+    include_secrets: bool = False,
+    left_out_paths: Collection[str] = (),
+    added_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SourceArchive:
     """Read the user's source folder and return its archive, with warnings about files that are not sent.
 
     ``include_secrets`` sends files that look like secrets too. ``left_out_paths``: relative to the folder, of
-    files and folders that are no part of the source. Nothing is read before the sizes of all files are known.
-    Raises JobError for a folder that cannot be
-    sent: missing, unreadable, protected (a home folder, for example) or too large.
+    files and folders that are no part of the source. ``added_files``: the content, by relative path, of files
+    that are in no folder; their paths are ones that are never sent from a folder. Nothing is read before the
+    sizes of all files are known. Raises JobError for a folder that cannot be sent: missing, unreadable,
+    protected (a home folder, for example) or too large.
     """
     if (unreadable_reason := unreadable_path_reason(root)) is not None:
         raise JobError([Problem("source", unreadable_reason)])
@@ -98,7 +103,7 @@ def pack_source(
             tree.exclude_targets_of_secret_links(_collect_entries(tree)),
             key=lambda entry: os.fsencode(entry.relative_path),
         )
-        names_in_archive, tar_bytes = _write_tar(tree, entries)
+        names_in_archive, tar_bytes = _write_tar(tree, entries, added_files)
     sent_names = frozenset(names_in_archive)
     size_bytes = sum(entry.status.st_size for entry in entries if entry.relative_path in sent_names)
     warnings = list(_describe_exclusions(root, tree.excluded_files))
@@ -129,13 +134,18 @@ def _collect_entries(tree: SourceTree) -> list[SourceEntry]:
     return entries
 
 
-def _write_tar(tree: SourceTree, entries: list[SourceEntry]) -> tuple[tuple[str, ...], bytes]:
+def _write_tar(
+    tree: SourceTree, entries: list[SourceEntry], added_files: Mapping[str, bytes]
+) -> tuple[tuple[str, ...], bytes]:
     """Return the names of the files in the archive, in their order, and the tar archive. A file that turns
     out to hold a secret is left out. Raises JobError with all unreadable files."""
     buffer = io.BytesIO()
     names_in_archive: list[str] = []
     problems: list[Problem] = []
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path, added_content in sorted(added_files.items()):
+            tar.addfile(_tar_info_of_file(path, len(added_content)), io.BytesIO(added_content))
+            names_in_archive.append(path)
         for entry in entries:
             if entry.link_target is not None:
                 tar.addfile(_tar_info_of_link(entry.relative_path, entry.link_target))
@@ -147,7 +157,9 @@ def _write_tar(tree: SourceTree, entries: list[SourceEntry]) -> tuple[tuple[str,
                 problems += error.problems
                 continue
             if content is not None:  # None: it holds a secret
-                tar.addfile(_tar_info_of_file(entry, len(content)), io.BytesIO(content))
+                is_executable = bool(entry.status.st_mode & 0o100)
+                tar_info = _tar_info_of_file(entry.relative_path, len(content), is_executable)
+                tar.addfile(tar_info, io.BytesIO(content))
                 names_in_archive.append(entry.relative_path)
     if problems:
         raise JobError(problems)
@@ -161,11 +173,10 @@ def _tar_info_of_link(relative_path: str, link_target: str) -> tarfile.TarInfo:
     return tar_info
 
 
-def _tar_info_of_file(entry: SourceEntry, size_bytes: int) -> tarfile.TarInfo:
-    tar_info = tarfile.TarInfo(entry.relative_path)
+def _tar_info_of_file(path: str, size_bytes: int, is_executable: bool = False) -> tarfile.TarInfo:
+    tar_info = tarfile.TarInfo(path)
     tar_info.mtime = _FIXED_MTIME
     tar_info.size = size_bytes
-    is_executable = entry.status.st_mode & 0o100
     # As git: other bits differ with the umask, and would make other archives of the same files.
     tar_info.mode = 0o755 if is_executable else 0o644
     return tar_info

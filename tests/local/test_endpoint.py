@@ -109,6 +109,22 @@ sys.exit(3)
     assert statuses(job)[-2:] == ["Training", "Failed"]
 
 
+def test_a_failed_job_leaves_what_it_has_written(client: EndpointClient) -> None:
+    script = """
+os.makedirs(ROOT + "/output/data", exist_ok=True)
+open(f"{ROOT}/output/data/trace", "w").write("step 7")
+sys.exit(3)
+"""
+    job = client.run("leaves", script)
+    assert job["FailureReason"] == "AlgorithmError: , exit code: 3"
+    assert "ModelArtifacts" not in job
+    assert client.keys("out/leaves/") == ["out/leaves/output/output.tar.gz"]
+    assert client.read_archive("out/leaves/output/output.tar.gz") == {"trace": "step 7"}
+    # An output that cannot be uploaded does not hide the failure.
+    job = client.run("leaves-again", script, OutputDataConfig={"S3OutputPath": "s3://no-such-bucket/out"})
+    assert job["FailureReason"] == "AlgorithmError: , exit code: 3"
+
+
 def test_a_host_may_finish_early(client: EndpointClient) -> None:
     script = """
 me = json.load(open(ROOT + "/input/config/resourceconfig.json"))

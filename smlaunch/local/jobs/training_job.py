@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from smlaunch.api.job_kinds import TRAINING
+from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs import artifact_upload, contract_files
 from smlaunch.local.jobs.job_handler import AttemptOutcome, HandlerContext, JobHandler
@@ -48,14 +51,22 @@ class TrainingJobHandler(JobHandler):
         self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
     ) -> AttemptOutcome:
         if failure_reason is not None:
+            if context.settings.upload_output_of_failed:
+                # The failure stays what it is, whatever becomes of the upload, which logs its problems.
+                with suppress(artifact_upload.UploadError):
+                    self._upload_output(hosts, context, replace(context.settings, upload_empty_model=False))
             return AttemptOutcome(failure_reason)
         # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
-        model_uri = artifact_upload.upload_training_output(
+        model_uri = self._upload_output(hosts, context, context.settings)
+        return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})
+
+    def _upload_output(self, hosts: Sequence[JobHost], context: HandlerContext, settings: Settings) -> str:
+        """Return the S3 address of the model. Raises UploadError."""
+        return artifact_upload.upload_training_output(
             self.spec,
             hosts,
             context.object_store,
-            context.settings,
+            settings,
             hosts[0].opt_ml_folder.parent,
             context.log_to_host,
         )
-        return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})

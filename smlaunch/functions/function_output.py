@@ -1,0 +1,262 @@
+"""Reads what a function's run has left: the result of rank 0, or the exception of the rank that failed first.
+
+What is trusted: the log, which the hosts write and the bucket's users do not, states format, size and SHA-256
+of each file. A file of another hash is never read further, whatever it is. The files lie in the run's own
+output prefix, in a bucket whose owner every request states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from smlaunch.aws.interfaces import CallError
+from smlaunch.contract.s3_uri import split_s3_uri
+from smlaunch.errors import FunctionError, ServiceError
+from smlaunch.functions.host_program import (
+    ERROR_KIND,
+    FORMATS,
+    MAX_ERROR_BYTES,
+    MAX_RESULT_BYTES,
+    OUTPUT_FOLDER,
+    RESULT_KIND,
+    error_file,
+    result_file,
+)
+from smlaunch.functions.result_decoding import ResultError, decode_exception, decode_result
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.job_poller import Event, LogLine, host_number
+from smlaunch.runs.launch_target import Target
+from smlaunch.runs.log_tail import split_rank_prefix
+from smlaunch.runs.run import Run
+from smlaunch.runs.run_outcome import RunOutcome
+
+_RESULT_LINE = re.compile(
+    rf"smlaunch: {RESULT_KIND} format=({'|'.join(FORMATS)}) bytes=([0-9]{{1,15}}) sha256=([0-9a-f]{{64}})\s*$"
+)
+_ERROR_LINE = re.compile(
+    rf"smlaunch: {ERROR_KIND} rank=([0-9]{{1,9}}) bytes=([0-9]{{1,15}}) sha256=([0-9a-f]{{64}})\s*$"
+)
+
+_LOG_RETRY_SECONDS = (5.0, 10.0, 20.0)
+"""Waits for lines that CloudWatch Logs does not show yet, in a region."""
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that a function raised on a host: its traceback there, as text."""
+
+    def __init__(self, traceback: str) -> None:
+        super().__init__(traceback)
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return f"\n{self.traceback}"
+
+
+class StatedFile(NamedTuple):
+    """A file as the log states it."""
+
+    name: str
+    size: int
+    sha256: str
+    format: str = ""
+    """Of a result."""
+
+
+class _RankError(NamedTuple):
+    host: str
+    at_ms: int
+    rank: int
+    file: StatedFile
+
+
+@dataclass
+class FunctionLog:
+    """The lines by which the ranks of the newest job announce their files."""
+
+    job: str = ""
+    first_host: str = ""
+    _results: dict[str, StatedFile] = field(default_factory=dict)
+    """By host: of its last line."""
+    _errors: list[_RankError] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take a log line into account. Other events are ignored."""
+        if not isinstance(event, LogLine):
+            return
+        if event.job != self.job:
+            self.job, self.first_host = event.job, event.host
+            self._results.clear()
+            self._errors.clear()
+        self.first_host = min(self.first_host, event.host, key=host_number)
+        rank, line = split_rank_prefix(event.text)
+        if rank in (None, 0) and (match := _RESULT_LINE.search(line)):
+            result_format, size, sha256 = match.groups()
+            self._results[event.host] = StatedFile(
+                result_file(result_format), int(size), sha256, result_format
+            )
+        if match := _ERROR_LINE.search(line):
+            stated_rank = int(match[1])
+            if rank in (None, stated_rank):  # no rank speaks for another
+                file = StatedFile(error_file(stated_rank), int(match[2]), match[3])
+                self._errors.append(_RankError(event.host, event.at, stated_rank, file))
+
+    @property
+    def result(self) -> StatedFile | None:
+        """The file that rank 0, on the first host, announced last."""
+        return self._results.get(self.first_host)
+
+    def find_error(self, host: str | None, rank: int | None) -> StatedFile | None:
+        """Return the file of the rank that failed first; without one, that of the earliest exception."""
+        errors = sorted(self._errors, key=lambda error: error.at_ms)
+        own = [error for error in errors if error.host == host and rank in (None, error.rank)]
+        return next((error.file for error in [*own, *errors]), None)
+
+
+class FunctionOutput:
+    """The output of one run. ``output_uri``: the S3 prefix below which its jobs write."""
+
+    def __init__(self, run: Run, target: Target, output_uri: str, function_name: str) -> None:
+        self._run = run
+        self._target = target
+        self._output_uri = output_uri
+        self._function_name = function_name
+
+    def wait(self) -> Any:
+        """Follow the run to its end, and return the function's result. Raises its exception, or
+        FunctionError for one that cannot be rebuilt here; for a run that ended otherwise, what Run.result
+        raises; ServiceError for a result that is missing or is not the one that rank 0 announced."""
+        log = FunctionLog()
+        outcome = self._run.wait(log.add)
+        if outcome.exit_code == 0:
+            return self._read_result(log, outcome)
+        raise self._find_exception(log, outcome)
+
+    def _read_result(self, log: FunctionLog, outcome: RunOutcome) -> Any:
+        job = outcome.last_job.name
+        stated = log.result or self._read_log_again().result
+        if stated is None:
+            raise ServiceError(
+                f"run {self._run.name}: {self._function_name} has returned, and the log of {job} does not "
+                "state the hash of its result, without which it is not read: see that the log can be read "
+                "(logs:GetLogEvents, logs:DescribeLogStreams), and submit the same call under the same name"
+            )
+        try:
+            return decode_result(stated.format, self._fetch(job, stated, MAX_RESULT_BYTES))
+        except ResultError as error:
+            raise ServiceError(
+                f"run {self._run.name}: the result of {self._function_name}: {error}"
+            ) from error
+
+    def _read_log_again(self) -> FunctionLog:
+        log = FunctionLog()
+        waits = _LOG_RETRY_SECONDS if self._target.polling.settle_seconds else ()
+        for seconds in (0.0, *waits):
+            time.sleep(seconds)
+            log = FunctionLog()
+            for line in self._run.logs():
+                log.add(line)
+            if log.result is not None:
+                break
+        return log
+
+    def _find_exception(self, log: FunctionLog, outcome: RunOutcome) -> BaseException:
+        """Return the exception to raise for a run that did not complete."""
+        run_error = outcome.error
+        if run_error is None:  # an orchestrator's run, or a service that answers strangely
+            return ServiceError(f"run {self._run.name} ended as {outcome.status}")
+        failure = outcome.last_job.failure
+        if outcome.last_job.status != "Failed" or failure is None:
+            return run_error
+        stated = log.find_error(failure.host, failure.rank)
+        if stated is None:  # killed, out of memory, or a fault of the service
+            return run_error
+        try:
+            remote = decode_exception(self._fetch(outcome.last_job.name, stated, MAX_ERROR_BYTES))
+        except (ResultError, ServiceError) as error:
+            return FunctionError(
+                f"{run_error} (the exception itself is not available: {error})", traceback=failure.traceback
+            )
+        if remote.exception is not None:
+            remote.exception.__cause__ = RemoteTraceback(remote.traceback)
+            return remote.exception
+        substitute = FunctionError(
+            f"{self._function_name} raised {remote.type_name}: {remote.message} ({remote.problem})",
+            type_name=remote.type_name,
+            traceback=remote.traceback,
+        )
+        substitute.__cause__ = RemoteTraceback(remote.traceback)
+        return substitute
+
+    def _fetch(self, job: str, stated: StatedFile, max_bytes: int) -> bytes:
+        """Return the content of a file of the job's output. Raises ServiceError for one that is missing, too
+        large or not the stated one."""
+        bucket_and_key = split_s3_uri(f"{self._output_uri.rstrip('/')}/{job}/output/output.tar.gz")
+        if bucket_and_key is None:
+            raise ServiceError(f"{self._output_uri} is no address in S3")
+        bucket, key = bucket_and_key
+        address = f"s3://{bucket}/{key}"
+        if stated.size > max_bytes:
+            raise ServiceError(
+                f"{stated.name} of {job} takes {stated.size:,} bytes; at most {max_bytes:,} are read"
+            )
+        with translate_call_errors(self._target):
+            try:
+                content = read_member(self._target.storage.read_chunks(bucket, key), stated)
+            except CallError as error:
+                if error.code not in ("NoSuchKey", "NoSuchBucket"):
+                    raise
+                raise ServiceError(f"{address} is missing, where {stated.name} was written") from None
+            except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
+                raise ServiceError(f"{address} cannot be read: {error}") from None
+        if hashlib.sha256(content).hexdigest() != stated.sha256:
+            raise ServiceError(
+                f"{stated.name} in {address} is not the file that the host has written: its SHA-256 differs "
+                f"from that in the log of {job}. It was not read; see who may write into the bucket"
+            )
+        return content
+
+
+def read_member(chunks: Iterator[bytes], stated: StatedFile) -> bytes:
+    """Return the content of the stated file in a stream of a tar.gz archive. Raises ValueError if the archive
+    lacks it or has another size of it, and what tarfile and zlib raise."""
+    path = f"{OUTPUT_FOLDER}/{stated.name}"
+    reader = io.BufferedReader(_ChunkReader(chunks), 1 << 20)
+    with tarfile.open(fileobj=reader, mode="r|gz") as archive:
+        for member in archive:
+            if member.name != path and not member.name.endswith("/" + path):
+                continue
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is None or member.size != stated.size:
+                raise ValueError(f"{path} has {member.size:,} bytes, and the log states {stated.size:,}")
+            return file.read()
+    raise ValueError(f"it has no {path}")
+
+
+class _ChunkReader(io.RawIOBase):
+    """A file that is read from chunks of bytes."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            try:
+                self._rest = memoryview(next(self._chunks))
+            except StopIteration:
+                return 0
+        length = min(len(buffer), len(self._rest))
+        buffer[:length] = self._rest[:length]
+        self._rest = self._rest[length:]
+        return length

@@ -1,0 +1,65 @@
+"""The future of a submitted function: ``concurrent.futures.Future``, for the result of a run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from typing import Generic, TypeVar
+
+from smlaunch.functions.function_output import FunctionOutput
+from smlaunch.runs.run import Run
+
+_Result = TypeVar("_Result")
+
+
+class Future(concurrent.futures.Future[_Result], Generic[_Result]):
+    """What a function returns or raises on its hosts, once it does.
+
+    It works with ``concurrent.futures.wait`` and ``as_completed``. A thread of this process follows the run;
+    when the process ends before, the run goes on (except on an endpoint of this process), and the same call
+    under the same name gets the result later.
+    """
+
+    def __init__(self, run: Run, output: FunctionOutput) -> None:
+        super().__init__()
+        self.run = run
+        """The run, as ``smlaunch.launch`` returns it."""
+        self._output = output
+        self._cancel_lock = threading.Lock()
+        # A daemon: the end of the process does not wait for the end of the run.
+        thread = threading.Thread(target=self._follow, name=f"smlaunch-{run.name}", daemon=True)
+        thread.start()
+
+    def running(self) -> bool:
+        """Return whether the run has not ended and was not cancelled: hosts may still be starting."""
+        return not self.done()
+
+    def cancel(self) -> bool:
+        """Stop the run: hosts get SIGTERM and 120 seconds. Returns False for a run that has ended, True once
+        the stop is requested; ``result`` then raises CancelledError. Raises what ``Run.stop`` raises."""
+        with self._cancel_lock:
+            if self.done():
+                return self.cancelled()
+            if self.run.stop().exit_code is not None:  # it has ended, and the thread is about to find out
+                return False
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()  # tells those that wait for it
+            return True
+
+    def _follow(self) -> None:
+        try:
+            result = self._output.wait()
+        except BaseException as error:
+            self._set_once(exception=error)
+        else:
+            self._set_once(result=result)
+
+    def _set_once(self, result: _Result | None = None, exception: BaseException | None = None) -> None:
+        try:
+            if exception is not None:
+                self.set_exception(exception)
+            else:
+                self.set_result(result)  # type: ignore[arg-type]
+        except concurrent.futures.InvalidStateError:  # it was cancelled meanwhile
+            return

@@ -1,0 +1,232 @@
+"""From a call to an ordinary plan: what is sent, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import io
+import pickle
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smlaunch
+from smlaunch import Compute, Job, JobError, Limits, MachineError
+from smlaunch.functions.function_job import FunctionRun, prepare_function
+from smlaunch.functions.host_program import CALL_FILE, PROGRAM_FILE, SHA256_VARIABLE
+from tests.runs.fakes import ROLE, fake_target
+from tests.tables import table
+
+PYTHON = f"py3{sys.version_info[1]}"
+IMAGE = f"123456789012.dkr.ecr.eu-west-1.amazonaws.com/own:2.6-cpu-{PYTHON}-ubuntu22.04"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def double(x):\n    return 2 * x\n")
+    return folder
+
+
+def prepare(function: Callable[..., Any], *args: Any, job: Job | None = None, **kwargs: Any) -> FunctionRun:
+    stated = job or Job()
+    own = {"role": ROLE} | ({} if "image" in stated.stated_fields else {"image": IMAGE})
+    return prepare_function(function, args, kwargs, stated.with_changes(**own), fake_target())
+
+
+def files_of(run: FunctionRun) -> dict[str, bytes]:
+    assert run.prepared.source is not None
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(run.prepared.source.compressed()))) as archive:
+        files = {member.name: archive.extractfile(member) for member in archive}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def test_a_call_is_an_ordinary_job_whose_request_has_its_hash(source: Path) -> None:
+    run = prepare(lambda x: x + 1, 1, job=Job(source=source, compute=Compute(hosts=2)))
+    request = run.prepared.plan.planned_jobs[0].request
+    files = files_of(run)
+    assert request["Environment"][SHA256_VARIABLE] == hashlib.sha256(files[CALL_FILE]).hexdigest()
+    assert files["helper.py"] == (source / "helper.py").read_bytes()
+    assert ".smlaunch/library/cloudpickle/cloudpickle.py" in files
+    compile(files[PROGRAM_FILE], PROGRAM_FILE, "exec")
+    assert run.output_uri.endswith(f"/smlaunch/{run.prepared.plan.run}/output/")
+    spec = run.prepared.plan.planned_jobs[0].launch_spec
+    assert spec is not None
+    assert [getattr(argument, "suffix", argument) for argument in spec.ranks.argv][1] == f"/{PROGRAM_FILE}"
+    # No key of any kind: what the request has more than that of a script is this one hash.
+    assert set(request["Environment"]) == {SHA256_VARIABLE}
+    assert "HyperParameters" not in request or not request["HyperParameters"]
+
+
+def test_the_strategy_follows_from_what_the_function_uses(source: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def train() -> Any:
+        return torch.distributed.get_rank()
+
+    run = prepare(train, job=Job(source=source, compute=Compute(hosts=2)))
+    assert run.prepared.plan.strategy == "ddp"
+    assert run.prepared.plan.run.startswith("train-")
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def wait() -> None:
+    return None
+
+
+async def generate_later() -> Any:
+    yield 1
+
+
+@table(
+    ("function", "job", "expected"),
+    [
+        (generate, Job(), ["function: generate is a generator"]),
+        (functools.partial(generate), Job(), ["function: generate is a generator"]),
+        (generate_later, Job(), ["function: generate_later is a generator"]),
+        (wait, Job(), ["function: wait is a coroutine; submit a function that calls asyncio.run(wait())"]),
+        (3, Job(), ["function: a function is needed, not int"]),
+        (len, "job.yaml", ["job: a Job is needed, not str"]),
+        (
+            generate,
+            Job(
+                entry="train.py",
+                args=("a",),
+                hyperparameters={"lr": 1},
+                limits=Limits(segment="1h", max_runtime="2h"),
+                segments=[{"length": "1h"}],
+            ),
+            [
+                "function: generate is a generator",
+                "entry: the function is the program",
+                "args: a function has no command line",
+                "hyperparameters: a function has no command line",
+                "segments: a function runs in one job",
+                "limits.segment: a function runs in one job",
+            ],
+        ),
+        (len, Job(algorithm="xgboost"), ["algorithm: the function is the program"]),
+    ],
+)
+def test_what_no_function_can_have_is_refused_at_once(function: Any, job: Any, expected: list[str]) -> None:
+    with pytest.raises(JobError) as caught:
+        prepare_function(function, ["x"], {}, job, fake_target())
+    problems = [str(problem) for problem in caught.value.problems]
+    assert len(problems) == len(expected)
+    assert all(problem.startswith(start) for problem, start in zip(problems, expected, strict=True)), problems
+
+
+@table(
+    ("job", "path", "text"),
+    [
+        (Job(limits=Limits(max_runtime="60d")), "limits.max_runtime", "a function runs in one job"),
+        (Job(strategy="processing"), "strategy", "no training job"),
+        (Job(image="r/i:1-cpu-py38-x"), "image", "has Python 3.8, and this is Python 3."),
+        (Job(image="r.com:5000/own/py38/i:1.0"), None, ""),
+        (Job(image=IMAGE), None, ""),
+    ],
+)
+def test_what_the_plan_shows_is_refused(tmp_path: Path, job: Job, path: str | None, text: str) -> None:
+    try:
+        prepare(lambda: 1, job=job.with_changes(source=tmp_path))
+    except JobError as error:
+        assert path in [problem.path for problem in error.problems]
+        assert text in str(error)
+    else:
+        assert path is None
+
+
+def test_what_cannot_be_pickled_is_named(source: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(JobError, match=r"cannot pickle '_thread\.lock' object"):
+        prepare(lambda: lock, job=Job(source=source))
+
+
+def test_a_secret_is_not_sent_unless_it_is_meant(source: Path) -> None:
+    key = "AKIA" + "QWERTYUIOPASDFGH", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYabcdefgh12"
+    with pytest.raises(JobError, match="looks like a secret"):
+        prepare(lambda: key, job=Job(source=source))
+    prepare(lambda: key, job=Job(source=source, include_secrets=True))
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(MachineError, match=r"pip install 'smlaunch\[functions\]'"):
+        prepare(len, "x")
+
+
+def test_a_module_outside_of_the_source_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "far_module.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.syspath_prepend(str(source))
+    far_module, helper = __import__("far_module"), __import__("helper")
+    warnings = prepare(
+        lambda: far_module.f() + helper.double(1), job=Job(source=source)
+    ).prepared.plan.warnings
+    assert [text for text in warnings if "far_module" in text and str(elsewhere) in text]
+    assert not [text for text in warnings if "the module helper" in text]
+    # By default the folder that is sent is that of the function's module.
+    run = prepare(far_module.f)
+    assert "far_module.py" in files_of(run)
+    assert run.prepared.plan.run.startswith("f-")
+
+
+def test_at_a_prompt_the_working_directory_is_sent_but_no_home_folder(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = eval("lambda: 1", {"__name__": "__main__"})
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    monkeypatch.chdir(source)
+    assert "helper.py" in files_of(prepare(function))
+    monkeypatch.setenv("HOME", str(source))
+    assert "helper.py" not in files_of(prepare(function))
+
+
+def test_a_job_without_a_program_is_for_functions_alone() -> None:
+    with pytest.raises(JobError, match="entry: it is missing"):
+        smlaunch.plan(Job(compute=Compute(hosts=2)), fake_target())
+    with pytest.raises(JobError, match="entry: it is missing"):
+        Job.from_mapping({"compute": {"hosts": 2}})
+
+
+def test_a_decorated_function_keeps_its_face_and_travels_as_itself() -> None:
+    @smlaunch.remote(job=Job(compute=Compute(hosts=2)))
+    def train(lr: float) -> float:
+        """Train."""
+        return lr * 2
+
+    assert (train.__name__, train.__doc__, train.function(2.0)) == ("train", "Train.", 4.0)
+    assert isinstance(smlaunch.remote(len), smlaunch.RemoteFunction)
+    sent = pickle.loads(pickle.dumps(smlaunch.remote(len)))
+    assert sent is len
+
+
+def test_on_a_host_a_decorated_function_is_called_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    @smlaunch.remote
+    def countdown(n: int) -> int:
+        return 0 if n == 0 else countdown(n - 1) + 1
+
+    class Trainer:
+        rate = 3
+
+        @smlaunch.remote
+        def train(self, steps: int) -> int:
+            return self.rate * steps
+
+    monkeypatch.setenv(SHA256_VARIABLE, "0" * 64)
+    assert countdown(3) == 3
+    assert Trainer().train(2) == 6
