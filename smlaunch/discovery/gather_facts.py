@@ -115,7 +115,9 @@ def _gather_script_facts(
     takes time. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region.
     """
     source_root = Path(source.root)
-    script = read_script_facts(program_file)
+    command = () if job.entry is None else job.entry.command
+    has_interpreter = bool(command) and source_root / command[0] != program_file
+    script = read_script_facts(program_file, has_interpreter)
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
         return dataclasses.replace(script, problem=problem)

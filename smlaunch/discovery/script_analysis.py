@@ -51,12 +51,12 @@ SCRIPT_SUFFIXES = (".py", ".sh")
 """A script is started by its interpreter; any other file must be executable."""
 
 
-def read_script_facts(path: Path) -> ScriptFacts:
+def read_script_facts(path: Path, has_interpreter: bool = False) -> ScriptFacts:
     """Return what the user's entry script shows without running it. A script that cannot be read or parsed
-    has a ``problem``.
+    has a ``problem``. ``has_interpreter``: the job's command says what runs the file.
 
     Of any script: whether its text mentions the checkpoint directory, or resourceconfig.json, in which
-    SageMaker lists a job's hosts. Of a Python script, from its syntax tree: its imports, and its features,
+    SageMaker lists a job's hosts (of a shell script, their variables too). Of a Python script, from its syntax tree: its imports, and its features,
     which are signs of how it distributes its work.
     """
     unreadable_reason = unreadable_path_reason(path)
@@ -73,14 +73,14 @@ def read_script_facts(path: Path) -> ScriptFacts:
         is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
-    if path.suffix not in SCRIPT_SUFFIXES and not is_executable:
+    if path.suffix not in SCRIPT_SUFFIXES and not is_executable and not has_interpreter:
         return ScriptFacts(
             problem=f"{path} is no program: it is neither a .py or .sh script nor executable; name a script, "
             f"or let the file be executed (chmod +x {shlex.quote(str(path))})"
         )
     if path.suffix != ".py":  # a shell script, for example
         return ScriptFacts(
-            reads_resource_config=b"resourceconfig.json" in content,
+            reads_resource_config=any(text in content for text in _PEER_TEXTS_OF_SHELL_SCRIPTS),
             # The texts are ways to name the directory: its path, and the variable that has it.
             names_checkpoint_dir=any(text.encode() in content for text in _CHECKPOINT_DIR_TEXTS),
         )
@@ -99,6 +99,12 @@ def read_script_facts(path: Path) -> ScriptFacts:
     )
 
 
+_PEER_TEXTS_OF_SHELL_SCRIPTS = (
+    b"resourceconfig.json",
+    b"SM_HOSTS",
+    b"SM_CURRENT_HOST",
+    b"SM_RESOURCE_CONFIG",
+)
 _CHECKPOINT_DIR_TEXTS = (DEFAULT_CHECKPOINT_PATH, CHECKPOINTS_VARIABLE)
 
 

@@ -73,6 +73,8 @@ MISSING: list[tuple[Any, str]] = [
         r"\(for an installed module: the command python -m torch.distributed.run\)",
     ),
     ({"command": ["python", "tol.py"]}, "entry: tol.py does not exist, did you mean 'tool.py'"),
+    ({"script": "data/a.csv"}, "entry.script: 'data/a.csv' is no program"),
+    ({"command": ["./data/a.csv"]}, "entry: data/a.csv is no program: it is neither a .py or .sh script nor"),
     ({"command": ["bash", "rum.sh"]}, "entry: rum.sh does not exist, did you mean 'run.sh'"),
     ({"command": ["python", "../other.py"]}, "source: ../other.py is outside of the source folder ."),
 ]
@@ -82,6 +84,24 @@ MISSING: list[tuple[Any, str]] = [
 def test_a_program_that_is_not_there_is_named(project: Path, entry: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         plan(Job(entry=entry, role=ROLE), fake_target())
+
+
+def test_a_file_that_a_command_gives_to_an_interpreter_needs_no_suffix(project: Path) -> None:
+    Path("start").write_text("python tool.py\n")
+    job_plan = plan(Job(entry={"command": ["bash", "start"]}, role=ROLE), fake_target())
+    assert (job_plan.strategy, job_plan.facts.source.entry) == ("custom", "start")
+
+
+def test_hosts_that_each_run_a_shell_script_are_told(project: Path) -> None:
+    def warns() -> bool:
+        job = Job(entry={"command": ["bash", "run.sh"]}, role=ROLE, compute={"hosts": 2})
+        return any("2 hosts do the same work 2 times" in line for line in plan(job, fake_target()).warnings)
+
+    assert warns()
+    Path("run.sh").write_text(
+        'torchrun --nnodes 2 --rdzv_endpoint "$(echo $SM_HOSTS | cut -d, -f1)" tool.py\n'
+    )
+    assert not warns()
 
 
 def test_requirements_beside_the_program_are_installed_unless_the_job_says_otherwise(project: Path) -> None:
