@@ -56,8 +56,8 @@ def read_script_facts(path: Path, has_interpreter: bool = False) -> ScriptFacts:
     has a ``problem``. ``has_interpreter``: the job's command says what runs the file.
 
     Of any script: whether its text mentions the checkpoint directory, or resourceconfig.json, in which
-    SageMaker lists a job's hosts (of a shell script, their variables too). Of a Python script, from its syntax tree: its imports, and its features,
-    which are signs of how it distributes its work.
+    SageMaker lists a job's hosts (of a shell script, their variables too). Of a Python script, from its
+    syntax tree: its imports, and its features, which are signs of how it distributes its work.
     """
     unreadable_reason = unreadable_path_reason(path)
     if unreadable_reason is not None:

@@ -17,15 +17,15 @@ class Custom(Strategy):
     def find_warnings(self, context: LaunchContext) -> list[str]:
         if context.host_count == 1 or context.reads_resource_config or context.has_split_input:
             return []
+        repetition = f"{context.host_count} hosts do the same work {context.host_count} times"
         if context.entry_point.endswith(".sh"):
             return [
-                f"{context.entry_point} names neither resourceconfig.json nor SM_HOSTS: unless a program that "
-                f"it starts reads them, {context.host_count} hosts do the same work {context.host_count} "
-                "times"
+                f"{context.entry_point} names neither resourceconfig.json nor SM_HOSTS: unless a program "
+                f"that it starts reads them, {repetition}"
             ]
         if not context.entry_point.endswith(".py"):
             return []  # a program that cannot be analyzed
         return [
             f"{context.entry_point} does not name resourceconfig.json: unless one of its modules reads it, "
-            f"{context.host_count} hosts do the same work {context.host_count} times"
+            + repetition
         ]
