@@ -19,8 +19,8 @@ _RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMake
 @rule(
     "quotas.instances",
     summary="more hosts than the account's quota for the type",
-    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
-    quote='Quota names: "ml.<type> for training job usage", "… for spot training job usage"',
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-data-parallel-support.html",
+    quote="'ml.p3dn.24xlarge for training job usage' is 0 Instances (the name for spot is not confirmed)",
     fields=(
         "compute.hosts",
         "compute.instance_type",
@@ -66,7 +66,7 @@ def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
     "quotas.hosts",
     summary="more hosts than the account's quota for one job",
     source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
-    quote='"Number of instances for a training job"',
+    quote='"Number of instances for a training job" (not confirmed: the page could not be opened)',
     fields=("compute.hosts", "segments"),
     facts=("quotas",),
 )
@@ -83,8 +83,8 @@ def reject_more_hosts_than_per_job_quota(context: PlanContext) -> Problems:
     "quotas.read",
     phase="advise",
     summary="the account's quotas that the job needs: their values, or that they are assumed to suffice",
-    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
-    quote='Quota names: "ml.<type> for training job usage", "… for training warm pool usage"',
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-data-parallel-support.html",
+    quote="'ml.p3dn.24xlarge for training job usage' is 0 Instances (that for warm pools is not confirmed)",
     fields=("compute", "segments", "strategy"),
     facts=("quotas",),
 )

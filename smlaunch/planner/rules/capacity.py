@@ -140,7 +140,7 @@ def reject_preferences_on_spot(context: PlanContext) -> Problems:
     "preferences.once",
     summary="a preference named twice",
     source="https://github.com/aws/sagemaker-python-sdk",
-    quote="instance_preferences (client-validated: exclusivity, duplicates, count mode)",
+    quote="Compute(instance_preferences=...): duplicate instance types",
     fields=(_PREFERENCES_FIELD,),
 )
 def reject_duplicate_preferences(context: PlanContext) -> Problems:

@@ -133,7 +133,7 @@ def reject_more_hosts_than_objects(context: PlanContext) -> Problems:
     "inputs.fastfile",
     summary="FastFile of a prefix that is no folder",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html",
-    quote=('FastFile: read-only FUSE, S3Prefix only, prefix must be a full "folder" (end it with `/`).'),
+    quote="Fast file currently supports S3 prefixes only (that one has to be a folder is not confirmed)",
     fields=("inputs.*",),
 )
 def reject_fastfile_without_folder(context: PlanContext) -> Problems:
@@ -146,8 +146,8 @@ def reject_fastfile_without_folder(context: PlanContext) -> Problems:
 @rule(
     "checkpoints.path",
     summary="checkpoints in a directory that has another use",
-    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
-    quote="/opt/ml is reserved; image content under it is hidden.",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-dockerfile.html",
+    quote="/opt/ml and all subdirectories are reserved by SageMaker training",
     fields=("checkpoints.local_path",),
 )
 def reject_checkpoints_in_reserved_directory(context: PlanContext) -> Problems:

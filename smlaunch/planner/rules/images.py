@@ -66,8 +66,8 @@ def framework_of(image: str) -> Framework | None:
 @rule(
     "image.retired",
     summary="an image of a framework that AWS has retired: MXNet, Chainer, RL, Training Compiler",
-    source="https://aws.amazon.com/releasenotes/dlc-support-policy/",
-    quote="MXNet, Chainer, RL containers, Training Compiler, EIA/Elastic Inference",
+    source="https://aws.github.io/deep-learning-containers/reference/support_policy",
+    quote="Supported Frameworks: Base, PyTorch, PyTorch Inference, XGBoost",
     fields=("image",),
 )
 def reject_retired_image(context: PlanContext) -> Problems:
@@ -82,8 +82,8 @@ def reject_retired_image(context: PlanContext) -> Problems:
 @rule(
     "image.mxnet-script",
     summary="a script that imports MXNet, and no image that has it",
-    source="https://aws.amazon.com/releasenotes/dlc-support-policy/",
-    quote="MXNet, Chainer, RL containers, Training Compiler, EIA/Elastic Inference",
+    source="https://aws.github.io/deep-learning-containers/reference/support_policy",
+    quote="Supported Frameworks: Base, PyTorch, PyTorch Inference, XGBoost",
     fields=("image", "entry", "requirements", "strategy"),
     facts=("script",),
 )
@@ -103,7 +103,7 @@ def reject_mxnet_script_without_image(context: PlanContext) -> Problems:
     "image.framework",
     summary="an image of a framework that the strategy does not distribute",
     source="https://github.com/aws/deep-learning-containers/blob/master/available_images.md",
-    quote="pytorch-training … tensorflow-training … sklearn / xgboost",
+    quote="pytorch-training … tensorflow-training",
     fields=("image", "strategy", "entry", "algorithm", "requirements"),
 )
 def reject_framework_unknown_to_strategy(context: PlanContext) -> Problems:
@@ -159,7 +159,7 @@ def reject_image_for_other_processor(context: PlanContext) -> Problems:
     "image.neuron",
     summary="an image for Trainium elsewhere, or another one of AWS's on Trainium",
     source="https://github.com/aws/deep-learning-containers/blob/master/available_images.md",
-    quote="torchrun with nproc_per_node = neuron cores (32 on trn1.32x: 16 devices x 2",
+    quote="torchrun starts a process for each NeuronCore (not confirmed by this page)",
     fields=("image", "compute.instance_type", "compute.instance_preferences"),
 )
 def reject_image_for_other_accelerator(context: PlanContext) -> Problems:
@@ -191,7 +191,7 @@ def reject_image_for_other_accelerator(context: PlanContext) -> Problems:
     "strategy.trainium",
     summary="a strategy on Trainium that does not work there",
     source="https://github.com/aws/sagemaker-python-sdk",
-    quote="trn*: only `torch_distributed`, only one key.",
+    quote="trn*: only `torch_distributed`, only one key (not confirmed by its source)",
     fields=("strategy", "entry", "algorithm", "compute.instance_type", "compute.instance_preferences"),
 )
 def reject_strategy_on_trainium(context: PlanContext) -> Problems:

@@ -26,7 +26,7 @@ BURSTABLE_FAMILIES = ("t2", "t3")
     phase="choose machines",
     summary="types that are retired, or vanish from price lists",
     source="https://aws.amazon.com/sagemaker/ai/pricing/",
-    quote="P2 is retired, P3 vanishing from price lists",
+    quote="P2 is retired, P3 vanishing from price lists (not confirmed: the page could not be opened)",
     fields=("workload",),
 )
 def reject_retired_family(option: ComputeOption) -> Objections:
@@ -40,7 +40,7 @@ def reject_retired_family(option: ComputeOption) -> Objections:
     phase="choose machines",
     summary="types whose processors are available for bursts only",
     source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html",
-    quote="burstable performance instances: CPU credits",
+    quote="burstable performance instances: CPU credits (not confirmed: the page could not be opened)",
     fields=("workload",),
 )
 def reject_burstable_family(option: ComputeOption) -> Objections:
@@ -104,8 +104,8 @@ def reject_machines_unsuited_to_strategy(option: ComputeOption) -> Objections:
     "capability.one-accelerator",
     phase="choose machines",
     summary="several accelerators for a script that uses one",
-    source="https://docs.alliancecan.ca/wiki/Tutoriel_Apprentissage_machine/en",
-    quote="use a single GPU unless you are certain that your program uses several",
+    source="https://westgrid-ml.netlify.app/2020_autumnschool/17_pt_distributed",
+    quote="PyTorch, by default, only uses one GPU",
     fields=("entry", "compute.processes_per_host"),
     facts=("script",),
 )
@@ -169,8 +169,8 @@ def reject_too_little_host_memory(option: ComputeOption) -> Objections:
     "cpu.too-few-per-accelerator",
     phase="choose machines",
     summary="too few vCPU per accelerator for heavy preprocessing",
-    source="https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-training-options.html",
-    quote="the CPU budget is high and the CPU-to-GPU ratio too low",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html",
+    quote="low GPU utilization and CPU bottleneck problems due to CPU-intensive tasks",
     fields=("workload.preprocessing", "workload.measured_on"),
 )
 def reject_too_few_vcpu(option: ComputeOption) -> Objections:
@@ -241,8 +241,8 @@ def _remedy_for_speed(option: ComputeOption) -> str:
     "quota.too-small",
     phase="choose machines",
     summary="more hosts than the account's quota for the type",
-    source="https://docs.aws.amazon.com/general/latest/gr/sagemaker.html",
-    quote='Quota names: "ml.<type> for training job usage", "… for spot training job usage"',
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-data-parallel-support.html",
+    quote="'ml.p3dn.24xlarge for training job usage' is 0 Instances (the name for spot is not confirmed)",
     fields=("workload", "compute.hosts", "compute.spot"),
     facts=("quotas",),
 )

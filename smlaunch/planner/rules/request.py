@@ -204,8 +204,8 @@ TOOLKIT_PREFIX = "sagemaker_"
     "hyperparameters.toolkit",
     phase="advise",
     summary="hyperparameters that the script does not get as arguments",
-    source="https://github.com/aws/sagemaker-training-toolkit",
-    quote="Hyperparameters that begin with sagemaker_ configure the toolkit.",
+    source="https://github.com/aws/sagemaker-training-toolkit/blob/master/src/sagemaker_training/params.py",
+    quote='SAGEMAKER_PREFIX = "sagemaker_"',
     fields=("hyperparameters",),
 )
 def warn_of_toolkit_hyperparameters(context: PlanContext) -> Findings:
