@@ -21,6 +21,7 @@ from smlaunch.contract.checkpoint_layout import parse_step_path
 from smlaunch.discovery.caller_identity import Caller, find_execution_role_of_caller
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
+from smlaunch.discovery.outside_files import find_outside_file
 from smlaunch.discovery.program_files import find_program_file, missing_module_reason
 from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.script_analysis import (
@@ -124,7 +125,11 @@ def _gather_script_facts(
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):
         script = dataclasses.replace(script, features=transitive_features(program_file, source_root))
-    script = dataclasses.replace(script, program=read_program(program_file, source_root))
+    script = dataclasses.replace(
+        script,
+        program=read_program(program_file, source_root),
+        outside_file=find_outside_file(program_file, source_root),
+    )
     # An endpoint may run jobs by this Python, which then needs the script's packages.
     if _will_run_in_this_python(job, source, endpoint_facts):
         missing_packages = find_missing_packages(program_file, source_root)

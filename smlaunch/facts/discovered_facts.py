@@ -12,6 +12,7 @@ from datetime import date
 from typing import Literal, NamedTuple
 
 from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts
+from smlaunch.facts.source_place import OutsideFile
 
 
 class StoredFile(NamedTuple):
@@ -144,6 +145,9 @@ class ScriptFacts:
 
     missing_packages: tuple[MissingPackage, ...] = ()
     """Packages that the script requires and the hosts' Python lacks, if that is this Python."""
+
+    outside_file: OutsideFile | None = None
+    """The first file outside the source that the script names by its own path, and that exists here."""
 
     program: ProgramFacts = NO_PROGRAM
     """What the script and its modules show about arguments, ranks, channels and saved files."""

@@ -30,3 +30,17 @@ class LineEdit(NamedTuple):
     def with_text(self, text: str) -> str:
         """``train.py:41: `` and the line with the new text."""
         return f"{self.place}: {self.before}{text}{self.after}"
+
+
+class OutsideFile(NamedTuple):
+    """A file or folder outside the source that the script names."""
+
+    path: str
+    """Relative to the source folder, such as ``../data``."""
+
+    place: SourcePlace
+    """Where the script names it."""
+
+    folder_with_both: str
+    """The folder that holds it and the source, relative to the working directory; empty for one that is never
+    sent."""

@@ -40,4 +40,4 @@ class Sklearn(Strategy):
             f"{context.host_count} times; use one host, or strategy: share-nothing if each host "
             "has its own work"
         )
-        return [Problem("compute.hosts", message)]
+        return [Problem("compute.hosts", message, change="--hosts 1")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 
 from smlaunch.errors import Problem
 from smlaunch.planner.bucket_owners import bucket_owners_in_job
@@ -45,6 +46,29 @@ def explain_inputs_in_source(context: PlanContext) -> Findings:
             f"{path} is the input {name}, and no part of the source that is sent: on the hosts it is the "
             f"folder that SM_CHANNEL_{name.upper()} names.",
         )
+
+
+@rule(
+    "source.outside",
+    summary="a script that names a file outside the source folder by its own path",
+    source="docs/source.md",
+    quote="On the hosts there is the source folder, and nothing beside it.",
+    fields=("source", "entry"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_file_outside_source(context: PlanContext) -> Problems:
+    outside_file = context.facts.script.outside_file
+    if outside_file is None:
+        return
+    beginning = (
+        f"{outside_file.place} names {outside_file.path}, which is outside of the source folder and not sent"
+    )
+    if outside_file.folder_with_both:
+        folder = shlex.quote(outside_file.folder_with_both)
+        yield Problem("source", f"{beginning}; send the folder that holds both", f"--source {folder}")
+    else:
+        yield Problem("source", f"{beginning}; copy it into the source folder, or give it as an input")
 
 
 @rule(
