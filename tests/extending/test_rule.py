@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.job.model import Job
+from smlaunch.planner import rules
+from smlaunch.planner.plan_context import StrategyMatch
+from smlaunch.planner.rules import built_in_rules, register_rule, rules_of
+from smlaunch.planner.rules.rule import Rule
 from tests.planner.fixtures import TORCH, make_plan, region
 
 JOB = {"entry": "train.py"}
@@ -63,3 +68,52 @@ def test_a_rule_for_machines_rejects_them_and_none_that_the_job_names(
     assert objections == {"company.largest-type"}
     stated_job = {**job, "compute": {"instance_type": large}}
     assert make_plan(Job.from_mapping(stated_job), region(script=TORCH), "digits").instance_type == large
+
+
+def strategy_of(imports: frozenset[str], **job: Any) -> tuple[str, str]:
+    """Strategy and the rule that chose it."""
+    plan = make_plan(Job.from_mapping({**JOB, **job}), region(script=ScriptFacts(imports=imports)), "digits")
+    return plan.strategy, next(reason.rule for reason in plan.reasons)
+
+
+TRAINER = frozenset({"acme_trainer"})
+
+
+def test_a_rule_for_strategies_chooses_before_what_takes_every_script(
+    import_example: Callable[[str], Any],
+) -> None:
+    assert strategy_of(TRAINER) == ("custom", "strategy.single-process")
+    import_example("company_trainer.py")
+    assert strategy_of(TRAINER) == ("ddp", "company.trainer")
+    # Scripts that it does not take go on to smlaunch's last rules; evidence of smlaunch's own decides first.
+    assert strategy_of(frozenset({"json"})) == ("custom", "strategy.single-process")
+    assert strategy_of(TRAINER | {"horovod.torch"}) == ("horovod", "strategy.horovod")
+    assert strategy_of(TRAINER, strategy="mpi") == ("mpi", "strategy.given")
+
+
+def test_a_rule_for_strategies_of_an_installed_package(
+    install_example: Callable[[str, str, str], None],
+) -> None:
+    install_example("company_trainer.py", "smlaunch.rules", "a = company_trainer:choose_ddp_for_trainer")
+    assert strategy_of(TRAINER) == ("ddp", "company.trainer")
+
+
+def chooser(name: str, order: int) -> Rule[Any, StrategyMatch]:
+    def choose(_: Any) -> Any:
+        yield StrategyMatch("mpi", name)
+
+    return Rule(name, "choose strategy", "", "", "", ("entry",), (), choose, order=order)
+
+
+def test_the_order_decides_and_then_the_sequence_of_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules._OTHER_RULES, "_registered", {})
+    orders = [rule.order for rule in rules_of("choose strategy")]
+    assert orders == sorted(orders)
+    library_order = next(rule.order for rule in built_in_rules() if rule.id == "strategy.library")
+    for name, order in (("b", 50), ("a", 50), ("same", library_order), ("first", 0)):
+        register_rule(chooser(name, order))
+    ids = [rule.id for rule in rules_of("choose strategy")]
+    assert ids[0] == "first"
+    after_library = ids.index("strategy.library") + 1
+    assert ids[after_library : after_library + 4] == ["same", "strategy.shards", "b", "a"]
+    assert strategy_of(TRAINER, strategy="ddp") == ("mpi", "first")

@@ -36,10 +36,10 @@ def parts() -> dict[str, str]:
 
 
 def _strategy_rules() -> Iterator[str]:
-    yield "| rule | strategy | source |"
-    yield "|---|---|---|"
+    yield "| order | rule | strategy | source |"
+    yield "|---|---|---|---|"
     for rule in rules_of("choose strategy"):
-        yield f"| `{rule.id}` | {rule.summary} | {_source_link(rule)} |"
+        yield f"| {rule.order} | `{rule.id}` | {rule.summary} | {_source_link(rule)} |"
 
 
 def _rules() -> Iterator[str]:

@@ -46,7 +46,8 @@ def built_in_rules() -> tuple[AnyRule, ...]:
 
 def rules_of(phase: Phase) -> tuple[AnyRule, ...]:
     """Return the rules of a phase, in their order."""
-    return tuple(rule for rule in all_rules() if rule.phase == phase)
+    # The sort keeps the sequence of all_rules() among rules of one order.
+    return tuple(sorted((rule for rule in all_rules() if rule.phase == phase), key=lambda rule: rule.order))
 
 
 def apply_rules(

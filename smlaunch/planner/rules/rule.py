@@ -15,6 +15,9 @@ Phase = Literal["choose strategy", "choose machines", "validate", "advise"]
 ``validate``: it rejects jobs that cannot work. ``advise``: it explains and warns. Both look at a
 ``PlanContext``."""
 
+DEFAULT_ORDER = 50
+"""``Rule.order`` of a rule that states none."""
+
 FactName = Literal["account", "inputs", "quotas", "script"]
 """A part of ``DiscoveredFacts``."""
 
@@ -55,6 +58,10 @@ class Rule(Generic[Subject, Found]):
     may_be_allowed: bool = False
     """A job that names the rule in ``allow`` gets a warning instead of a problem."""
 
+    order: int = DEFAULT_ORDER
+    """Place among the rules of its phase, the lowest first. Of rules in one place smlaunch's own come first,
+    then registered ones as they were registered, then those of installed packages."""
+
     def reads_any(self, unknown_fields: Iterable[str]) -> bool:
         """Whether the rule reads one of ``unknown_fields``, or a field above or below one."""
         read_fields = [read_field for read_field in self.fields if not read_field.endswith(".*")]
@@ -71,9 +78,12 @@ def rule(
     facts: tuple[FactName, ...] = (),
     phase: Phase = "validate",
     may_be_allowed: bool = False,
+    order: int = DEFAULT_ORDER,
 ) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule[Subject, Found]]:
     """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
-    return lambda check: Rule(rule_id, phase, summary, source, quote, fields, facts, check, may_be_allowed)
+    return lambda check: Rule(
+        rule_id, phase, summary, source, quote, fields, facts, check, may_be_allowed, order
+    )
 
 
 def paths_overlap(first: str, second: str) -> bool:

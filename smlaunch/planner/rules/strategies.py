@@ -1,4 +1,9 @@
-"""Rules that choose the strategy. The first one that applies decides; earlier ones have stronger evidence."""
+"""Rules that choose the strategy. The first one that applies decides; earlier ones have stronger evidence.
+
+Their order: ``_STATED`` by what the job states, ``_WORK`` by the kind of work, ``_SCRIPT`` by what the
+script uses, ``_DATA`` by how the data is split, then rules of others that state no order, and ``_FALLBACK``
+for every script (docs/extending.md).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,13 @@ _PYTORCH_LIBRARIES = (
 
 _ORDER_SOURCE = "docs/strategies.md"
 
+_STATED, _WORK, _SCRIPT, _DATA, _FALLBACK = 10, 20, 30, 40, 90
+
 
 @rule(
     "strategy.given",
     phase="choose strategy",
+    order=_STATED,
     summary="the `strategy` that the job states",
     source=_ORDER_SOURCE,
     quote="The job names a strategy: that one.",
@@ -36,6 +44,7 @@ def choose_stated_strategy(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.algorithm",
     phase="choose strategy",
+    order=_STATED,
     summary="`builtin` for a built-in algorithm",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/algos.html",
     quote="Built-in algorithms and pretrained models",
@@ -49,6 +58,7 @@ def choose_builtin(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.own-image",
     phase="choose strategy",
+    order=_STATED,
     summary="`custom` for an image that contains its own program",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-dockerfile.html",
     quote="docker run image train",
@@ -62,6 +72,7 @@ def choose_custom_for_image(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.shell-script",
     phase="choose strategy",
+    order=_STATED,
     summary="`custom` for a shell script",
     source=_ORDER_SOURCE,
     quote="The script is a shell script",
@@ -76,6 +87,7 @@ def choose_custom_for_shell_script(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.program",
     phase="choose strategy",
+    order=_STATED,
     summary="`custom` for a program that is not written in Python",
     source=_ORDER_SOURCE,
     quote="a program that smlaunch cannot analyze",
@@ -90,6 +102,7 @@ def choose_custom_for_program(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.inference",
     phase="choose strategy",
+    order=_WORK,
     summary="`share-nothing` for batch inference, unless the script's library distributes records itself",
     source=_ORDER_SOURCE,
     quote="`workload.kind` is inference",
@@ -106,6 +119,7 @@ def choose_share_nothing_for_inference(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.preparation",
     phase="choose strategy",
+    order=_WORK,
     summary="`processing` for the preparation of data, unless the script's library runs in processing jobs",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/processing-job.html",
     quote="run data pre and post processing, feature engineering, and model evaluation tasks",
@@ -122,6 +136,7 @@ def choose_processing_for_preparation(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.reads-resourceconfig",
     phase="choose strategy",
+    order=_SCRIPT,
     summary="`custom` for a script that reads the names of the other hosts",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
     quote="/opt/ml/input/config/resourceconfig.json",
@@ -137,6 +152,7 @@ def choose_custom_for_resource_config(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.library",
     phase="choose strategy",
+    order=_SCRIPT,
     summary="the strategy of the library that the script imports",
     source=_ORDER_SOURCE,
     quote="The script imports a library that indicates a strategy: that strategy.",
@@ -157,6 +173,7 @@ def choose_strategy_of_library(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.shards",
     phase="choose strategy",
+    order=_DATA,
     summary="`share-nothing` for an input that is split among hosts",
     source=_ORDER_SOURCE,
     quote="An input is split: `share-nothing`.",
@@ -171,6 +188,7 @@ def choose_share_nothing_for_shards(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.single-process",
     phase="choose strategy",
+    order=_FALLBACK,
     summary="`custom` for one process on one host",
     source=_ORDER_SOURCE,
     quote="One host and one process: `custom`",
@@ -184,6 +202,7 @@ def choose_custom_for_single_process(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.without-pytorch",
     phase="choose strategy",
+    order=_FALLBACK,
     summary="`custom` for a script that imports nothing of PyTorch's",
     source=_ORDER_SOURCE,
     quote="The script imports nothing of PyTorch's: `custom`",
@@ -203,6 +222,7 @@ def choose_custom_without_pytorch(context: JobContext) -> StrategyMatches:
 @rule(
     "strategy.several-processes",
     phase="choose strategy",
+    order=_FALLBACK,
     summary="`ddp` for all other scripts",
     source=_ORDER_SOURCE,
     quote="otherwise `ddp`",
