@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project" / "code"
 
 
-FOUND: list[tuple[str, str | None]] = [
+PATH_BY_TEXT: list[tuple[str, str | None]] = [
     ("from pathlib import Path\nx = Path(__file__).absolute().parents[1] / 'data'", "../data"),
     ("import pathlib\nx = pathlib.Path(__file__).resolve().parent.parent.joinpath('data', 'missing')", None),
     ("import os\nx = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'data')", "../data"),
@@ -39,13 +39,16 @@ FOUND: list[tuple[str, str | None]] = [
 ]
 
 
-@table(("text", "path"), FOUND)
-def test_what_is_found(folder: Path, text: str, path: str | None) -> None:
+@table(("text", "path"), PATH_BY_TEXT)
+def test_the_path_in_a_text(folder: Path, text: str, path: str | None) -> None:
     (folder / "train.py").write_text(text)
-    found = find_outside_file(Path("train.py"), Path())
-    assert (None if found is None else found.path) == path
-    if found is not None:
-        assert (found.folder_with_both, str(found.place)) == ("..", f"train.py:{len(text.splitlines())}")
+    outside_file = find_outside_file(Path("train.py"), Path())
+    assert (None if outside_file is None else outside_file.path) == path
+    if outside_file is not None:
+        assert (outside_file.folder_with_both, str(outside_file.place)) == (
+            "..",
+            f"train.py:{len(text.splitlines())}",
+        )
 
 
 def test_the_plan_has_the_option_that_sends_both(folder: Path) -> None:
