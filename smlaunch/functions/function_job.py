@@ -26,6 +26,7 @@ from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import RunPlan
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import AddedProgram, PreparedRun, prepare
+from smlaunch.runs.source_archive import LIMIT_BYTES
 from smlaunch.secrets.file_contents import find_secret
 
 _UNSUPPORTED_FIELDS = {
@@ -69,6 +70,12 @@ def prepare_function(
     if problems:
         raise JobError(problems)
     call = pickle_call(function, args, kwargs, name)
+    if len(call.content) > LIMIT_BYTES:
+        message = (
+            f"the call takes {len(call.content):,} bytes, and at most {LIMIT_BYTES:,} are sent with it; give "
+            "the data as an input (Job(inputs={...}))"
+        )
+        raise JobError([Problem("function", message)])
     secret_kind = None if job.include_secrets else find_secret(call.content)
     if secret_kind is not None:
         message = (

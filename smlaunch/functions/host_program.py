@@ -15,6 +15,7 @@ rank prints the SHA-256 of its file, which the client compares: the log is anoth
 """
 
 import base64
+import contextlib
 import hashlib
 import inspect
 import io
@@ -349,9 +350,15 @@ def error_file(rank: int) -> str:
     return "error-{}".format(rank)
 
 
+def _flush_output() -> None:
+    """The function may have replaced or closed its output."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+
+
 def _print_line(line: str) -> None:
     """One write, so that no other thread's output comes between."""
-    sys.stdout.flush()
+    _flush_output()
     os.write(1, (line + "\n").encode("ascii"))
 
 
@@ -385,7 +392,7 @@ def main() -> int:
         sha256 = _write_output(error_file(rank), content)
         _print_line(ERROR_LINE.format(ERROR_KIND, rank, len(content), sha256))
         # As Python does for an exception that nobody caught, and the runtime takes the cause from it.
-        sys.stdout.flush()
+        _flush_output()
         os.write(2, text.encode("utf-8", "replace"))
         return 1
 

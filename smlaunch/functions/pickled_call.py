@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -97,6 +98,7 @@ def _pickler_class(cloudpickle: Any) -> Any:
 
 _CLASS_NUMBERS: WeakKeyDictionary[type, int] = WeakKeyDictionary()
 _CLASS_COUNTS: Counter[str] = Counter()
+_CLASS_LOCK = Lock()
 
 
 def name_class(cloudpickle: Any, class_object: type) -> None:
@@ -116,10 +118,12 @@ def name_class(cloudpickle: Any, class_object: type) -> None:
     path = f"{class_object.__module__}.{class_object.__qualname__}"
     # The first pickle of an instance adds this attribute to its class, which is part of the second pickle.
     copyreg._slotnames(class_object)  # type: ignore[attr-defined]  # noqa: SLF001
-    if class_object not in _CLASS_NUMBERS:  # a notebook may define a class several times
-        _CLASS_COUNTS[path] += 1
-        _CLASS_NUMBERS[class_object] = _CLASS_COUNTS[path]
-    track(hashlib.sha256(f"{path}#{_CLASS_NUMBERS[class_object]}".encode()).hexdigest()[:32], class_object)
+    with _CLASS_LOCK:  # threads may submit at once
+        if class_object not in _CLASS_NUMBERS:  # a notebook may define a class several times
+            _CLASS_COUNTS[path] += 1
+            _CLASS_NUMBERS[class_object] = _CLASS_COUNTS[path]
+        number = _CLASS_NUMBERS[class_object]
+    track(hashlib.sha256(f"{path}#{number}".encode()).hexdigest()[:32], class_object)
 
 
 def library_files(cloudpickle: Any) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ import pytest
 
 import smlaunch
 from smlaunch import Compute, Job, JobError, Limits, MachineError
+from smlaunch.functions import function_job
 from smlaunch.functions.function_job import FunctionRun, prepare_function
 from smlaunch.functions.host_program import CALL_FILE, PROGRAM_FILE, SHA256_VARIABLE
 from tests.runs.fakes import ROLE, fake_target
@@ -157,6 +158,12 @@ def test_a_secret_is_not_sent_unless_it_is_meant(source: Path) -> None:
     with pytest.raises(JobError, match="looks like a secret"):
         prepare(lambda: key, job=Job(source=source))
     prepare(lambda: key, job=Job(source=source, include_secrets=True))
+
+
+def test_a_call_that_holds_data_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_job, "LIMIT_BYTES", 10_000)
+    with pytest.raises(JobError, match=r"at most 10,000 are sent with it; give the data as an input"):
+        prepare(len, "x" * 10_000, job=Job(source=source))
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, TimeoutError, as_completed, wait
 from pathlib import Path
 from typing import Any
 

@@ -57,6 +57,11 @@ def test_the_run_was_real(cells: list[Any]) -> None:
     assert "train-ddp" in cell_output(find_cell(cells, "run"), "text/html")
 
 
+def test_a_function_of_the_notebook_was_called_by_every_rank(cells: list[Any]) -> None:
+    cell = find_cell(cells, "type(share) is Share, share.rank, share.ranks")
+    assert cell_output(cell, "text/plain") == "(True, 0, 2)"
+
+
 def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:
     page = cell_output(cells[-1], "text/html")
     assert "a process group that joins the ranks" in page
