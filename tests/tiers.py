@@ -44,6 +44,7 @@ FOLDERS = {
 FILES = {
     "cli/test_completion.py": REAL,
     "cli/test_shell.py": REAL,
+    "cli/test_first_aws_job.py::test_the_callers_policy_allows_what_the_commands_call": REAL,
     "data/test_inventory.py::test_other_commands_do_not_load_the_extra": PROCESS,
     "data/test_inventory.py::test_without_the_extra_one_sentence_says_what_to_install": PROCESS,
     "data/test_inventory_listing.py::test_an_error_with_status_200_is_asked_again": ENDPOINT,

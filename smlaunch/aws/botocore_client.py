@@ -9,24 +9,47 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import botocore.exceptions
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigNotFound,
+    ConfigParseError,
     ConnectionClosedError,
+    CredentialRetrievalError,
     IncompleteReadError,
+    InvalidConfigError,
+    MissingDependencyException,
+    NoAuthTokenError,
     NoCredentialsError,
     NoRegionError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
     ReadTimeoutError,
+    RefreshWithMFAUnsupportedError,
     ResponseStreamingError,
+    SSOError,
+    SSOTokenLoadError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+    UnknownCredentialError,
 )
 from botocore.parsers import ResponseParserError
 
 from smlaunch.api.job_descriptions import describe_as_training_job
 from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, method_name
-from smlaunch.aws.interfaces import UNREACHABLE, UNREADABLE, CallError, JobSummary, LogEvent, StoredObject
+from smlaunch.aws.interfaces import (
+    INVALID_CONFIGURATION,
+    NO_CREDENTIALS,
+    UNREACHABLE,
+    UNREADABLE,
+    UNUSABLE_CREDENTIALS,
+    CallError,
+    JobSummary,
+    LogEvent,
+    StoredObject,
+)
 from smlaunch.aws.response_validation import validate_responses
 
 _MULTIPART_FROM_BYTES = 8 << 20
@@ -55,8 +78,22 @@ _ACCESS_DENIED_CODES = ("AccessDenied", "AccessDeniedException", "UnknownOperati
 _RESPONSE_LOST_ERRORS = (ConnectionClosedError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 """The request was sent and may have been carried out; botocore's other errors come before that."""
 
-NO_CREDENTIALS = "NoCredentials"
-"""Code of a CallError for a caller without usable credentials."""
+_CONFIGURATION_ERRORS = (
+    *(ConfigNotFound, ConfigParseError, InvalidConfigError, ProfileNotFound, PartialCredentialsError),
+    *(MissingDependencyException, NoRegionError, UnknownCredentialError),
+)
+_CREDENTIAL_ERRORS = (
+    *(CredentialRetrievalError, NoAuthTokenError, RefreshWithMFAUnsupportedError, SSOError),
+    TokenRetrievalError,
+    *((botocore.exceptions.LoginError,) if hasattr(botocore.exceptions, "LoginError") else ()),
+)
+"""botocore could not get the configured credentials. Nothing was sent to the service."""
+
+_CREDENTIAL_OPERATIONS = (
+    *("AssumeRole", "AssumeRoleWithWebIdentity"),  # of STS
+    *("GetRoleCredentials", "CreateToken", "CreateOAuth2Token"),  # of single sign-on and `aws login`
+)
+"""Operations that botocore calls for credentials, before the one that was asked for."""
 
 
 class _Response(dict[str, Any]):
@@ -73,8 +110,9 @@ class _Response(dict[str, Any]):
 def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -> Any:
     """Call a method of a botocore client with these parameters, and return its response, in which a missing
     member raises a CallError too. Every way in which the call can fail becomes a CallError. Its code is the
-    service's, or ours: NO_CREDENTIALS; UNREADABLE if the response was lost or is not the service's;
-    UNREACHABLE without a connection. ``operation`` is the API's name of the method, for the error."""
+    service's, or ours: NO_CREDENTIALS, UNUSABLE_CREDENTIALS and INVALID_CONFIGURATION; UNREADABLE if the
+    response was lost or is not the service's; UNREACHABLE without a connection. ``operation`` is the API's
+    name of the method, for the error."""
     try:
         response = client_method(**params)
     except ClientError as error:
@@ -82,9 +120,17 @@ def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -
         http_status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(service_error.get("Code", "Unknown"))
         message = str(service_error.get("Message", "")) or code
-        raise CallError(operation, code, message, http_status) from error
-    except (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError) as error:
+        # botocore's own call for credentials may be what failed.
+        failed_operation = (
+            error.operation_name if error.operation_name in _CREDENTIAL_OPERATIONS else operation
+        )
+        raise CallError(failed_operation, code, message, http_status) from error
+    except NoCredentialsError as error:
         raise CallError(operation, NO_CREDENTIALS, str(error)) from error
+    except _CONFIGURATION_ERRORS as error:
+        raise CallError(operation, INVALID_CONFIGURATION, str(error).splitlines()[0]) from error
+    except _CREDENTIAL_ERRORS as error:
+        raise CallError(operation, UNUSABLE_CREDENTIALS, _describe_credential_error(error)) from error
     except ParamValidationError as error:
         raise CallError(operation, "ValidationException", str(error)) from error
     except (ResponseParserError, *_RESPONSE_LOST_ERRORS) as error:
@@ -93,6 +139,15 @@ def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -
         raise CallError(operation, UNREACHABLE, str(error)) from error
     # A dict whose missing members raise CallError.
     return _Response(operation, response) if isinstance(response, dict) else response
+
+
+def _describe_credential_error(error: BotoCoreError) -> str:
+    """Return the cause as a clause, without botocore's advice, which cannot name the profile."""
+    if isinstance(error, SSOTokenLoadError):
+        return "there is no SSO login for it on this machine"
+    if isinstance(error, (UnauthorizedSSOTokenError, TokenRetrievalError)):
+        return "its SSO login has expired or is no longer valid"
+    return str(error).splitlines()[0].rstrip(".")
 
 
 class SageMakerControlPlane:
@@ -423,16 +478,22 @@ class StsIdentity:
     def __init__(self, sts: Callable[[], Any], iam: Callable[[], Any]) -> None:
         self._sts = sts
         self._iam = iam
+        self._caller: tuple[str, str] | None = None
 
     def get_caller_identity(self) -> tuple[str, str]:
-        response = call_api("GetCallerIdentity", self._sts().get_caller_identity)
-        return str(response["Account"]), str(response["Arn"])
+        """Return the account id and the caller's ARN. Asks once: credentials that are renewed stay those of
+        the same caller."""
+        if self._caller is None:
+            response = call_api("GetCallerIdentity", self._sts().get_caller_identity)
+            self._caller = str(response["Account"]), str(response["Arn"])
+        return self._caller
 
     def find_role_arn(self, name: str) -> str | None:
         try:
             response = call_api("GetRole", self._iam().get_role, RoleName=name)
         except CallError as error:
-            if error.code in ("NoSuchEntity", "AccessDenied", "AccessDeniedException", "ValidationError"):
+            # A private network may have no way to IAM.
+            if error.code in ("AccessDenied", "AccessDeniedException", "ValidationError", UNREACHABLE):
                 return None
             raise
         return str(response["Role"]["Arn"])

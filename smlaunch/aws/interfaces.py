@@ -21,6 +21,19 @@ UNREADABLE = "Unreadable"
 """Code of a CallError for a response that did not come from the service: truncated, empty, or a web page. The
 request may have been carried out."""
 
+NO_CREDENTIALS = "NoCredentials"
+"""Code of a CallError for a caller who has no credentials at all."""
+
+UNUSABLE_CREDENTIALS = "UnusableCredentials"
+"""Code of a CallError for configured credentials that botocore cannot get: without an SSO login, for
+example."""
+
+INVALID_CONFIGURATION = "InvalidConfiguration"
+"""Code of a CallError for an AWS configuration of the user that botocore cannot use."""
+
+NO_SUCH_ROLE = "NoSuchEntity"
+"""IAM's code for a role that the account does not have."""
+
 WRONG_BUCKET_OWNER = "NotTheBucketOwner"
 """Code of a CallError for a bucket that belongs to another account than expected."""
 
@@ -272,4 +285,5 @@ class Identity(Protocol):
         """Return the account id and the caller's ARN."""
 
     def find_role_arn(self, name: str) -> str | None:
-        """Return the ARN of the role with this name; None when it does not exist or may not be read."""
+        """Return the ARN of the role with this name; None where the caller may not or cannot ask. Raises
+        CallError, with NO_SUCH_ROLE if the account has none."""

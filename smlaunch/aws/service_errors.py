@@ -14,7 +14,16 @@ from typing import TypeVar
 
 from smlaunch.api.retry_policy import TRANSIENT_ERRORS
 from smlaunch.api.retry_policy import BackoffPolicy as BackoffPolicy
-from smlaunch.aws.interfaces import UNREACHABLE, UNREADABLE, WRONG_BUCKET_OWNER, CallError
+from smlaunch.aws.credential_source import CredentialSource
+from smlaunch.aws.interfaces import (
+    INVALID_CONFIGURATION,
+    NO_CREDENTIALS,
+    UNREACHABLE,
+    UNREADABLE,
+    UNUSABLE_CREDENTIALS,
+    WRONG_BUCKET_OWNER,
+    CallError,
+)
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem, ServiceError, SmlaunchError
 
 Result = TypeVar("Result")
@@ -22,12 +31,18 @@ Result = TypeVar("Result")
 _EXPIRED_CODES = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestExpired"))
 _UNKNOWN_CALLER_CODES = frozenset(
     (
-        *("NoCredentials", "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId"),
+        *("UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId"),
         *("SignatureDoesNotMatch", "InvalidSignatureException", "AuthFailure", "OptInRequired"),
         *("IncompleteSignature", "MissingAuthenticationTokenException"),
     )
 )
-_DENIED_CODES = frozenset(("AccessDenied", "AccessDeniedException", "403", "AllAccessDisabled", "Forbidden"))
+_CLOCK_CODES = frozenset(("RequestTimeTooSkewed", "RequestInTheFuture"))
+_CLOCK_MESSAGE = re.compile(r"Signature (?:expired|not yet current)|too skewed")
+"""In messages of codes for a wrong signature: the caller's clock is wrong."""
+_NO_SOURCE = CredentialSource("none")
+_DENIED_CODES = frozenset(
+    ("AccessDenied", "AccessDeniedException", "403", "AllAccessDisabled", "Forbidden", "ForbiddenException")
+)
 
 _ROLE_NOT_READY = re.compile(r"could not assume role|cannot be assumed|is invalid.*role", re.IGNORECASE)
 """A new role is not known to all services at once."""
@@ -128,12 +143,21 @@ def call_with_retries(
             waited_seconds += delay_seconds
 
 
-def to_user_error(error: CallError, location: str) -> SmlaunchError:
+def _is_credential_error(error: CallError) -> bool:
+    """Return whether the caller cannot be identified: no credentials, or some that are not accepted."""
+    own_codes = (NO_CREDENTIALS, UNUSABLE_CREDENTIALS, INVALID_CONFIGURATION)
+    return error.code in (*own_codes, *_EXPIRED_CODES, *_UNKNOWN_CALLER_CODES, *_CLOCK_CODES)
+
+
+def to_user_error(
+    error: CallError, location: str, credentials: CredentialSource = _NO_SOURCE
+) -> SmlaunchError:
     """Return the error with which a failed API call is reported to the user: its cause first, then the next
     step. The class decides the command's exit code: EndpointError (the local endpoint), ServiceError (try
     again later), AccountError (credentials, permissions, quotas) or JobError (the request).
 
     ``location`` describes the target, such as ``eu-west-1`` or ``the local endpoint at http://...``.
+    ``credentials``: where the caller's come from.
     """
     code, message = error.code, error.message.rstrip(".")
     if code == UNREACHABLE:  # no connection, or none in time
@@ -162,15 +186,8 @@ def to_user_error(error: CallError, location: str) -> SmlaunchError:
             f"{error.operation}: {location} still returns {code} after retries: {message}; "
             "the same command with the same --name continues from here"
         )
-    if code in _EXPIRED_CODES:
-        return AccountError(
-            f"{error.operation}: your AWS credentials have expired; renew them and run the command again"
-        )
-    if code in _UNKNOWN_CALLER_CODES:
-        return AccountError(
-            f"{error.operation}: no usable AWS credentials: {message}; set AWS_PROFILE or run "
-            "`aws configure`, or add --local to run on this machine without AWS"
-        )
+    if _is_credential_error(error):
+        return AccountError(_explain_credential_error(error, location, credentials))
     if code in _DENIED_CODES:
         return AccountError(f"{error.operation}: refused: {message}; {_advise_on_missing_permission(error)}")
     if code == "ResourceLimitExceeded":
@@ -188,10 +205,34 @@ def to_user_error(error: CallError, location: str) -> SmlaunchError:
     return JobError([Problem("", f"{error.operation}: {location} refused the request: {code}: {message}")])
 
 
+def _explain_credential_error(error: CallError, region: str, source: CredentialSource) -> str:
+    """Return cause and next step, as a clause."""
+    code, message = error.code, error.message.rstrip(".")
+    if code == NO_CREDENTIALS:
+        lack = "no AWS credentials were found"
+        if source.profile is not None:
+            lack = f"{source} states no AWS credentials"
+        return f"{lack}; {source.renewal}"
+    if code == INVALID_CONFIGURATION:
+        return f"the AWS configuration cannot be used: {message}; correct it in ~/.aws/config"
+    if code == UNUSABLE_CREDENTIALS:
+        return f"no usable AWS credentials from {source}: {message}; {source.renewal}"
+    if code in _CLOCK_CODES or _CLOCK_MESSAGE.search(message):
+        return f"AWS refuses the time of the request: {message}; set this machine's clock"
+    if code in _EXPIRED_CODES:
+        return f"the AWS credentials of {source} have expired; {source.renewal}"
+    return (
+        f"AWS does not accept the credentials of {source} ({message}); {source.renewal}; if AWS accepts them "
+        f"in other regions, {region} may have to be enabled for the account"
+    )
+
+
 def _advise_on_missing_permission(error: CallError) -> str:
     """Return which permission the user is to grant after an "access denied" error of a service."""
     if _NO_TRUST_MESSAGE in error.message:  # Step Functions, about a state machine's role
         return "the role's trust policy has to let the service take it: trust.json of the export does"
+    if error.operation == "GetRoleCredentials":  # of IAM Identity Center
+        return "have the account and the role of the profile assigned to you, or use another profile"
     if "PassRole" in error.message:
         # The role is that of a state machine of Step Functions or of a job.
         resource = "machine" if error.operation.endswith("StateMachine") else "job"
@@ -208,7 +249,7 @@ def _find_required_iam_action(operation: str) -> str:
         "ListMultipartUploads": "s3:ListBucketMultipartUploads",
         "ListParts": "s3:ListMultipartUploadParts",
         "DeleteObjects": "s3:DeleteObject",
-        "GetCallerIdentity": "sts:GetCallerIdentity",
+        **dict.fromkeys(("GetCallerIdentity", "AssumeRole", "AssumeRoleWithWebIdentity"), f"sts:{operation}"),
         "CreateBucket": "s3:CreateBucket",
         "GetRole": "iam:GetRole",
         **dict.fromkeys(("GetLogEvents", "DescribeLogStreams"), f"logs:{operation}"),

@@ -7,17 +7,20 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
 from smlaunch import __version__
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
-from smlaunch.errors import EXIT_REFUSED, EndpointError, SmlaunchError
+from smlaunch.errors import EXIT_MACHINE, EXIT_REFUSED, EndpointError, SmlaunchError
+
+if TYPE_CHECKING:
+    from smlaunch.local.executors.executor_base import MachineCheck
 
 _LOW_DISK_BYTES = 2 << 30
 
@@ -35,13 +38,15 @@ class Check(NamedTuple):
     "Target", "--region", metavar="REGION", help="Also check credentials and role for this region."
 )
 @grouped_option("Target", "--profile", metavar="NAME", help="AWS profile for this check.")
+@grouped_option("Target", "--aws", is_flag=True, help="Also check the default credentials and role.")
 @json_option
-def doctor(region: str | None, profile: str | None, as_json: bool) -> int:
+def doctor(region: str | None, profile: str | None, aws: bool, as_json: bool) -> int:
     """Check what works on this machine, and explain what does not. Starts nothing; calls AWS only with
-    --region or --profile."""
-    checks = [*_machine_checks(), *_endpoint_checks()]
-    if region or profile:
-        checks.extend(_region_checks(region, profile))
+    --aws, --region or --profile."""
+    machine_checks = [*_machine_checks(), *_endpoint_checks()]
+    asks_aws = aws or region is not None or profile is not None
+    aws_checks = list(_region_checks(region, profile) if asks_aws else _unasked_region_checks())
+    checks = [*machine_checks, *aws_checks]
     if as_json:
         click.echo(json.dumps({"checks": [check._asdict() for check in checks]}, indent=2))
     else:
@@ -49,7 +54,10 @@ def doctor(region: str | None, profile: str | None, as_json: bool) -> int:
         for check in checks:
             click.echo(f"{_SYMBOL_BY_VERDICT[check.verdict]} {check.name.ljust(name_width)}  {check.text}")
     # A note is only a restriction; what is missing makes commands fail.
-    return EXIT_REFUSED if any(check.verdict == "missing" for check in checks) else 0
+    for failed_checks, exit_code in ((machine_checks, EXIT_MACHINE), (aws_checks, EXIT_REFUSED)):
+        if any(check.verdict == "missing" for check in failed_checks):
+            return exit_code
+    return 0
 
 
 _SYMBOL_BY_VERDICT = {
@@ -96,9 +104,28 @@ def _endpoint_checks() -> Iterator[Check]:
         except EndpointError as error:
             yield Check(f"executor {executor_name}", "missing", str(error))
             continue
-        for check in executor.check_machine():
+        checks = list(executor.check_machine())
+        for check in checks:
             yield Check(check.name, "ok" if check.works else "note", check.text)
+        if executor.takes_isolation:
+            yield _isolation_check(checks)
     yield _background_endpoint_check(state_dir)
+
+
+def _isolation_check(level_checks: Sequence[MachineCheck]) -> Check:
+    """Return which isolation level hosts have without a request, and why no stronger one: the first that
+    works. ``level_checks``: of all levels, strongest first."""
+    used = next(check for check in level_checks if check.works)
+    stronger_ones = level_checks[: level_checks.index(used)]
+    reasons = "; ".join(
+        f"{check.name.rpartition(' ')[2]} does not work: {check.text}" for check in stronger_ones
+    )
+    level = used.name.rpartition(" ")[2]
+    return Check(
+        "isolation",
+        "note" if level == "plain" else "ok",
+        f"hosts of --local have {level}: {reasons or 'the strongest works'} (docs/isolation.md)",
+    )
 
 
 def _background_endpoint_check(state_dir: Path) -> Check:
@@ -117,6 +144,21 @@ def _background_endpoint_check(state_dir: Path) -> Check:
     return Check("endpoint", "ok", f"running at {endpoint_info.url}")
 
 
+def _unasked_region_checks() -> Iterator[Check]:
+    """Yield what is configured for AWS, without a call: whether it works is not checked."""
+    from smlaunch.runs.launch_target import Target
+
+    how_to_check = "not checked; `smlaunch doctor --aws` asks AWS (or --profile NAME, --region REGION)"
+    try:
+        target = Target.region()
+    except SmlaunchError as error:
+        yield Check("AWS", "note", f"{how_to_check}. Configuration: {error}")
+        return
+    source = target.credential_source
+    source_text = "no credentials" if source.kind == "none" else f"credentials from {source}"
+    yield Check("AWS", "note", f"{how_to_check}. Configuration: {source_text}, region {target.region_name}")
+
+
 def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
     """Yield checks of an AWS region: whether the credentials work, and whether there is an execution role,
     which jobs get. ``missing``: commands for the region fail."""
@@ -132,8 +174,15 @@ def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
         yield Check("credentials", "missing", str(error))
         return
     except CallError as error:
-        yield Check("credentials", "missing", str(to_user_error(error, region or "AWS")))
+        user_error = to_user_error(error, target.location, target.credential_source)
+        yield Check("credentials", "missing", str(user_error))
         return
     yield Check("credentials", "ok", f"{arn} (account {account}) in {target.region_name}")
-    role, role_problem = find_execution_role(None, target)  # None: no role is given
-    yield Check("role", "ok", role) if role else Check("role", "missing", str(role_problem))
+    try:
+        role, role_problem = find_execution_role(None, target)  # None: no role is given
+    except CallError as error:
+        role, role_problem = None, str(to_user_error(error, target.location, target.credential_source))
+    if role is None or role_problem is not None:
+        yield Check("role", "missing", str(role_problem))
+    else:
+        yield Check("role", "ok", role)

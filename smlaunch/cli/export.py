@@ -261,6 +261,9 @@ def upload_and_write(
     """Upload what the exported jobs read, then write the files of the export to the output folder, or print
     the one named ``main_file_name``. A definition that is deployed is not printed. A prepared run is a job's
     plan with its source folder; ``export_options.document``: what --json prints."""
+    if export_options.deploys:
+        for prepared_run in prepared_runs:
+            prepared_run.require_account()
     source_folders = [prepared.source.root for prepared in prepared_runs if prepared.source is not None]
     # The files get their names only after the upload, so that none refers to what is not there.
     with write_export_files(export_options.out_dir, text_by_file_name, source_folders) as written_paths:
@@ -284,6 +287,12 @@ def upload_and_write(
         click.echo(text_by_file_name[main_file_name], nl=False)
 
 
+_NOT_UPLOADED = (
+    "nothing was uploaded, because no account could be asked: executions fail until the same command has run "
+    "with AWS credentials"
+)
+
+
 def upload_jobs(
     export_options: ExportOptions, prepared_runs: Sequence[PreparedRun], connection: Connection
 ) -> None:
@@ -294,6 +303,9 @@ def upload_jobs(
     from smlaunch.runs.plan_upload import upload_plan_files
 
     for prepared_run in prepared_runs:
+        if export_options.uploads and prepared_run.plan.facts.account_problem is not None:
+            export_options.uploads = False
+            print_message(f"warning: {_NOT_UPLOADED}")
         if export_options.uploads:
             with translate_call_errors(connection.target):
                 upload_plan_files(

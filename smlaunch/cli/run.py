@@ -79,6 +79,7 @@ def run(
             requests = [mask_document(request) for request in prepared_run.plan.requests]
             click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
             return 0
+        prepared_run.require_account()
         run_id = prepared_run.plan.run
         print_opening(prepared_run.plan, connection.description, quiet=quiet, verbose=verbose)
         launched_run = launch(prepared_run, on_message=print_message, on_progress=upload_display())

@@ -295,6 +295,7 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     without_effect, refused = api_support.recorded_and_rejected(executor.runs_images)
     return EndpointFacts(
         hosts=executor.describe_isolation(info.isolation),
+        max_hosts=executor.max_hosts,
         runs_images=executor.runs_images,
         same_python=info.pid == os.getpid() and executor.shares_python,
         warnings=tuple(executor.warnings(info.isolation)),

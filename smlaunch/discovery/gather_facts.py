@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
 from smlaunch.contract.checkpoint_layout import parse_step_path
-from smlaunch.discovery.caller_identity import Caller, find_execution_role_of_caller
+from smlaunch.discovery.caller_identity import Caller, UnknownCaller, find_execution_role_of_caller
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
 from smlaunch.discovery.outside_files import find_outside_file
@@ -53,6 +53,7 @@ def gather_facts(
     needs: FactNeeds,
     pending_channels: Collection[str] = (),
     analyzed_file: Path | None = None,
+    account_problem: str | None = None,
 ) -> DiscoveredFacts:
     """Gather everything that the planner has to know about a job and its surroundings, once and without a
     change: the caller and its role, the source, the script's needs, the inputs' data, quotas and checkpoints.
@@ -60,12 +61,17 @@ def gather_facts(
     ``source`` are the facts of the packed source folder. ``needs``: what the planner needs beside what every
     plan does. ``pending_channels`` names input channels whose data
     does not exist yet, such as a pipeline's earlier step. ``analyzed_file`` is read instead of the program's
-    own file, where that only calls it. Raises CallError only where the caller cannot be
+    own file, where that only calls it. ``account_problem``: why the caller cannot be identified; then no
+    service is asked anything. Raises CallError only where the caller cannot be
     identified; any other missing item is recorded with the reason.
     """
-    caller = Caller(target)
+    caller = Caller(target) if account_problem is None else UnknownCaller(job.role, target)
     # Either the role's ARN, or the problem: why there is none.
-    role, role_problem = find_execution_role_of_caller(job.role, target, caller)
+    role, role_problem = (
+        (caller.role, None)
+        if isinstance(caller, UnknownCaller)
+        else find_execution_role_of_caller(job.role, target, caller)
+    )
     source_root = Path(source.root)
     script = ScriptFacts()  # what the program's file shows without running it
     if job.entry is not None:
@@ -74,11 +80,16 @@ def gather_facts(
             script = _gather_script_facts(job, program_file, source, target.facts, needs)
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
-    checkpoints = _gather_checkpoint_facts(job, target.storage) if needs.checkpoints else None
+    checkpoints = None
+    if needs.checkpoints and account_problem is None:
+        checkpoints = _gather_checkpoint_facts(job, target.storage)
     account = caller.account  # before the inputs, as an unknown caller is to be reported at once
     inputs = {
         name: InputFacts(channel.uri, kind="s3", is_pending=True)
         if name in pending_channels
+        # Of data in S3 nothing is known without an account.
+        else InputFacts(channel.uri, kind="s3")
+        if account_problem is not None and not channel.is_local
         else gather_input_facts(channel, target, job.include_secrets)
         for name, channel in job.inputs.items()
     }
@@ -89,12 +100,14 @@ def gather_facts(
         bucket=target.bucket or f"sagemaker-{target.region_name}-{account}",
         role=role,
         role_problem=role_problem,
+        account_problem=account_problem,
         source=source,
         script=script,
         target=target.kind,
         inputs=inputs,
         endpoint=target.facts or EndpointFacts(),  # of the local endpoint; empty in a region
-        **_gather_quota_fields(needs, target),  # the account's quotas, or why they are not known
+        # The account's quotas, or why they are not known.
+        **({} if account_problem is not None else _gather_quota_fields(needs, target)),
         today=datetime.now(timezone.utc).date(),
         checkpoints=checkpoints,
         # By the official sagemaker package, where smlaunch's own catalog of images is not sufficient.

@@ -176,6 +176,8 @@ class EndpointFacts:
 
     hosts: str | None = None
     """What its hosts are, such as ``isolation full`` or ``containers by podman``."""
+    max_hosts: int | None = None
+    """Hosts that one job can have; None if there is no limit."""
     runs_images: bool = False
     """Hosts are containers of the job's image; otherwise processes of this machine."""
 
@@ -212,6 +214,13 @@ class ResolvedImage:
     """S3 address of the pretrained model, for a JumpStart image."""
 
 
+UNKNOWN_ACCOUNT = "000000000000"
+"""Stands for the account in a plan that is made without one. No account has this number."""
+
+UNKNOWN_ROLE = "EXECUTION-ROLE"
+"""Stands for the name of the role in such a plan."""
+
+
 @dataclass(frozen=True)
 class DiscoveredFacts:
     """Everything that a plan may know about the world."""
@@ -234,6 +243,10 @@ class DiscoveredFacts:
     endpoint: EndpointFacts = EndpointFacts()
     role_problem: str | None = None
     """Why there is no role."""
+
+    account_problem: str | None = None
+    """Why the account could not be asked, as a clause with the next step. Then ``account`` is the role's, or
+    UNKNOWN_ACCOUNT; a role that the job does not state is UNKNOWN_ROLE; of inputs in S3 nothing is known."""
 
     max_runtime_quota: int | None = None
     """Seconds that the account lets one job run; None if not requested or not readable."""

@@ -54,6 +54,8 @@ def plan_sharding(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) ->
         input_facts = facts.inputs.get(name)
         if input_facts is None or input_facts.problem is not None or not input_facts.exists:
             continue  # plan_inputs, which checks all inputs, reports that
+        if facts.account_problem is not None and not channel.is_local:
+            continue  # no objects were listed: who planned says that this needs an account
         files = _files_to_distribute(f"inputs.{name}", channel, input_facts, diagnostics)
         if files is not None:
             channel_planner = _ShardingPlanner(

@@ -424,7 +424,7 @@ def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagn
         if exclusion_reason:
             message = f"{job.requirements} {exclusion_reason}"
         diagnostics.add_problem("requirements", message)
-    if facts.role is None:
+    if facts.role is None or facts.role_problem is not None:
         diagnostics.add_problem("role", facts.role_problem or "no execution role was found; give its ARN")
     elif not _ROLE_ARN.match(facts.role):
         diagnostics.add_problem(

@@ -48,6 +48,12 @@ def report_endpoint_limits(
     """Report members of the request that the endpoint rejects (a problem) or records without effect: a
     warning if the job states the field that the member comes from, otherwise a reason."""
     endpoint = facts.endpoint
+    hosts = job.compute.hosts
+    if endpoint.max_hosts is not None and hosts > endpoint.max_hosts:
+        message = (
+            f"this machine can stand for {endpoint.max_hosts} hosts of a job, not for {hosts}; take fewer"
+        )
+        diagnostics.add_problem("compute.hosts", message)
     for warning in endpoint.warnings:
         diagnostics.add_warning(warning)
     # The fields that the user states, without those that the plan has filled in.

@@ -18,6 +18,6 @@ def translate_call_errors(target: Target) -> Iterator[None]:
     try:
         yield
     except CallError as error:
-        raise to_user_error(error, target.location) from error
+        raise to_user_error(error, target.location, target.credential_source) from error
     except FormatError as error:
         raise JobError([Problem("", str(error))]) from error

@@ -73,6 +73,7 @@ def _launch_prepared(
     """Upload what the run needs, submit its first job, and return the run; return the existing run if the
     same job was launched under this name before."""
     plan, target = prepared_run.plan, prepared_run.target
+    prepared_run.require_account()
     record_stated_bucket_owners(plan.job, target)  # for all later requests to S3
     if plan.shard_plans:  # several runs, each on a part of the data
         return _launch_sharded(prepared_run, on_message, on_progress)

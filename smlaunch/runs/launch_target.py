@@ -23,11 +23,13 @@ from smlaunch.aws.interfaces import (
     Quotas,
     Transfer,
 )
-from smlaunch.errors import AccountError
+from smlaunch.catalog.regions import find_region_mistake
+from smlaunch.errors import AccountError, JobError, Problem
 from smlaunch.runs.job_poller import Polling
 
 if TYPE_CHECKING:
     from smlaunch.aws.bucket_owners import BucketOwners
+    from smlaunch.aws.credential_source import CredentialSource
     from smlaunch.facts.discovered_facts import EndpointFacts
 
 TargetKind = Literal["aws", "local"]
@@ -83,15 +85,28 @@ class _Boto3Session:
     def get_credentials(self) -> Any:
         return self._boto3.get_credentials()
 
-    def get_config_variable(self, name: str) -> Any:
-        if name == "region":
-            return self._boto3.region_name
+    def has_own_keys(self) -> bool:
+        """Return whether the caller gave the keys to the session."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return getattr(self._boto3.get_credentials(), "method", None) == "explicit"
+        except BotoCoreError:
+            return False
+
+    @property
+    def configuration(self) -> Any:
+        """A botocore session with the same configuration."""
         import botocore.session
 
         profile = self._boto3.profile_name
         # boto3 says "default" also where no profile has that name, which botocore refuses.
-        same = botocore.session.Session(profile=None if profile == "default" else profile)
-        return same.get_config_variable(name)
+        return botocore.session.Session(profile=None if profile == "default" else profile)
+
+    def get_config_variable(self, name: str) -> Any:
+        if name == "region":
+            return self._boto3.region_name
+        return self.configuration.get_config_variable(name)
 
 
 class _EndpointSession:
@@ -115,6 +130,28 @@ class _EndpointSession:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._botocore_session, name)
+
+
+def _require_existing_profile(session: Any) -> None:
+    """Raise AccountError if the profile of a botocore session is in none of its files, or they cannot be
+    read. The profile is an option's, or that of AWS_PROFILE."""
+    from botocore.exceptions import BotoCoreError
+
+    from smlaunch.text.did_you_mean import did_you_mean
+
+    try:
+        profile, known_profiles = session.profile, session.available_profiles
+    except BotoCoreError as error:
+        raise AccountError(f"the AWS configuration cannot be used: {error}; correct it") from error
+    if profile is None or profile in known_profiles:
+        return
+    files = " and ".join(
+        str(session.get_config_variable(name)) for name in ("config_file", "credentials_file")
+    )
+    raise AccountError(
+        f"there is no AWS profile {profile!r} in {files}"
+        + (did_you_mean(profile, known_profiles) if known_profiles else "; `aws configure` makes one")
+    )
 
 
 @dataclass(frozen=True)
@@ -149,8 +186,8 @@ class Target:
 
         ``region`` and ``profile`` override the configured ones. ``session`` is a boto3 or botocore session to
         use instead of a new one; with it, ``profile`` has no effect.
-        Raises AccountError when no region is configured, or the profile does not
-        exist.
+        Raises AccountError when no region is configured, or the profile does not exist, and JobError for a
+        name that no region has, or one without SageMaker.
         """
         from botocore.exceptions import BotoCoreError
 
@@ -158,18 +195,20 @@ class Target:
 
         if session is None:
             session = create_session(profile=profile)
+            _require_existing_profile(session)
         elif not hasattr(session, "create_client"):  # boto3's: only botocore's has this method
             session = _Boto3Session(session)  # with the methods of botocore's
         try:
-            region_name = region or session.get_config_variable("region")
+            region_name = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         except BotoCoreError as error:
-            raise AccountError(f"{error}; name an existing one with --profile or AWS_PROFILE") from error
-        region_name = region_name or os.environ.get("AWS_REGION")
+            raise AccountError(f"the AWS configuration cannot be used: {error}; correct it") from error
         if not region_name:
             raise AccountError(
                 "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; "
                 "to run on this machine without AWS, add --local"
             )
+        if (mistake := find_region_mistake(str(region_name))) is not None:
+            raise JobError([Problem("region" if region else "region of the AWS configuration", mistake)])
         return cls(
             kind="aws",
             region_name=str(region_name),
@@ -243,6 +282,25 @@ class Target:
     def cli_flag(self) -> str:
         """The option with which a command uses this machine, with a space in front; empty for a region."""
         return " --local" if self.kind == "local" else ""
+
+    @property
+    def credential_source(self) -> CredentialSource:
+        """Where the caller's credentials come from, for messages."""
+        from botocore.exceptions import BotoCoreError
+
+        from smlaunch.aws.credential_source import CredentialSource, find_credential_source
+
+        if self.kind == "local":
+            return CredentialSource("arguments")
+        session = self.session
+        if isinstance(session, _Boto3Session):
+            if session.has_own_keys():
+                return CredentialSource("arguments")
+            session = session.configuration
+        try:
+            return find_credential_source(session, self.environment)
+        except (AttributeError, BotoCoreError):  # a session of another type, or an unreadable configuration
+            return CredentialSource("none")
 
     @cached_property
     def control_plane(self) -> ControlPlane:

@@ -20,6 +20,11 @@ from smlaunch.planner.bucket_owners import owner_by_bucket
 from smlaunch.planner.fact_needs import fact_needs
 from smlaunch.planner.planner import check_partial_job, make_plan
 from smlaunch.render.plan import Plan
+from smlaunch.runs.account_problem import (
+    find_account_problem,
+    require_account,
+    require_plan_without_account,
+)
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.source_archive import SourceArchive, pack_source
@@ -40,6 +45,10 @@ class PreparedRun:
     target: Target
     has_new_name: bool = False
     """The run's name was generated for this plan, so that no existing job can have it."""
+
+    def require_account(self) -> None:
+        """Raise AccountError if the plan was made without an account."""
+        require_account(self.plan)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ def plan(job: Job, target: Target | None = None, name: str | None = None) -> Pla
     """Plan a run of this job. Changes nothing anywhere.
 
     ``name`` is the run's id; the default is the job's own name, else a generated one.
+
+    Without any AWS credentials the plan says what the account was not asked; it cannot be launched.
 
     Raises JobError with every problem found, and AccountError or ServiceError when the account or its data
     cannot be read.
@@ -91,12 +102,23 @@ def prepare(
     target = target or Target.region()
     facts, source = pack_job_source(job, program)
     record_stated_bucket_owners(job, target)
-    analyzed_file = None if program is None else program.analyzed_file
+    account_problem = find_account_problem(target)
     with translate_call_errors(target):
-        job_facts = gather_facts(job, target, facts, fact_needs(job), pending_channels, analyzed_file)
+        job_facts = gather_facts(
+            job,
+            target,
+            facts,
+            fact_needs(job),
+            pending_channels,
+            None if program is None else program.analyzed_file,
+            account_problem=None if account_problem is None else str(account_problem),
+        )
     given_name = name or job.name
     program_name = job.program if program is None else program.name
     job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(program_name)))
+    # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.
+    if account_problem is not None:
+        require_plan_without_account(job, account_problem)
     return PreparedRun(job_plan, source, target, has_new_name=given_name is None)
 
 
@@ -141,8 +163,13 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
         # A CallError, of the service, becomes one of the types that are caught below.
         with translate_call_errors(target):
             source_facts, _ = pack_job_source(partial_job.job)
+            account_problem = find_account_problem(target)
             discovered_facts = gather_facts(
-                partial_job.job, target, source_facts, fact_needs(partial_job.job)
+                partial_job.job,
+                target,
+                source_facts,
+                fact_needs(partial_job.job),
+                account_problem=None if account_problem is None else str(account_problem),
             )
     except SmlaunchError:
         return error

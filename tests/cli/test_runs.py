@@ -189,4 +189,9 @@ def test_doctor(shell: Shell) -> None:
     levels = {"isolation full", "isolation user", "isolation plain"}
     assert {"python", "boto3", "torch", "disk", *levels} <= set(checks)
     assert checks["isolation plain"]["verdict"] == "ok"
+    works = {level: checks[f"isolation {level}"]["verdict"] == "ok" for level in ("full", "user", "plain")}
+    assert f"have {next(filter(works.get, works))}: " in checks["isolation"]["text"]
+    failed = [level for level in ("full", "user") if not works[level]][: 0 if works["full"] else None]
+    assert all(f"{level} does not work: " in checks["isolation"]["text"] for level in failed[:1])
+    assert "not checked; `smlaunch doctor --aws` asks AWS" in checks["AWS"]["text"]
     assert not Path(shell.environment["SMLAUNCH_HOME"]).exists()

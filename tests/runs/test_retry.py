@@ -100,7 +100,12 @@ def translate(code: str, message: str, operation: str = "CreateTrainingJob", sta
             AccountError,
             "iam:PassRole on the",
         ),
-        ("ExpiredTokenException", "The security token is expired", AccountError, "have expired; renew them"),
+        (
+            "ExpiredTokenException",
+            "The security token is expired",
+            AccountError,
+            "have expired; name a profile",
+        ),
         ("UnrecognizedClientException", "The token is invalid", AccountError, "add --local"),
         ("NoCredentials", "Unable to locate credentials", AccountError, "aws configure"),
         ("ThrottlingException", "Rate exceeded", ServiceError, "same --name continues from here"),

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from smlaunch.local.state_dir import StateDir
 
 
+MAX_LOOPBACK_HOSTS = 253
+"""Hosts of one job that have an address each in a subnet 127.A.B."""
+
+
 class EndpointContext(NamedTuple):
     """The endpoint that an executor works for."""
 
@@ -43,6 +47,8 @@ class Executor(ABC):
     """Whether ``--isolation`` chooses among its isolation levels."""
     runs_images: ClassVar[bool] = False
     """Whether hosts are containers of the job's image."""
+    max_hosts: ClassVar[int | None] = None
+    """Hosts that one job can have; None without a limit."""
     shares_python: ClassVar[bool] = True
     """Whether hosts run the endpoint's Python, with variables of its environment."""
 

@@ -12,9 +12,10 @@ import socket
 from collections.abc import Iterator
 
 from smlaunch.contract.tcp_ports import PORTS_PER_JOB
+from smlaunch.local.executors.executor_base import MAX_LOOPBACK_HOSTS
 from smlaunch.local.executors.executor_interface import CannotAllocate
 
-_SUBNET_GUARD_NUMBER = 254
+_SUBNET_GUARD_NUMBER = MAX_LOOPBACK_HOSTS + 1
 """Last number of the subnet's address to which the guard socket is bound; hosts have the numbers below."""
 _PORT_RANGE_START, _PORT_RANGE_END = 19968, 32768
 """Both are multiples of PORTS_PER_JOB and below the ephemeral range of Linux (32768 to 60999), so that no
@@ -46,10 +47,8 @@ def reserve_addresses(host_count: int) -> Reservation:
 
     Who binds the UDP socket 127.A.B.254 (_SUBNET_GUARD_NUMBER) has reserved the subnet, until the Reservation
     is released. No file remains, whatever happens to this process."""
-    if host_count >= _SUBNET_GUARD_NUMBER:
-        raise CannotAllocate(
-            f"{host_count} hosts: one machine can stand for {_SUBNET_GUARD_NUMBER - 1} at most"
-        )
+    if host_count > MAX_LOOPBACK_HOSTS:
+        raise CannotAllocate(f"{host_count} hosts: one machine can stand for {MAX_LOOPBACK_HOSTS} at most")
     first_port, port_socket = _reserve_port_block()
     # Whoever has bound the guard's address in a subnet uses that subnet: try the next one.
     for subnet in _iterate_candidate_subnets():

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from smlaunch.local.executors import isolation_levels
-from smlaunch.local.executors.executor_base import Executor, MachineCheck
+from smlaunch.local.executors.executor_base import MAX_LOOPBACK_HOSTS, Executor, MachineCheck
 from smlaunch.local.executors.isolation_level_notes import notes_about_level
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class Processes(Executor):
     name = "processes"
     summary = "processes"
     takes_isolation = True
+    max_hosts = MAX_LOOPBACK_HOSTS
 
     @cached_property
     def _level(self) -> isolation_levels.IsolationLevel:

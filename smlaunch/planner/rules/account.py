@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from smlaunch.errors import Problem
+from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
 from smlaunch.planner.fact_needs import (
     HOSTS_PER_JOB_QUOTA,
     WARM_POOL_QUOTA,
@@ -93,6 +96,8 @@ def report_quotas(context: PlanContext) -> Findings:
     with one instance type is not reported here: a rule rejects the job."""
     if context.facts.target != "aws" or not context.job_kind.has_quotas:
         return
+    if context.facts.account_problem is not None:
+        return  # one warning says all that was not asked
     # Why the quotas could not be read; None if they were.
     if context.facts.quotas_problem is not None:
         yield from _report_unreadable_quotas(context, context.facts.quotas_problem)
@@ -155,6 +160,42 @@ def _warn_of_skipped_preferences(context: PlanContext) -> Findings:
             f"{instance_type} is skipped: the account may have {max_count} of it; the job takes "
             f"{context.hosts}."
         )
+
+
+@rule(
+    "account.unknown",
+    phase="advise",
+    summary="what a plan without AWS credentials could not ask",
+    source="docs/first-aws-job.md",
+    quote="what a plan without an account does not know",
+    fields=("role", "compute", "segments", "inputs", "checkpoints", "strategy"),
+    facts=("account",),
+)
+def report_unknown_account(context: PlanContext) -> Findings:
+    facts = context.facts
+    if facts.account_problem is None:
+        return
+    yield PlanWarning(
+        f"No account was asked ({facts.account_problem}). So the plan does not know: "
+        f"{'; '.join(_unasked_things(context))}."
+    )
+
+
+def _unasked_things(context: PlanContext) -> Iterator[str]:
+    """Yield what the account would have told, with what stands for it."""
+    facts = context.facts
+    if facts.account == UNKNOWN_ACCOUNT:
+        yield f"the account ({UNKNOWN_ACCOUNT} stands for it, also in the bucket {facts.bucket})"
+    yield f"whether the bucket {facts.bucket} exists"
+    role = f"{facts.role} stands for it" if UNKNOWN_ROLE in (facts.role or "") else "assumed"
+    yield f"whether there is the execution role ({role})"
+    if quota_names := relevant_quotas(context.job):
+        quotas_text = quota_names[0] if len(quota_names) == 1 else f"{len(quota_names)} quotas"
+        yield f"the account's quotas ({quotas_text}): they are assumed to suffice"
+    if unread := [name for name, channel in context.job.inputs.items() if not channel.is_local]:
+        yield f"whether there is data for {', '.join(unread)}, and how much"
+    if context.job.checkpoints is not None and context.job.checkpoints.uri is not None:
+        yield f"whether there are checkpoints at {context.job.checkpoints.uri}"
 
 
 def _hosts_text(context: PlanContext) -> str:
