@@ -372,12 +372,12 @@ def test_what_needs_an_account_is_refused_without_one(machine: Machine) -> None:
 
 
 def test_doctor_says_what_is_configured_and_asks_aws_only_on_request(machine: Machine) -> None:
-    unasked = machine("doctor", AWS_PROFILE="dev")
-    assert "note    AWS" in unasked.out and machine.operations == []
-    assert "Configuration: credentials from the profile 'dev', region eu-west-1" in unasked.out
-    asked = machine("doctor", "--aws", AWS_PROFILE="keys", AWS_DEFAULT_REGION="eu-west-1", SMLAUNCH_ROLE=ROLE)
-    assert asked.code == 3, asked
-    assert "AWS does not accept the credentials of the profile 'keys'" in asked.out
+    plain = machine("doctor", AWS_PROFILE="dev")
+    assert "note    AWS" in plain.out and machine.operations == []
+    assert "Configuration: credentials from the profile 'dev', region eu-west-1" in plain.out
+    refused = machine("doctor", "--aws", AWS_PROFILE="keys", AWS_DEFAULT_REGION="eu-west-1", SMLAUNCH_ROLE=ROLE)
+    assert refused.code == 3, refused
+    assert "AWS does not accept the credentials of the profile 'keys'" in refused.out
     good = machine("doctor", "--profile", "good", "--region", "eu-west-1", SMLAUNCH_ROLE=ROLE)
     assert good.code == 0, good
     assert f"user/ada (account {ACCOUNT}) in eu-west-1" in good.out and ROLE in good.out
