@@ -375,7 +375,9 @@ def test_doctor_says_what_is_configured_and_asks_aws_only_on_request(machine: Ma
     plain = machine("doctor", AWS_PROFILE="dev")
     assert "note    AWS" in plain.out and machine.operations == []
     assert "Configuration: credentials from the profile 'dev', region eu-west-1" in plain.out
-    refused = machine("doctor", "--aws", AWS_PROFILE="keys", AWS_DEFAULT_REGION="eu-west-1", SMLAUNCH_ROLE=ROLE)
+    refused = machine(
+        "doctor", "--aws", AWS_PROFILE="keys", AWS_DEFAULT_REGION="eu-west-1", SMLAUNCH_ROLE=ROLE
+    )
     assert refused.code == 3, refused
     assert "AWS does not accept the credentials of the profile 'keys'" in refused.out
     good = machine("doctor", "--profile", "good", "--region", "eu-west-1", SMLAUNCH_ROLE=ROLE)

@@ -22,8 +22,8 @@ _MAX_NAMED = 6
     "region.types",
     phase="advise",
     summary="a region that the catalog does not know, and types that EC2 does not offer in the region",
-    source="https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html",
-    quote="Lists the instance types that are offered for the specified location",
+    source="https://github.com/getmoto/moto",
+    quote="ec2/resources/instance_type_offerings/region: EC2's types by region; SageMaker's are not confirmed",
     fields=("compute.instance_type", "compute.instance_preferences", "segments"),
     facts=("account",),
 )
@@ -86,8 +86,8 @@ def _listing(names: tuple[str, ...]) -> str:
     "region.offers",
     phase="choose machines",
     summary="types that EC2 does not offer in the region",
-    source="https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html",
-    quote="Lists the instance types that are offered for the specified location",
+    source="https://github.com/getmoto/moto",
+    quote="ec2/resources/instance_type_offerings/region: EC2's types by region; SageMaker's are not confirmed",
     fields=("workload",),
     facts=("account",),
 )
