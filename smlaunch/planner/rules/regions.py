@@ -23,7 +23,7 @@ _MAX_NAMED = 6
     phase="advise",
     summary="a region that the catalog does not know, and types that EC2 does not offer in the region",
     source="https://github.com/getmoto/moto",
-    quote="ec2/resources/instance_type_offerings/region: EC2's types by region; SageMaker's are not confirmed",
+    quote="instance_type_offerings/region: EC2's types (those of SageMaker are not confirmed)",
     fields=("compute.instance_type", "compute.instance_preferences", "segments"),
     facts=("account",),
 )
@@ -87,7 +87,7 @@ def _listing(names: tuple[str, ...]) -> str:
     phase="choose machines",
     summary="types that EC2 does not offer in the region",
     source="https://github.com/getmoto/moto",
-    quote="ec2/resources/instance_type_offerings/region: EC2's types by region; SageMaker's are not confirmed",
+    quote="instance_type_offerings/region: EC2's types (those of SageMaker are not confirmed)",
     fields=("workload",),
     facts=("account",),
 )
