@@ -249,7 +249,9 @@ class RequestCompiler:
                 # A problem is reported at the job's field; the type's is another one if there are several.
                 is_about_preference = preferences and problem.path == "compute.instance_type"
                 self.diagnostics.add_problem(
-                    "compute.instance_preferences" if is_about_preference else problem.path, problem.message
+                    "compute.instance_preferences" if is_about_preference else problem.path,
+                    problem.message,
+                    problem.change,
                 )
 
     def _compile_launch_spec(self, context: LaunchContext, names_image: bool) -> LaunchSpec | None:

@@ -26,6 +26,7 @@ def test_several_hosts_or_ranks_are_refused_with_the_way_out() -> None:
         )
     messages = {problem.path: problem.message for problem in caught.value.problems}
     assert "share-nothing" in messages["compute.hosts"]
+    assert "--hosts 1" in [problem.change for problem in caught.value.problems]
     assert "joblib starts its own" in messages["compute.processes_per_host"]
 
 
