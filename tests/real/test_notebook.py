@@ -58,8 +58,8 @@ def test_the_run_was_real(cells: list[Any]) -> None:
 
 
 def test_a_function_of_the_notebook_was_called_by_every_rank(cells: list[Any]) -> None:
-    cell = find_cell(cells, "type(share) is Share, share.rank, share.ranks")
-    assert cell_output(cell, "text/plain") == "(True, 0, 2)"
+    cell = find_cell(cells, "type(share) is Share, share.rank, share.pieces")
+    assert cell_output(cell, "text/plain") == "(True, 0, ['a', 'c'])"
 
 
 def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:
