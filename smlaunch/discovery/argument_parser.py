@@ -76,6 +76,7 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         keyword.arg in (*_PARSER_SETTINGS_THAT_CHANGE_PARSING, None) for keyword in parser_call.keywords
     )
     arguments: list[ScriptArgument] = []
+    has_subcommands = False  # then no argument is required of every command
     calls = list(module.calls)
     for function_module, function in _functions_given_a_parser(module, modules):
         if function is None:
@@ -85,7 +86,9 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
     for call in calls:
         if not isinstance(call.func, ast.Attribute):
             continue
-        if call.func.attr in ("add_subparsers", "add_argument_parser", "add_argparse_args"):
+        if call.func.attr == "add_subparsers":
+            has_subcommands = True
+        if call.func.attr in ("add_subparsers", "add_argparse_args"):
             is_complete = False
         if call.func.attr != "add_argument":
             continue
@@ -97,7 +100,10 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
             arguments.append(argument)
     names = [name for argument in arguments for name in argument.names]
     return ArgumentParserFacts(
-        arguments=tuple(arguments),
+        arguments=tuple(
+            argument._replace(is_certain=argument.is_certain and not has_subcommands)
+            for argument in arguments
+        ),
         place=module.place_of(parse_call),
         is_complete=is_complete and len(names) == len(set(names)),
         rejects_unknown="known" not in parse_call.func.attr,
@@ -206,6 +212,7 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
         choices=choices,
         required=literal_of(keywords.get("required"), False) is True,
         dest=dest if str(names[0]).startswith("-") else None,
+        default=literal_of(keywords.get("default"), None),
         is_certain=not module.is_conditional(call),
     )
 

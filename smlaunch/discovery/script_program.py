@@ -75,6 +75,10 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
         variable_uses=variable_uses,
         reads_any_channel=_reads_any_channel(modules, variable_uses),
         computes_rank_of_host=sets_rank and not {"SM_HOSTS", "SM_CURRENT_HOST"}.isdisjoint(variable_uses),
+        nccl_backend=_find_nccl_backend(modules),
+        calls=frozenset(
+            module.name_of(call.func).rpartition(".")[2] for module in modules for call in module.calls
+        ),
         trainer_calls=tuple(_iter_trainer_calls(modules)),
         has_lightning_cli=any(
             module.name_of(call.func).rpartition(".")[2] == "LightningCLI"
@@ -185,6 +189,21 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
                         module.edit_for_keyword(call, "init_method"),
                     ),
                 )
+
+
+def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:
+    """Return the backend ``"nccl"`` of a call of init_process_group that does not look for a GPU first."""
+    for module in modules:
+        for call in module.calls:
+            backend = keyword_value(call, "backend") or next(iter(call.args), None)
+            if (
+                module.name_of(call.func).rpartition(".")[2] == "init_process_group"
+                and literal_of(backend, None) == "nccl"
+                and backend is not None
+                and not module.is_conditional(call)
+            ):
+                return FixedValue(module.place_of(call), '"nccl"', '"gloo"', module.edit_of(backend))
+    return None
 
 
 # ---- ranks ------------------------------------------------------------------------------------------------

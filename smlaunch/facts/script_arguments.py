@@ -64,6 +64,9 @@ class ScriptArgument(NamedTuple):
     """Of an option; a positional argument is required by its ``nargs``."""
 
     dest: str | None = None
+    default: Any = None
+    """A literal; None, too, where it is computed."""
+
     is_certain: bool = True
     """False for one that is added under a condition."""
 
@@ -193,7 +196,11 @@ def _build_parser(
     """Return a parser of the script's arguments that raises _ParserError. ``checks_values``: types and
     choices. ``lacks_positional``: positional arguments may be missing."""
     built = _RaisingParser(
-        prog="", argument_default=argparse.SUPPRESS, allow_abbrev=parser.allows_abbreviations, add_help=False
+        prog="",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=parser.allows_abbreviations,
+        add_help=False,
+        conflict_handler="resolve",  # for an option that is added in each of two branches
     )
     for argument in parser.arguments:
         settings: dict[str, Any] = {"action": _builtin_action(argument)}
@@ -214,7 +221,10 @@ def _build_parser(
             settings["required"] = argument.required and argument.is_certain and checks_required_options
             if argument.dest is not None:
                 settings["dest"] = argument.dest
-        built.add_argument(*argument.names, **settings)
+        try:
+            built.add_argument(*argument.names, **settings)
+        except (argparse.ArgumentError, TypeError, ValueError) as error:  # the script itself would fail here
+            raise _ParserError(f"argument {'/'.join(argument.names)}: {error}") from None
     return built
 
 

@@ -99,6 +99,9 @@ class ProgramFacts:
     fixed_values: Mapping[str, FixedValue] = field(default_factory=dict)
     """By the environment variable that a launcher sets for the purpose: MASTER_ADDR, RANK ..."""
 
+    nccl_backend: FixedValue | None = None
+    """Where the process group is certainly made with NCCL, which needs GPUs."""
+
     variable_uses: Mapping[str, VariableUse] = field(default_factory=dict)
     """By the variable's name."""
 
@@ -109,6 +112,9 @@ class ProgramFacts:
     """The script sets RANK by its host's number among SM_HOSTS: one rank for each host."""
 
     trainer_calls: tuple[TrainerCall, ...] = ()
+    calls: frozenset[str] = frozenset()
+    """Last parts of the names of all called functions and classes."""
+
     has_lightning_cli: bool = False
     """LightningCLI reads the command line: ``--trainer.num_nodes`` is one of its options."""
 

@@ -58,6 +58,11 @@ class PlanContext(JobContext):
         return instance_types_of(self.job)
 
     @property
+    def has_accelerators(self) -> bool:
+        """False for hosts that certainly have none."""
+        return may_have_accelerators(self.job, self.facts)
+
+    @property
     def launcher(self) -> str:
         """What starts the ranks: the strategy's own launcher, or the job's."""
         return self.strategy.launcher or self.job.launcher
@@ -90,6 +95,12 @@ def is_accelerated(instance_type: str) -> bool:
     if catalog_entry is not None:
         return catalog_entry.accelerators > 0
     return instance_type.split(".")[1].startswith(("g", "p", "trn"))
+
+
+def may_have_accelerators(job: Job, facts: DiscoveredFacts) -> bool:
+    if facts.target == "local":
+        return bool(facts.endpoint.accelerators_per_host)
+    return any(map(is_accelerated, instance_types_of(job)))
 
 
 def is_neuron(instance_type: str) -> bool:

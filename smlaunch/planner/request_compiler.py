@@ -28,7 +28,7 @@ from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_o
 from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_launch_channels
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, may_have_accelerators
 from smlaunch.planner.rank_variables import add_rank_variables
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import AddedArguments, added_arguments, reads_hosts
@@ -224,6 +224,7 @@ class RequestCompiler:
             job.compute.hosts,
             processes_per_host,
             self.strategy.launcher or job.launcher,
+            may_have_accelerators(job, self.facts),
         )
         if not self.strategy.rendezvous:
             return AddedArguments(flags=added.flags)

@@ -27,6 +27,7 @@ NODE_COUNT_OPTIONS = (
     *("--nodes", "--nnodes", "--num_nodes", "--num-nodes"),
     *("--num_machines", "--num-machines", "--n_nodes"),
 )
+BACKEND_OPTIONS = ("--dist-backend", "--dist_backend", "--backend")
 RANK_OPTIONS = ("--rank",)
 WORLD_SIZE_OPTIONS = ("--world-size", "--world_size")
 
@@ -128,9 +129,15 @@ def only_trainer(program: ProgramFacts) -> TrainerCall | None:
 
 
 def added_arguments(
-    job: Job, program: ProgramFacts, host_count: int, processes_per_host: int | str, launcher: str
+    job: Job,
+    program: ProgramFacts,
+    host_count: int,
+    processes_per_host: int | str,
+    launcher: str,
+    has_accelerators: bool = True,
 ) -> AddedArguments:
-    """Return the arguments that the script needs to join its ranks, and that the job does not state."""
+    """Return the arguments that the script needs to join its ranks, and that the job does not state.
+    ``has_accelerators``: False for hosts that certainly have none."""
     if is_command(job):
         return AddedArguments()
     parser = program.parser
@@ -158,6 +165,9 @@ def added_arguments(
     if not spawns and launcher == RUNTIME:
         add(LOCAL_RANK_OPTIONS, Ref("local_rank"))
     if spawns or not has_one_rank:
+        backend = parser.find_option(BACKEND_OPTIONS)
+        if not has_accelerators and backend is not None and backend.default == "nccl":
+            add(BACKEND_OPTIONS, "gloo")
         reads_rank = "RANK" in program.variable_uses
         url = parser.find_option(URL_OPTIONS)
         if url is not None:

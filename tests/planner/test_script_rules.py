@@ -45,7 +45,11 @@ KNOWN = PARSER.replace("parser.parse_args()", "parser.parse_known_args()")
 DYNAMIC = PARSER.replace(
     "args = parser", "for name in open('names'): parser.add_argument('--' + name)\nargs = parser"
 )
-SUBCOMMANDS = PARSER.replace("args = parser", "parser.add_subparsers()\nargs = parser")
+SUBCOMMANDS = PARSER.replace(
+    "args = parser",
+    "one = parser.add_subparsers().add_parser('one')\none.add_argument('--needed', required=True)\n"
+    "args = parser",
+)
 OTHERS = PARSER.replace("args = parser", "other.add_arguments(parser)\nargs = parser")
 OWN_LIST = PARSER.replace("parse_args()", "parse_args(['--epochs', '1'])")
 CHANGED = PARSER.replace("args = parser", "import sys; sys.argv.remove('--x')\nargs = parser")
@@ -338,15 +342,16 @@ def hosts(count: int, processes: int | None = None, **job: Any) -> dict[str, Any
             IMAGENET.read_text(),
             hosts(2, args=["--multiprocessing-distributed"]),
             1,
-            ["--dist-url=env://", "--multiprocessing-distributed"],
+            ["--dist-backend=gloo", "--dist-url=env://", "--multiprocessing-distributed"],
         ),
-        (IMAGENET.read_text(), hosts(2, 2), 2, ["--dist-url=env://"]),
+        (IMAGENET.read_text(), hosts(2, 2), 2, ["--dist-backend=gloo", "--dist-url=env://"]),
         (IMAGENET.read_text(), hosts(1), 1, []),
         (LIGHTNING.format(2, 2), hosts(2), 2, []),
         (LIGHTNING.format("[0, 1, 2]", 2), hosts(2), 3, []),
         (LIGHTNING.format(-1, 2), hosts(2), 1, []),
         (LIGHTNING_PLAIN, hosts(1), 1, []),
         (LIGHTNING_COMPUTED, hosts(3), 1, []),
+        (LIGHTNING.format(2, 1), hosts(1, 2), 2, []),
         (
             LIGHTNING_CLI,
             hosts(2, args=["fit"]),
@@ -476,6 +481,7 @@ def test_what_would_train_separately_is_refused(
         ("import lightning as L\nL.Trainer(\n    max_epochs=1,  # few\n).fit(m)\n", hosts(2)),
         ("import lightning as L\nL.Trainer(\n    max_epochs=1\n).fit(m)\n", hosts(2)),
         ("import lightning as L\nL.Trainer().fit(m)\n", hosts(2)),
+        ("import lightning as L\nL.Trainer().fit(m)\n", hosts(1, 2)),
     ],
 )
 def test_the_stated_change_of_a_line_is_enough(text: str, job: dict[str, Any], tmp_path: Path) -> None:
@@ -501,6 +507,49 @@ def test_an_option_is_the_stated_change(text: str, job: dict[str, Any], change: 
     with pytest.raises(JobError) as caught:
         plan_of(tmp_path, text, job)
     assert [problem.change for problem in caught.value.problems] == [change]
+
+
+NCCL = "import torch\ntorch.distributed.init_process_group({})\n"
+
+
+@table(
+    ("text", "job", "expected"),
+    [
+        (NCCL.format('"nccl"'), hosts(2), "entry: train.py:2: the backend nccl needs GPUs"),
+        (NCCL.format("backend='nccl'"), hosts(1, 2), "entry: train.py:2: the backend nccl needs GPUs"),
+        (NCCL.format('"gloo"'), hosts(2), ""),
+        (NCCL.format('"nccl" if torch.cuda.is_available() else "gloo"'), hosts(2), ""),
+        (NCCL.replace("torch.dist", "if x: torch.dist").format('"nccl"'), hosts(2), ""),
+        (
+            IMAGENET.read_text(),
+            hosts(2, args=["--dist-backend", "nccl"]),
+            "args: --dist-backend nccl needs GPUs",
+        ),
+    ],
+)
+def test_nccl_needs_gpus(text: str, job: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, text, job)
+    assert (expected in problems[0]) if expected else problems == []
+
+
+@table(
+    ("text", "count", "is_warned"),
+    [
+        ("import tensorflow as tf\ntf.keras.Sequential().fit(x)", 2, True),
+        ("import tensorflow as tf\ntf.keras.Sequential().fit(x)", 1, False),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", 2, False),
+        ("import xgboost\nxgboost.train({}, d)", 2, True),
+        ("import xgboost as xgb\nwith xgb.collective.CommunicatorContext(): pass", 2, False),
+        ("from transformers import AutoModel\nAutoModel.from_pretrained('x')", 2, True),
+        ("from transformers import Trainer\nTrainer(model=m).train()", 2, False),
+        ("from accelerate import Accelerator\nAccelerator()", 2, False),
+    ],
+)
+def test_hosts_that_nothing_joins_do_the_same_work(
+    text: str, count: int, is_warned: bool, tmp_path: Path
+) -> None:
+    warnings = [each for each in plan_of(tmp_path, text, hosts(count)).warnings if "the same work" in each]
+    assert len(warnings) == is_warned
 
 
 def test_ranks_of_a_sagemaker_script_are_its_hosts(tmp_path: Path) -> None:

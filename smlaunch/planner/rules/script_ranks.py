@@ -1,0 +1,306 @@
+"""Rules about the ranks that a script starts or joins, as it shows by its source.
+
+A script whose hosts would train separately, or fail at the same port, is rejected with the one change that is
+enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smlaunch.errors import Problem
+from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
+from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.rules.rule import Findings, Problems, rule
+from smlaunch.planner.script_launch import (
+    ADDRESS_OPTIONS,
+    BACKEND_OPTIONS,
+    NODE_COUNT_OPTIONS,
+    NODE_RANK_OPTIONS,
+    RANK_OPTIONS,
+    URL_OPTIONS,
+    WORLD_SIZE_OPTIONS,
+    is_command,
+    needed_processes,
+    only_trainer,
+    starts_own_ranks,
+    stated_values,
+)
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")  # noqa: S104  in texts of scripts
+_TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
+
+
+def _program(context: PlanContext) -> ProgramFacts:
+    return context.facts.script.program
+
+
+@rule(
+    "script.own-ranks",
+    summary="ranks that the script starts itself, on several hosts of which it knows one, or several times",
+    source=_TORCHRUN,
+    quote="MASTER_ADDR - The FQDN of the host that is running worker with rank 0",
+    fields=("entry", "source", "args", "hyperparameters", "compute", "strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_ranks_of_one_host(context: PlanContext) -> Problems:
+    """Two hosts that each start ranks 0 to N train twice, or fail at the same port."""
+    job, program = context.job, _program(context)
+    start = program.rank_start
+    if start is None or not starts_own_ranks(job, program) or is_command(job):
+        return
+    processes = job.compute.processes_per_host
+    if isinstance(processes, int) and processes > 1:
+        message = (
+            f"{start.place} starts the ranks of its host by {start.function}: {processes} such processes "
+            "would use the same port and train separately; leave it out"
+        )
+        yield Problem("compute.processes_per_host", message)
+    if context.hosts == 1:
+        return
+    yield from _stated_for_one_host(context, NODE_RANK_OPTIONS, "every host would have the same number")
+    count_options: tuple[str, ...] = NODE_COUNT_OPTIONS
+    parser = program.parser
+    knows_host = not {"NODE_RANK", "GROUP_RANK", "RANK", "SM_CURRENT_HOST", "SM_HOSTS"}.isdisjoint(
+        program.variable_uses
+    )
+    if parser is not None:
+        has_node_rank = parser.find_option(NODE_RANK_OPTIONS) is not None
+        has_rank_and_url = (
+            parser.find_option(RANK_OPTIONS) is not None and parser.find_option(URL_OPTIONS) is not None
+        )
+        if not has_node_rank and has_rank_and_url:
+            yield from _stated_for_one_host(context, RANK_OPTIONS, "every host would have the same number")
+            count_options = WORLD_SIZE_OPTIONS
+        knows_host = knows_host or has_node_rank or has_rank_and_url
+    yield from _wrong_host_count(context, count_options)
+    yield from _addresses_of_this_machine(context)
+    fixed = program.fixed_values.get("MASTER_ADDR")
+    if fixed is not None or not knows_host:
+        cause = (
+            f"{fixed.place} sets {fixed.old_text}" if fixed is not None else "it takes no number of a host"
+        )
+        yield Problem(
+            "compute.hosts",
+            f"{start.place} starts the ranks of one host by {start.function}, and {cause}: "
+            f"{context.hosts} hosts would train separately; use --hosts 1, or let smlaunch start the ranks: "
+            "leave out "
+            f"{start.function}, and take RANK, LOCAL_RANK and WORLD_SIZE from the environment",
+            "--hosts 1",
+        )
+
+
+def _stated_for_one_host(context: PlanContext, options: tuple[str, ...], consequence: str) -> Problems:
+    """Yield a problem if the job states an option that differs from host to host."""
+    parser = _program(context).parser
+    argument = None if parser is None else parser.find_option(options)
+    if argument is not None and argument.destination in stated_values(context.job, _program(context)):
+        name = next(name for name in argument.names if name in options)
+        yield Problem(
+            _field_of_option(context, name),
+            f"{name}: {consequence}; leave it out, smlaunch gives each host its own",
+        )
+
+
+def _wrong_host_count(context: PlanContext, options: tuple[str, ...]) -> Problems:
+    parser = _program(context).parser
+    argument = None if parser is None else parser.find_option(options)
+    if argument is None:
+        return
+    value = stated_values(context.job, _program(context)).get(argument.destination)
+    if value is not None and str(value) != str(context.hosts):
+        name = next(name for name in argument.names if name in options)
+        yield Problem(
+            _field_of_option(context, name),
+            f"{name} {value}, and there are {context.hosts} hosts; leave it out, smlaunch states the number",
+        )
+
+
+def _addresses_of_this_machine(context: PlanContext) -> Problems:
+    """Yield a problem for an address, stated by the job, at which each host finds only itself."""
+    parser = _program(context).parser
+    stated = stated_values(context.job, _program(context))
+    for options in (URL_OPTIONS, ADDRESS_OPTIONS):
+        argument = None if parser is None else parser.find_option(options)
+        if argument is None:
+            continue
+        value = str(stated.get(argument.destination, ""))
+        if any(host in value for host in _THIS_MACHINE):
+            name = next(name for name in argument.names if name in options)
+            yield Problem(
+                _field_of_option(context, name),
+                f"{name} {value} is each host itself, so that {context.hosts} hosts would train separately; "
+                "leave it out, smlaunch gives the address of the first host",
+            )
+
+
+def _field_of_option(context: PlanContext, name: str) -> str:
+    key = name.lstrip("-")
+    return f"hyperparameters.{key}" if key in context.job.hyperparameters else "args"
+
+
+@rule(
+    "script.launcher-values",
+    summary="MASTER_ADDR, RANK or the like that the script sets itself, whatever the launcher says",
+    source=_TORCHRUN,
+    quote="WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT are set by the launcher",
+    fields=("entry", "source", "args", "hyperparameters", "compute", "strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_values_of_launcher(context: PlanContext) -> Problems:
+    """Yield a problem for each value that separates ranks which should train together."""
+    job, program = context.job, _program(context)
+    if not context.strategy.rendezvous or starts_own_ranks(job, program) or is_command(job):
+        return
+    need = needed_processes(job, program)
+    processes = job.compute.processes_per_host or (None if need is None else need.processes)
+    may_have_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
+    if context.hosts > 1 and not program.computes_rank_of_host:
+        yield from _addresses_of_this_machine(context)
+    for name, fixed in program.fixed_values.items():
+        separates = context.hosts > 1 if name == "MASTER_ADDR" else may_have_several_ranks
+        if name != "MASTER_PORT" and separates:
+            yield _fixed_value_problem(name, fixed)
+
+
+def _fixed_value_problem(name: str, fixed: FixedValue) -> Problem:
+    return Problem(
+        "entry",
+        f"{fixed.place}: {fixed.old_text} replaces the {name} that smlaunch gives each rank, so that they "
+        f"would not train together; write {fixed.new_text}",
+        "" if fixed.edit is None else fixed.edit.with_text(fixed.new_text),
+    )
+
+
+@rule(
+    "script.lightning",
+    summary="devices or num_nodes of Lightning's Trainer that differ from ranks and hosts",
+    source="https://lightning.ai/docs/pytorch/stable/clouds/cluster_intermediate_2.html",
+    quote="num_nodes: the number of nodes in the cluster",
+    fields=("entry", "source", "compute", "args", "strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_other_hosts_than_lightning(context: PlanContext) -> Problems:
+    """Where both differ from the ranks that there are, Lightning fails, or each rank trains alone."""
+    trainer = only_trainer(_program(context))
+    if not context.strategy.rendezvous or trainer is None or is_command(context.job):
+        return
+    num_nodes = trainer.num_nodes or 1
+    if num_nodes != context.hosts:
+        stated = f"num_nodes={num_nodes}" if trainer.num_nodes is not None else "no num_nodes, which means 1"
+        existing = "there is 1 host" if context.hosts == 1 else f"there are {context.hosts} hosts"
+        new_text, option = f"num_nodes={context.hosts}", f"--hosts {num_nodes}"
+        edit = trainer.num_nodes_edit
+        yield Problem(
+            "compute.hosts",
+            f"{trainer.place}: {trainer.class_name} has {stated}, and {existing}; use {option}, or write "
+            f"{new_text} there",
+            # A number that the script states is what its author wants.
+            option if trainer.num_nodes is not None or edit is None else edit.with_text(new_text),
+        )
+    yield from _other_devices(context, trainer)
+
+
+def _other_devices(context: PlanContext, trainer: TrainerCall) -> Problems:
+    """Yield a problem if the job states other ranks per host than the trainer has devices."""
+    processes = context.job.compute.processes_per_host
+    if not isinstance(processes, int):
+        return
+    if isinstance(trainer.devices, int) and trainer.devices != -1:
+        devices, stated = trainer.devices, f"devices={trainer.devices}"
+    elif trainer.devices in (None, "auto", -1, "-1") and not context.has_accelerators:
+        devices, stated = 1, "the default devices, which is 1 without accelerators"
+    else:
+        return
+    if devices != processes:
+        option = f"--processes-per-host {devices}"
+        edit = trainer.devices_edit
+        yield Problem(
+            "compute.processes_per_host",
+            f"{trainer.place}: {trainer.class_name} has {stated}, and there are {processes} ranks per host; "
+            f"use {option}, or write devices={processes} there",
+            option if trainer.devices is not None or edit is None else edit.with_text(f"devices={processes}"),
+        )
+
+
+@rule(
+    "script.backend",
+    summary="the backend NCCL, which needs GPUs, on hosts without any",
+    source="https://docs.pytorch.org/docs/stable/distributed.html",
+    quote="Use the NCCL backend for distributed GPU training, the Gloo backend for CPU",
+    fields=("entry", "source", "args", "hyperparameters", "compute", "strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_nccl_without_accelerators(context: PlanContext) -> Problems:
+    """Yield a problem for NCCL as the script fixes it for several ranks, or as the job states it."""
+    job, program = context.job, _program(context)
+    if context.has_accelerators or not context.strategy.rendezvous or is_command(job):
+        return
+    processes = job.compute.processes_per_host
+    has_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
+    fixed = program.nccl_backend
+    if fixed is not None and (has_several_ranks or program.rank_start is not None):
+        yield Problem(
+            "entry",
+            f"{fixed.place}: the backend nccl needs GPUs, and the hosts have none; write {fixed.new_text}, "
+            'or choose it: "nccl" if torch.cuda.is_available() else "gloo"',
+            ""
+            if fixed.edit is None
+            else fixed.edit.with_text('"nccl" if torch.cuda.is_available() else "gloo"'),
+        )
+    parser = program.parser
+    argument = None if parser is None else parser.find_option(BACKEND_OPTIONS)
+    if argument is not None and stated_values(job, program).get(argument.destination) == "nccl":
+        name = next(name for name in argument.names if name in BACKEND_OPTIONS)
+        yield Problem(
+            _field_of_option(context, name),
+            f"{name} nccl needs GPUs, and the hosts have none; the backend for CPUs is gloo",
+        )
+
+
+# ---- work that is not distributed -------------------------------------------------------------------------
+
+_JOINING_CALLS: Mapping[str, tuple[str, ...]] = {
+    "tensorflow": ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TPUStrategy"),
+    "xgboost": ("CommunicatorContext", "init", "RabitTracker"),
+    "huggingface": (
+        *(
+            "Trainer",
+            "Seq2SeqTrainer",
+            "SFTTrainer",
+            "DPOTrainer",
+            "GRPOTrainer",
+            "Accelerator",
+            "PartialState",
+        ),
+        *("init_process_group", "init_distributed", "initialize", "Fabric", "init_device_mesh"),
+    ),
+}
+"""Calls of which a script that joins its hosts has one, by the strategy."""
+
+
+@rule(
+    "script.same-work",
+    phase="advise",
+    summary="several hosts for a script that calls nothing to join them",
+    source="docs/strategies.md",
+    quote="unchanged scripts that join their ranks",
+    fields=("entry", "source", "compute", "strategy", "inputs"),
+    facts=("script",),
+)
+def warn_of_same_work(context: PlanContext) -> Findings:
+    program = _program(context)
+    calls = _JOINING_CALLS.get(context.strategy.name)
+    has_split_input = any(channel.split is not None for channel in context.job.inputs.values())
+    if context.hosts == 1 or calls is None or not program.was_read or has_split_input:
+        return
+    is_subclassed = any(call.endswith(("Trainer", "Strategy")) for call in program.calls)
+    if program.calls.isdisjoint(calls) and not is_subclassed and not is_command(context.job):
+        yield PlanWarning(
+            f"{context.facts.source.entry} calls nothing that joins hosts ({', '.join(calls[:2])} ...): "
+            f"{context.hosts} hosts do the same work {context.hosts} times, each for itself."
+        )
