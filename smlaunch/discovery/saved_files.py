@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of
 from smlaunch.facts.script_arguments import ArgumentParserFacts
@@ -40,7 +40,7 @@ def find_saved_files(
     """Yield each call that saves a model or the like to a path that literals show: one in the call, one of a
     variable that is assigned once, or the default of an option."""
     for module in modules:
-        assigned = _assigned_literals(module)
+        assigned = module.values_assigned_once
         for call in module.calls:
             node = _path_argument(module, call)
             if node is None:
@@ -86,23 +86,10 @@ def _path_of_opened_file(module: SourceModule, node: ast.Name) -> ast.expr | Non
     return None
 
 
-def _assigned_literals(module: SourceModule) -> dict[str, ast.expr]:
-    """Values by the names that the module assigns exactly once."""
-    values: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    values.setdefault(target.id, []).append(node.value)
-        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)) and isinstance(node.target, ast.Name):
-            values.setdefault(node.target.id, []).extend([node.target, node.target])
-    return {name: nodes[0] for name, nodes in values.items() if len(nodes) == 1}
-
-
 def _resolve_path(
     module: SourceModule,
     node: ast.expr,
-    assigned: dict[str, ast.expr],
+    assigned: Mapping[str, ast.expr],
     modules: Sequence[SourceModule],
     depth: int = 0,
 ) -> tuple[str, str | None]:
@@ -167,7 +154,7 @@ def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:
 def _default_of_option(attribute: str, modules: Sequence[SourceModule]) -> tuple[str, str | None]:
     """The literal default of an option of the script's parser, and the option."""
     for module in modules:
-        assigned = _assigned_literals(module)
+        assigned = module.values_assigned_once
         for call in module.calls:
             if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
                 continue

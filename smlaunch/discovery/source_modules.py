@@ -49,6 +49,19 @@ class SourceModule:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
+    def values_assigned_once(self) -> dict[str, ast.expr]:
+        """Values by the names that are assigned exactly once."""
+        values: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        values.setdefault(target.id, []).append(node.value)
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign)) and isinstance(node.target, ast.Name):
+                values.setdefault(node.target.id, []).extend([node.target, node.target])
+        return {name: nodes[0] for name, nodes in values.items() if len(nodes) == 1}
+
+    @cached_property
     def lines(self) -> list[bytes]:
         """The file's lines, in which an offset of the syntax tree counts bytes."""
         return self.path.read_bytes().splitlines()

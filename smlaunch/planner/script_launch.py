@@ -7,7 +7,7 @@ the first host, the number of the host or rank, Lightning's num_nodes. What the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,6 +89,23 @@ def stated_values(job: Job, program: ProgramFacts) -> dict[str, Any]:
     if program.parser is None:
         return {}
     return parse_script_arguments(program.parser, script_arguments(job, program.parser.flags()))
+
+
+def arguments_without(job: Job, program: ProgramFacts, options: Collection[str]) -> list[str]:
+    """Return the job's arguments without these options and their values."""
+    parser = program.parser
+    names = set(options)
+    for option in options:
+        argument = None if parser is None else parser.find_option((option,))
+        names |= set() if argument is None else set(argument.names)
+    remaining: list[str] = []
+    arguments = iter(map(str, job.args))
+    for argument_text in arguments:
+        if argument_text in names:
+            next(arguments, None)  # its value
+        elif argument_text.partition("=")[0] not in names:
+            remaining.append(argument_text)
+    return remaining
 
 
 def starts_own_ranks(job: Job, program: ProgramFacts) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -501,12 +502,34 @@ def test_the_stated_change_of_a_line_is_enough(text: str, job: dict[str, Any], t
         (SPAWN, hosts(2), "--hosts 1"),
         (LIGHTNING.format(2, 2), hosts(1), "--hosts 2"),
         (LIGHTNING.format(2, 1), hosts(1, 4), "--processes-per-host 2"),
+        ("import sklearn.svm\n", hosts(2), "--hosts 1"),
     ],
 )
 def test_an_option_is_the_stated_change(text: str, job: dict[str, Any], change: str, tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
         plan_of(tmp_path, text, job)
     assert [problem.change for problem in caught.value.problems] == [change]
+
+
+def test_all_arguments_that_may_stay_are_one_change(tmp_path: Path) -> None:
+    args = [
+        "-a",
+        "resnet18",
+        "--rank",
+        "0",
+        "--world-size=1",
+        "--dist-url",
+        "tcp://localhost:1",
+        "--epochs",
+        "1",
+    ]
+    job = hosts(2, args=[*args, "--multiprocessing-distributed", "my data"])
+    with pytest.raises(JobError) as caught:
+        plan_of(tmp_path, IMAGENET.read_text(), job)
+    changes = [problem.change for problem in caught.value.problems]
+    assert changes == ["-- -a resnet18 --epochs 1 --multiprocessing-distributed 'my data'", "", ""]
+    changed = {**job, "args": shlex.split(changes[0])[1:]}
+    assert problems_of(tmp_path, IMAGENET.read_text(), changed) == []
 
 
 NCCL = "import torch\ntorch.distributed.init_process_group({})\n"

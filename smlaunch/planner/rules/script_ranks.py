@@ -6,7 +6,9 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from smlaunch.errors import Problem
 from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
@@ -20,6 +22,7 @@ from smlaunch.planner.script_launch import (
     RANK_OPTIONS,
     URL_OPTIONS,
     WORLD_SIZE_OPTIONS,
+    arguments_without,
     is_command,
     needed_processes,
     only_trainer,
@@ -46,6 +49,23 @@ def _program(context: PlanContext) -> ProgramFacts:
 )
 def reject_ranks_of_one_host(context: PlanContext) -> Problems:
     """Two hosts that each start ranks 0 to N train twice, or fail at the same port."""
+    yield from _with_one_change(context, _problems_of_own_ranks(context))
+
+
+def _with_one_change(context: PlanContext, problems: Iterable[Problem]) -> Problems:
+    """Yield the problems, the first one about the script's arguments with all arguments that may stay."""
+    found = list(problems)
+    options = {problem.message.split()[0].rstrip(":") for problem in found if problem.path == "args"}
+    for problem in found:
+        if problem.path == "args" and options:
+            remaining = arguments_without(context.job, _program(context), options)
+            yield replace(problem, change=f"-- {shlex.join(remaining)}".rstrip())
+            options = set()
+        else:
+            yield problem
+
+
+def _problems_of_own_ranks(context: PlanContext) -> Problems:
     job, program = context.job, _program(context)
     start = program.rank_start
     if start is None or not starts_own_ranks(job, program) or is_command(job):
@@ -158,7 +178,7 @@ def reject_values_of_launcher(context: PlanContext) -> Problems:
     processes = job.compute.processes_per_host or (None if need is None else need.processes)
     may_have_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
     if context.hosts > 1 and not program.computes_rank_of_host:
-        yield from _addresses_of_this_machine(context)
+        yield from _with_one_change(context, _addresses_of_this_machine(context))
     for name, fixed in program.fixed_values.items():
         separates = context.hosts > 1 if name == "MASTER_ADDR" else may_have_several_ranks
         if name != "MASTER_PORT" and separates:
