@@ -161,7 +161,8 @@ class Display:
                 self._print_lines(_format_state(event), _STATE_STYLES.get(event.state, _NOTE_STYLE))
         elif isinstance(event, LogLine):
             text = event.text if self._is_one_host() else f"{event.host} {event.text}"
-            self._print_lines(text, _NOTE_STYLE)
+            is_warning = event.text.startswith(_ENDPOINT_MARK + "warning: ")
+            self._print_lines(text, _WARNING_STYLE if is_warning else _NOTE_STYLE)
         else:
             self._print_lines(f"warning: {event.message}", _WARNING_STYLE)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import JobHost
-from smlaunch.local.jobs import artifact_upload, contract_files
+from smlaunch.local.jobs import artifact_upload, contract_files, lost_files
 from smlaunch.local.jobs.job_handler import AttemptOutcome, HandlerContext, JobHandler
 from smlaunch.local.jobs.job_spec import CapacityWaitByType, TrainingSpec, read_training_request
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
@@ -58,6 +58,10 @@ class TrainingJobHandler(JobHandler):
             return AttemptOutcome(failure_reason)
         # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
         model_uri = self._upload_output(hosts, context, context.settings)
+        kept_folder = context.object_store.root.parent / "kept" / self.spec.name
+        warning = lost_files.keep_lost_files(hosts, kept_folder)
+        if warning:
+            context.log_to_host(hosts[0].name, warning)
         return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})
 
     def _upload_output(self, hosts: Sequence[JobHost], context: HandlerContext, settings: Settings) -> str:

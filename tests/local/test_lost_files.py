@@ -1,0 +1,83 @@
+"""Files that a script writes where nothing is uploaded from: they are named and kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import lost_files
+from smlaunch.local.jobs.lost_files import keep_lost_files
+
+
+def make_host(folder: Path, name: str = "algo-1") -> JobHost:
+    """A host that has ended: its source was unpacked before its ranks started."""
+    ml = folder / name / "ml"
+    for path in (
+        "input/config/resourceconfig.json",
+        "code/train.py",
+        "smlaunch/importable/smlaunch/__init__.py",
+    ):
+        (ml / path).parent.mkdir(parents=True, exist_ok=True)
+        (ml / path).write_text("x")
+        os.utime(ml / path, (1000, 1000))
+    (ml / "model").mkdir()
+    (folder / name / "tmp").mkdir()
+    return JobHost(name, name, "127.0.0.2", ml, "/opt/ml")
+
+
+def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def test_new_files_are_named_and_kept(tmp_path: Path) -> None:
+    host, kept = make_host(tmp_path), tmp_path / "kept" / "job"
+    write(host.opt_ml_folder / "code/out/model.pt", "weights")
+    write(host.opt_ml_folder.parent / "tmp/results/scores.csv", "1,2")
+    write(host.opt_ml_folder.parent / "tmp/tmpab12cd34/part", "temporary")
+    write(host.opt_ml_folder / "code/__pycache__/train.pyc", "code")
+    warning = keep_lost_files([host], kept)
+    assert (
+        "/opt/ml/code/out/model.pt (7 bytes, algo-1), /tmp/results/scores.csv (3 bytes, algo-1)." in warning
+    )
+    assert "SM_MODEL_DIR" in warning and warning.endswith(f"All are kept in {kept}")
+    assert (kept / "algo-1/opt/ml/code/out/model.pt").read_text() == "weights"
+    assert (kept / "algo-1/tmp/results/scores.csv").read_text() == "1,2"
+    assert sorted(path.name for path in kept.rglob("*") if path.is_file()) == ["model.pt", "scores.csv"]
+
+
+def test_nothing_is_said_of_a_run_with_a_model(tmp_path: Path) -> None:
+    host, other = make_host(tmp_path), make_host(tmp_path, "algo-2")
+    write(host.opt_ml_folder / "code/out/model.pt", "weights")
+    write(other.opt_ml_folder / "model/model.pt", "weights")
+    assert keep_lost_files([host, other], tmp_path / "kept") == ""
+    assert not (tmp_path / "kept").exists()
+
+
+def test_hostile_files_are_neither_followed_nor_kept(tmp_path: Path) -> None:
+    host, kept = make_host(tmp_path), tmp_path / "kept"
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    code = host.opt_ml_folder / "code"
+    (code / "link").symlink_to(secret)
+    (code / "folder").symlink_to(tmp_path)
+    os.link(secret, code / "hard")
+    os.mkfifo(code / "fifo")
+    write(code / "a\x1b[2J\nb", "odd")
+    warning = keep_lost_files([host], kept)
+    assert "/opt/ml/code/a\\x1b[2J\\nb (3 bytes, algo-1)." in warning
+    assert [path.read_text() for path in kept.rglob("*") if stat.S_ISREG(path.lstat().st_mode)] == ["odd"]
+
+
+def test_size_and_number_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, kept = make_host(tmp_path), tmp_path / "kept"
+    for number in range(30):
+        write(host.opt_ml_folder / f"code/{number:02}.bin", "x" * 10)
+    monkeypatch.setattr(lost_files, "MAX_KEPT_BYTES", 100)
+    warning = keep_lost_files([host], kept)
+    assert " and 20 more. " in warning and "10 of 30 are kept in " in warning
+    assert len(list(kept.rglob("*.bin"))) == 10
