@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smlaunch.cli.options import read_job
+from smlaunch.cli.job_arguments import read_job
 from smlaunch.errors import JobError, SmlaunchError
 
 if TYPE_CHECKING:

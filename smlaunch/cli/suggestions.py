@@ -97,6 +97,23 @@ def _split_off_options(arguments: Sequence[str], known: Sequence[str]) -> tuple[
     return own_arguments, script_arguments
 
 
+_PAIR_OPTIONS = ("--hp", "--env", "--option")
+
+
+def describe_extra_argument(arguments: Sequence[str], command_path: str) -> str:
+    """Return the error for a second argument that is no option, with what to type instead. ``arguments``: all
+    of the command, up to a ``--``."""
+    for option, key, value in zip(arguments, arguments[1:], arguments[2:], strict=False):
+        if option in _PAIR_OPTIONS and "=" not in key and not value.startswith("-"):
+            return (
+                f"{option} takes K=V: `{_command_line('', (option, f'{key}={value}')).strip()}`, not {key!r}"
+            )
+    return (
+        "one script or job file is run, and a further argument was given that belongs to no option; "
+        f"arguments of the script go after a double dash: `{command_path} train.py -- ARGUMENTS`"
+    )
+
+
 def _command_line(command: str, arguments: Sequence[str]) -> str:
     """Return a command line as text, secrets masked."""
     masked = (str(argument) for argument in mask_arguments(arguments))

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.options import (
-    SCRIPT_ARGUMENTS,
-    JobCommand,
-    grouped_option,
-    job_options,
-    json_option,
-    read_job,
-)
+from smlaunch.cli.job_arguments import read_job
+from smlaunch.cli.options import SCRIPT_ARGUMENTS, JobCommand, grouped_option, job_options, json_option
 
 if TYPE_CHECKING:
     from smlaunch.verify.resume_verification import TrialReport, VerifyReport

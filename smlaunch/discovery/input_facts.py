@@ -110,7 +110,8 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
         return InputFacts(uri, kind="local", problem=unreadable_reason)
     if not path.exists():
         hint = nearest_path_hint(path)
-        return InputFacts(uri, kind="local", exists=False, problem=f"{uri} does not exist{hint}")
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
+        return InputFacts(uri, kind="local", exists=False, problem=f"{uri} does not exist{place}{hint}")
     digest, total_bytes = hashlib.sha256(), 0
     files: list[StoredFile] = []
     excluded_secrets: list[str] = []  # names, which list_local_files adds; with None it excludes nothing

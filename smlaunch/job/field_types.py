@@ -67,7 +67,8 @@ def parse_duration(text: str) -> int:
     user."""
     match = _DURATION.fullmatch(text)
     if match is None or not text:
-        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as 90m, 24h or 60d")
+        example = f"{text}s (seconds) or {text}m" if text.isascii() and text.isdigit() else "90m, 24h or 60d"
+        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as {example}")
     too_long = f"{shorten_value(text)} is too long; the longest duration is {_MAX_INTEGER // 86400}d"
     if len(text) > _MAX_DURATION_LENGTH:
         raise ValueError(too_long)
@@ -198,14 +199,32 @@ def _check_processes(value: Any) -> Any:
 
 def _check_s3_uri(text: str) -> str:
     if not _S3.fullmatch(text):
-        raise FieldError(f"{text!r} is not an S3 address; write s3://bucket/prefix/")
+        raise FieldError(f"{text!r} is not an S3 address; write {_similar_s3_uri(text)}")
     return text
+
+
+_S3_WEB_ADDRESS = re.compile(
+    r"https?://(?:(?P<host_bucket>[a-z0-9.-]+)\.)?s3[.a-z0-9-]*\.amazonaws\.com(?:\.cn)?/(?P<path>.*)"
+)
+
+
+def _similar_s3_uri(text: str) -> str:
+    """Return the S3 address that a text seems to mean, or else the form of one."""
+    web_address = _S3_WEB_ADDRESS.fullmatch(text)
+    if web_address is not None:
+        bucket = web_address.group("host_bucket")
+        text = f"s3://{bucket}/{web_address['path']}" if bucket else f"s3://{web_address['path']}"
+    else:
+        text = re.sub(r"^s3:/*", "s3://", text, flags=re.IGNORECASE)
+    return text if _S3.fullmatch(text) else "s3://bucket/prefix/"
 
 
 def _parse_data_uri(text: str) -> str:
     scheme = _SCHEME.match(text)
-    if scheme is None:
+    if scheme is None and not text.lower().startswith("s3:"):
         return text
+    if scheme is None:
+        return _check_s3_uri(text)
     if scheme.group().lower() == "file://":
         return _path_of_file_uri(text)
     return _check_s3_uri(text)
@@ -225,6 +244,12 @@ def _path_of_file_uri(uri: str) -> str:
 
 
 def _check_script(text: str) -> str:
+    if text.lower().endswith(".ipynb"):
+        script = text[: -len(".ipynb")] + ".py"
+        command = f"jupyter nbconvert --to script {text}"
+        raise FieldError(f"{text!r} is a notebook, which cannot be run; `{command}` makes {script} of it")
+    if text.endswith("/"):
+        raise FieldError(f"{text!r} is a folder; name the script in it, such as {text}train.py")
     if text.lower().endswith(_NON_PROGRAM_SUFFIXES):
         raise FieldError(
             f"{text!r} is no program; name a .py or .sh script, or a program that can be executed"
@@ -272,7 +297,11 @@ def _parse_size_field(size: Any) -> str | None:
 
 def _check_channel_name(text: str) -> str:
     if not _CHANNEL.fullmatch(text):
-        raise FieldError("a channel's name is 1 to 64 letters, digits, dots, dashes and underscores")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:64]
+        raise FieldError(
+            "a channel's name is 1 to 64 letters, digits, dots, dashes and underscores"
+            + (f", such as {name}" if name else "")
+        )
     if text in (".", ".."):
         raise FieldError(f"{text!r} cannot name a channel, whose folder is in /opt/ml/input/data")
     return text

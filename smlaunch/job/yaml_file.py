@@ -172,6 +172,8 @@ def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dic
             else document_name
         )
         message = ", ".join(text for text in (error.context, error.problem) if text)
+        if "'\\t'" in message:
+            message = "a tab; YAML is indented by spaces: replace it by as many as the lines beside it have"
         raise JobError([Problem(location, message)]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise JobError([Problem(document_name, f"not YAML text: {' '.join(str(error).split())}")]) from None

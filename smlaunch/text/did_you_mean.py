@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -10,6 +11,9 @@ def nearest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str |
     """Return the most similar known word, without regard to case; None if none is similar. ``cutoff``: the
     least similarity, between 0 and 1."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
+    for part in re.split(r"[-_. ]", word.casefold()):  # pytorch-ddp means ddp
+        if len(part) > 2 and part in by_folded:
+            return by_folded[part]
     matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=cutoff)
     return by_folded[matches[0]] if matches else None
 

@@ -12,8 +12,8 @@ from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smlaunch.cli.job_arguments import _parse_inputs, _parse_pairs
 from smlaunch.cli.main import cli, run_command
-from smlaunch.cli.options import _parse_inputs, _parse_pairs
 from smlaunch.errors import Problem
 from smlaunch.text.format import format_elapsed
 from tests.cli.conftest import Shell
@@ -232,7 +232,7 @@ def test_inputs_of_the_command_line() -> None:
     assert inputs["odd"] == {"uri": "/data/a,b=c/d"}
     assert inputs["plain"] == {"uri": "./x"}
     assert [str(problem) for problem in problems] == [
-        "--input: 'bad' is not NAME=URI, such as train=s3://bucket/data/",
+        "--input: 'bad' is not NAME=URI; write --input train=bad",
         "--input: t: 'mod' is unknown, did you mean 'mode'?",
     ]
 
