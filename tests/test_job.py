@@ -135,7 +135,10 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"environment": {"a-b": "x"}}, "environment: key 'a-b' is invalid: a variable's name is letters"),
     ({"tags": None}, "tags: a mapping is needed, not nothing"),
     ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
-    ({"entry": "train.ipynb"}, "entry: 'train.ipynb' is no program; name a .py or .sh script"),
+    (
+        {"entry": "train.ipynb"},
+        "entry: 'train.ipynb' is a notebook, which cannot be run; `jupyter nbconvert --to script train.ipynb`",
+    ),
     ({"entry": {"script": "train.md"}}, "entry.script: 'train.md' is no program"),
     ({"entry": 3}, "entry: text or a mapping is needed (keys: script, module, command), not 3"),
     ({"entry": {"module": "a/b.py"}}, "entry.module: 'a/b.py' is not the name of a Python module"),
@@ -365,7 +368,7 @@ def test_merge_does_not_modify_its_arguments() -> None:
     ("text", "position", "message"),
     [
         ("entry: a.py\nargs: [a, b\n", ":3:1: ", "while parsing a flow sequence"),
-        ("entry: a.py\n\tstrategy: ddp\n", ":2:1: ", "cannot start any token"),
+        ("entry: a.py\n\tstrategy: ddp\n", ":2:1: ", "a tab; YAML is indented by spaces"),
         ("entry: a.py\ninputs:\n  t: x\n  t: y\n", ":4:3: ", "key 't' is given twice"),
         ("entry: a.py\nentry: b.py\n", ":2:1: ", "key 'entry' is given twice"),
         ("entry: !!python/object:os.system x\n", ":1:8: ", "could not determine a constructor"),

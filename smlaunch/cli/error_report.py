@@ -48,7 +48,7 @@ class ErrorReport:
         else:
             print_labeled("error: ", f"{len(texts)} problems", fg="red", bold=True)
             for problem, text in zip(self.problems, texts, strict=True):
-                print_message(f"  {text}", indent="    ")
+                print_message(f"  {text}", indent="  ")
                 _print_change(problem)
         if self.help_command:
             print_message(f"see: {self.help_command}")

@@ -101,7 +101,7 @@ def test_what_does_not_exist_is_told_at_once(endpoint_shell: Shell) -> None:
     assert lines[0] == "error: 3 problems"
     assert "  entry: trian.py does not exist, did you mean 'train.py'?" in lines
     assert any(line.startswith("  inputs.a: ./nothing does not exist") for line in lines)
-    assert "  inputs.b: s3://no-bucket/x: there is no bucket 'no-bucket'" in lines
+    assert "  inputs.b: s3://no-bucket/x: there is no bucket 'no-bucket' (from --input)" in lines
 
 
 def test_the_environment_for_other_clients(endpoint_shell: Shell) -> None:
