@@ -137,7 +137,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
     ({"name": "My_Run"}, "name: 'My_Run' cannot name a run"),
     (
         {"entry": "train.ipynb"},
-        "entry: 'train.ipynb' is a notebook, which cannot be run; `jupyter nbconvert --to script train.ipynb`",
+        "entry: 'train.ipynb' is a notebook, which cannot be run; `jupyter nbconvert",
     ),
     ({"entry": {"script": "train.md"}}, "entry.script: 'train.md' is no program"),
     ({"entry": 3}, "entry: text or a mapping is needed (keys: script, module, command), not 3"),

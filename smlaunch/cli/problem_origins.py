@@ -80,12 +80,12 @@ def _lines_of_fields(path: str) -> dict[str, int]:
         return {}
     line_by_field: dict[str, int] = {}
     pending: list[tuple[str, Any]] = [("", root)]
-    seen: set[int] = set()
+    visited_nodes: set[int] = set()
     while pending:
         prefix, node = pending.pop()
-        if not isinstance(node, yaml.MappingNode) or id(node) in seen:  # an alias may contain itself
+        if not isinstance(node, yaml.MappingNode) or id(node) in visited_nodes:  # an alias may contain itself
             continue
-        seen.add(id(node))
+        visited_nodes.add(id(node))
         for key_node, value_node in node.value:
             if isinstance(key_node, yaml.ScalarNode):
                 field = f"{prefix}{key_node.value}"

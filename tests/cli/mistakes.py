@@ -262,10 +262,10 @@ def page(answers: Mapping[int, Answer]) -> str:
         "|---|---|---|---|",
     ]
     for mistake in MISTAKES:
-        given = answers[mistake.number]
-        text = "<br>".join(_cell(line) for line in given.lines) or "(no warning)"
+        reply = answers[mistake.number]
+        text = "<br>".join(_cell(line) for line in reply.lines) or "(no warning)"
         lines.append(
-            f"| {mistake.number} | `smlaunch {_shorten(mistake.command)}` | {given.exit_code} | {text} |"
+            f"| {mistake.number} | `smlaunch {_shorten(mistake.command)}` | {reply.exit_code} | {text} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -15,5 +15,5 @@ def test_every_mistake_of_the_table_is_made() -> None:
 def test_the_answers() -> None:
     """Mistakes that are answered with an error upload nothing, which ``all_answers`` asserts."""
     answers = all_answers()
-    assert {given.exit_code for given in answers.values()} <= {0, 2, 3, 4}
+    assert {reply.exit_code for reply in answers.values()} <= {0, 2, 3, 4}
     assert page(answers) == PAGE.read_text(), "python -m tests.cli.mistakes writes it"

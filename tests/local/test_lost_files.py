@@ -35,19 +35,19 @@ def write(path: Path, content: str) -> None:
 
 
 def test_new_files_are_named_and_kept(tmp_path: Path) -> None:
-    host, kept = make_host(tmp_path), tmp_path / "kept" / "job"
+    host, storage = make_host(tmp_path), tmp_path / "kept" / "job"
     write(host.opt_ml_folder / "code/out/model.pt", "weights")
     write(host.opt_ml_folder.parent / "tmp/results/scores.csv", "1,2")
     write(host.opt_ml_folder.parent / "tmp/tmpab12cd34/part", "temporary")
     write(host.opt_ml_folder / "code/__pycache__/train.pyc", "code")
-    warning = keep_lost_files([host], kept)
+    warning = keep_lost_files([host], storage)
     assert (
         "/opt/ml/code/out/model.pt (7 bytes, algo-1), /tmp/results/scores.csv (3 bytes, algo-1)." in warning
     )
-    assert "SM_MODEL_DIR" in warning and warning.endswith(f"All are kept in {kept}")
-    assert (kept / "algo-1/opt/ml/code/out/model.pt").read_text() == "weights"
-    assert (kept / "algo-1/tmp/results/scores.csv").read_text() == "1,2"
-    assert sorted(path.name for path in kept.rglob("*") if path.is_file()) == ["model.pt", "scores.csv"]
+    assert "SM_MODEL_DIR" in warning and warning.endswith(f"All are kept in {storage}")
+    assert (storage / "algo-1/opt/ml/code/out/model.pt").read_text() == "weights"
+    assert (storage / "algo-1/tmp/results/scores.csv").read_text() == "1,2"
+    assert sorted(path.name for path in storage.rglob("*") if path.is_file()) == ["model.pt", "scores.csv"]
 
 
 def test_nothing_is_said_of_a_run_with_a_model(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_nothing_is_said_of_a_run_with_a_model(tmp_path: Path) -> None:
 
 
 def test_hostile_files_are_neither_followed_nor_kept(tmp_path: Path) -> None:
-    host, kept = make_host(tmp_path), tmp_path / "kept"
+    host, storage = make_host(tmp_path), tmp_path / "kept"
     secret = tmp_path / "secret"
     secret.write_text("secret")
     code = host.opt_ml_folder / "code"
@@ -68,16 +68,16 @@ def test_hostile_files_are_neither_followed_nor_kept(tmp_path: Path) -> None:
     os.link(secret, code / "hard")
     os.mkfifo(code / "fifo")
     write(code / "a\x1b[2J\nb", "odd")
-    warning = keep_lost_files([host], kept)
+    warning = keep_lost_files([host], storage)
     assert "/opt/ml/code/a\\x1b[2J\\nb (3 bytes, algo-1)." in warning
-    assert [path.read_text() for path in kept.rglob("*") if stat.S_ISREG(path.lstat().st_mode)] == ["odd"]
+    assert [path.read_text() for path in storage.rglob("*") if stat.S_ISREG(path.lstat().st_mode)] == ["odd"]
 
 
 def test_size_and_number_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host, kept = make_host(tmp_path), tmp_path / "kept"
+    host, storage = make_host(tmp_path), tmp_path / "kept"
     for number in range(30):
         write(host.opt_ml_folder / f"code/{number:02}.bin", "x" * 10)
     monkeypatch.setattr(lost_files, "MAX_KEPT_BYTES", 100)
-    warning = keep_lost_files([host], kept)
+    warning = keep_lost_files([host], storage)
     assert " and 20 more. " in warning and "10 of 30 are kept in " in warning
-    assert len(list(kept.rglob("*.bin"))) == 10
+    assert len(list(storage.rglob("*.bin"))) == 10

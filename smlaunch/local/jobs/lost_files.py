@@ -69,7 +69,7 @@ def keep_lost_files(hosts: Sequence[JobHost], kept_folder: Path) -> str:
         if kept_bytes + file.size <= MAX_KEPT_BYTES and _keep(file, target):
             kept_count += 1
             kept_bytes += file.size
-    shown = [
+    texts = [
         f"{printable_name(file.path_on_host)} ({format_size(file.size)}, {host_name})"
         for host_name, file in lost_files[:_MAX_SHOWN]
     ]
@@ -77,7 +77,7 @@ def keep_lost_files(hosts: Sequence[JobHost], kept_folder: Path) -> str:
     kept_text = "All are" if kept_count == len(lost_files) else f"{kept_count} of {len(lost_files)} are"
     return (
         f"warning: the model is empty, but the script has written files that are not uploaded, and that "
-        f"SageMaker deletes with the host: {', '.join(shown)}{more_text}. Save results in the folder of the "
+        f"SageMaker deletes with the host: {', '.join(texts)}{more_text}. Save results in the folder of the "
         f"variable SM_MODEL_DIR (/opt/ml/model). {kept_text} kept in {kept_folder}"
     )
 
