@@ -68,7 +68,7 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
     parse_calls = [call for call in module.calls if _is_parse_call(call)]
     if len(parse_calls) != 1 or not _parses_command_line(module, parse_calls[0]):
         return None
-    if any(_changes_command_line(node) for each in modules for node in ast.walk(each.tree)):
+    if any(_changes_command_line(node) for each in modules for node in each.nodes):
         return None
     parse_call = parse_calls[0]
     assert isinstance(parse_call.func, ast.Attribute)
@@ -162,7 +162,7 @@ def _functions_given_a_parser(
         definitions = [
             (each, node)
             for each in modules
-            for node in ast.walk(each.tree)
+            for node in each.nodes
             if isinstance(node, ast.FunctionDef) and node.name == function_name
         ]
         yield definitions[0] if len(definitions) == 1 else (module, None)
@@ -172,7 +172,7 @@ def _names_of_parsers(module: SourceModule) -> set[str]:
     """Variables that are assigned the parser."""
     return {
         target.id
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and _is_parser_call(module, node.value)

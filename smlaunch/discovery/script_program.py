@@ -95,7 +95,7 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
 
 def _iter_variable_uses(module: SourceModule) -> Iterator[tuple[str, VariableUse]]:
     """Yield each environment variable that a module reads by a literal name."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             name = literal_of(node.slice, None)
             if isinstance(name, str) and module.name_of(node.value) == "os.environ":
@@ -111,7 +111,7 @@ def _reads_any_channel(modules: Sequence[SourceModule], variable_uses: Mapping[s
     if not _VARIABLES_OF_ALL_CHANNELS.isdisjoint(variable_uses):
         return True
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 is_one_channel = _ONE_CHANNEL.fullmatch(node.value) is not None
                 if not is_one_channel and any(text in node.value for text in _TEXTS_OF_CHANNELS):
@@ -145,7 +145,7 @@ def _iter_variable_assignments(
     module: SourceModule,
 ) -> Iterator[tuple[str, ast.expr, ast.Assign]]:
     """Yield each assignment ``os.environ["NAME"] = value``."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
             if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":

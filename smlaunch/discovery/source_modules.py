@@ -34,9 +34,14 @@ class SourceModule:
         return map_alias_to_imported_name(self.tree)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the syntax tree."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
         """All calls, in the order of lines."""
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         return tuple(sorted(calls, key=lambda call: (call.lineno, call.col_offset)))
 
     @cached_property
@@ -46,13 +51,13 @@ class SourceModule:
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
         """The node above each node."""
-        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
     def values_assigned_once(self) -> dict[str, ast.expr]:
         """Values by the names that are assigned exactly once."""
         values: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):

@@ -564,6 +564,11 @@ def test_nccl_needs_gpus(text: str, job: dict[str, Any], expected: str, tmp_path
         ("import xgboost\nxgboost.train({}, d)", 2, True),
         ("import xgboost as xgb\nwith xgb.collective.CommunicatorContext(): pass", 2, False),
         ("from transformers import AutoModel\nAutoModel.from_pretrained('x')", 2, True),
+        (
+            "from transformers import AutoModel\nimport smdistributed.modelparallel.torch as smp\nsmp.init()",
+            2,
+            False,
+        ),
         ("from transformers import Trainer\nTrainer(model=m).train()", 2, False),
         ("from accelerate import Accelerator\nAccelerator()", 2, False),
     ],

@@ -29,6 +29,7 @@ from smlaunch.planner.script_launch import (
     starts_own_ranks,
     stated_values,
 )
+from smlaunch.strategies.base import find_imported_library
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")  # noqa: S104  in texts of scripts
 _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
@@ -303,6 +304,13 @@ _JOINING_CALLS: Mapping[str, tuple[str, ...]] = {
 """Calls of which a script that joins its hosts has one, by the strategy."""
 
 
+_JOINING_LIBRARIES = (
+    *("torch.distributed", "smdistributed", "torch.sagemaker", "horovod", "deepspeed", "torch_xla"),
+    *("lightning", "pytorch_lightning", "ray", "mpi4py"),
+)
+"""Libraries that join hosts by themselves, whatever the script calls."""
+
+
 @rule(
     "script.same-work",
     phase="advise",
@@ -318,8 +326,12 @@ def warn_of_same_work(context: PlanContext) -> Findings:
     has_split_input = any(channel.split is not None for channel in context.job.inputs.values())
     if context.hosts == 1 or calls is None or not program.was_read or has_split_input:
         return
-    is_subclassed = any(call.endswith(("Trainer", "Strategy")) for call in program.calls)
-    if program.calls.isdisjoint(calls) and not is_subclassed and not is_command(context.job):
+    joins_hosts = (
+        not program.calls.isdisjoint(calls)
+        or any(call.endswith(("Trainer", "Strategy")) for call in program.calls)  # of a class of its own
+        or find_imported_library(program.imports, _JOINING_LIBRARIES) is not None
+    )
+    if not joins_hosts and not is_command(context.job):
         yield PlanWarning(
             f"{context.facts.source.entry} calls nothing that joins hosts ({', '.join(calls[:2])} ...): "
             f"{context.hosts} hosts do the same work {context.hosts} times, each for itself."
