@@ -150,6 +150,15 @@ def disk_full_message(folder: object, reason: object) -> str:
     return f"{DISK_FULL} ({reason}): free space below {folder}, then run the command again"
 
 
+def write_error(field: str, path: object, error: OSError) -> SmlaunchError:
+    """Return the error of a file or folder that the user named and that cannot be written: this machine's if
+    the disk is full, otherwise one of the command or the job. ``field``: the option or argument."""
+    reason = error.strerror or error
+    if is_disk_full(error):
+        return MachineError(disk_full_message(path, reason))
+    return JobError([Problem(field, f"{path} cannot be written: {reason}")])
+
+
 ERROR_NAMES: Mapping[int, str] = {
     error.exit_code: f"smlaunch.{error.__name__}"
     for error in (TrainingFailed, JobError, AccountError, ServiceError, StoppedByUser, LimitReached)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import write_error
 
 _DRAFT = ".smlaunch-draft"
 _IGNORED = "# Written by smlaunch export: no part of the source.\n"
@@ -20,7 +20,7 @@ def write_export_files(
     exception in the block removes them. ``out_dir``: None writes nothing.
 
     ``source_folders``: folders that jobs upload; files written inside of one are excluded from its next
-    upload. Raises JobError when the files cannot be written.
+    upload. Raises JobError when the files cannot be written, and MachineError for a full disk.
     """
     if out_dir is None:
         yield []
@@ -47,15 +47,11 @@ def write_export_files(
 
 @contextmanager
 def _os_errors_as_job_errors(folder: Path) -> Iterator[None]:
-    """Raise an OSError in the block as a JobError about the output folder."""
+    """Raise an OSError in the block as an error about the output folder."""
     try:
         yield
     except OSError as error:
-        raise _write_error(folder, error) from None
-
-
-def _write_error(folder: Path, error: OSError) -> JobError:
-    return JobError([Problem("--out", f"{folder} cannot be written: {error.strerror}")])
+        raise write_error("--out", folder, error) from None
 
 
 def _ignore_in_source(folder: Path, files: Iterable[str]) -> None:

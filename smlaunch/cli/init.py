@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from smlaunch.cli.options import complete_strategies, json_option
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 
 @click.command(short_help="Write a first job for a strategy.")
@@ -48,7 +48,7 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
     except FileExistsError as error:
         raise JobError([Problem("FOLDER", f"{error} exists already; nothing was written")]) from None
     except OSError as error:
-        raise JobError([Problem("FOLDER", f"{folder} cannot be written: {error.strerror}")]) from None
+        raise write_error("FOLDER", folder, error) from None
     next_commands = _commands_after_init(strategy, folder)
     if as_json:
         click.echo(json.dumps({"written": list(map(str, written_files)), "next": next_commands}, indent=2))

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from smlaunch.aws.interfaces import ObjectChecksum, TransferItem
 from smlaunch.data.tar_writer import Crc32
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 MIN_PART_BYTES = 8 << 20
 """Bytes of a part, as in other clients of S3; more if the file would need more than ``_MAX_PARTS`` parts."""
@@ -181,7 +181,7 @@ def explain_write_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise JobError([Problem("", f"{path} cannot be written: {error.strerror}")]) from error
+        raise write_error("", path, error) from error
 
 
 def wrong_content_error(key: str) -> JobError:

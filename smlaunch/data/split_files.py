@@ -32,7 +32,7 @@ from smlaunch.contract.shard_lists import (
 )
 from smlaunch.data.inventory_keys import InventoryKeys
 from smlaunch.data.split import HostSplit
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 LISTS_FOLDER = "lists"
 MANIFESTS_FOLDER = "manifests"
@@ -95,7 +95,7 @@ def write_split(
             shutil.rmtree(temporary_folder, ignore_errors=True)
             raise
     except OSError as error:
-        raise JobError([Problem("--out", f"{folder} cannot be written: {error}")]) from error
+        raise write_error("--out", folder, error) from error
     return files
 
 

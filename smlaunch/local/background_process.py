@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smlaunch.errors import EndpointError
+from smlaunch.errors import EndpointError, disk_full_message, is_disk_full
 from smlaunch.local import background_endpoint
 from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
@@ -141,6 +141,11 @@ def _run_endpoint(reply_fd: int) -> None:
                 write_private_file(state.address_file, endpoint_info.to_json())
             except EndpointError as error:
                 reply_stream.write(str(error).encode())
+                sys.exit(1)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                reply_stream.write(disk_full_message(state.root, error.strerror).encode())
                 sys.exit(1)
             reply_stream.write(endpoint_info.to_json())
             reply_stream.close()  # the starting process reads to the end of file
