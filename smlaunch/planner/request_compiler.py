@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
+from smlaunch.catalog.efa import efa_settings
 from smlaunch.catalog.instances import InstanceChoice, find_instance_type
 from smlaunch.chain.workflow import SegmentVariant
 from smlaunch.contract import formats
@@ -22,18 +23,19 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.requirements_choice import requirements_to_install
+from smlaunch.job.bucket_owners import bucket_owners_for_request
 from smlaunch.job.model import Job, format_duration, parse_duration
-from smlaunch.planner.bucket_owners import bucket_owners_for_request
 from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_of_patch_end
 from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_launch_channels
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, may_have_accelerators
-from smlaunch.planner.rank_variables import add_rank_variables
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import AddedArguments, added_arguments, reads_hosts
 from smlaunch.planner.segments import SegmentTemplate
-from smlaunch.strategies.base import LaunchContext, Strategy
+from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_library
+
+MPLBACKEND = "MPLBACKEND"
 
 
 @dataclass(frozen=True)
@@ -283,13 +285,55 @@ class RequestCompiler:
             )
             self.diagnostics.add_problem("launcher", f"{message}; leave it out")
         # Variables for all ranks: EFA's, and one for matplotlib without a display.
-        return add_rank_variables(launch_spec, context, names_image, self.diagnostics)
+        return _add_rank_variables(launch_spec, context, names_image, self.diagnostics)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         number = self._numbers.setdefault(spec, len(self._numbers) + 1)
         channels, uploads = plan_launch_channels(number, spec, self.facts, self.layout)
         self.uploads += [upload for upload in uploads if upload not in self.uploads]
         return channels
+
+
+def _add_rank_variables(
+    spec: LaunchSpec, context: LaunchContext, has_own_image: bool, diagnostics: Diagnostics
+) -> LaunchSpec:
+    """Add the variables to the launch specification. ``has_own_image``: the job names its image. Variables of
+    the job take precedence and are not reported."""
+    variables = {
+        **_display_variables(context, diagnostics),
+        **_efa_variables(context, has_own_image, diagnostics),
+    }
+    existing_names = context.environment_names | {name for name, _ in spec.ranks.env}
+    added_variables = tuple(pair for pair in variables.items() if pair[0] not in existing_names)
+    if not added_variables:
+        return spec
+    return spec._replace(ranks=spec.ranks._replace(env=(*spec.ranks.env, *added_variables)))
+
+
+def _display_variables(context: LaunchContext, diagnostics: Diagnostics) -> dict[str, str]:
+    """Hosts have no display, and some backends of matplotlib fail without one."""
+    if (
+        MPLBACKEND in context.environment_names
+        or find_imported_library(context.imports, ("matplotlib",)) is None
+    ):
+        return {}
+    diagnostics.add_reason(
+        "display.matplotlib",
+        f"{context.entry_point} imports matplotlib, and hosts have no display: ranks get {MPLBACKEND}=Agg, "
+        "which draws to files (savefig).",
+    )
+    return {MPLBACKEND: "Agg"}
+
+
+def _efa_variables(context: LaunchContext, has_own_image: bool, diagnostics: Diagnostics) -> dict[str, str]:
+    """Variables for EFA adapters."""
+    if context.target != "aws":
+        return {}
+    settings = efa_settings(context.instance_type, context.image, context.host_count, has_own_image)
+    if settings is None:
+        return {}
+    diagnostics.add_reason(settings.rule, settings.explanation)
+    return dict(settings.variables)
 
 
 def _warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: Diagnostics) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smlaunch.catalog.quotas import DEFAULT_RUNTIME_QUOTA
 from smlaunch.contract.checkpoint_interval import daly_interval, segment_progress
 from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
@@ -23,8 +24,6 @@ DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
 """Seconds; both from the API reference of StoppingCondition."""
 
-DEFAULT_RUNTIME_QUOTA = 5 * 86400
-"""Seconds: AWS's default of the quota "Longest run time for a training job"."""
 
 MAX_SEGMENTS = 999
 """Limit of the job name's format."""

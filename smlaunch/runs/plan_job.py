@@ -14,10 +14,10 @@ from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
+from smlaunch.job.bucket_owners import owner_by_bucket
 from smlaunch.job.model import Job
 from smlaunch.job.partial import parse_without_invalid_fields
-from smlaunch.planner.bucket_owners import owner_by_bucket
-from smlaunch.planner.fact_needs import fact_needs
+from smlaunch.planner.plan_context import fact_needs
 from smlaunch.planner.planner import check_partial_job, make_plan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.account_problem import (

@@ -12,7 +12,7 @@ from smlaunch.api.validation.request_check import check_request
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.fact_needs import relevant_quotas
+from smlaunch.planner.plan_context import relevant_quotas
 from smlaunch.render.plan import Plan
 from tests.planner.fixtures import PLAIN, local, plan, region
 

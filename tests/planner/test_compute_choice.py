@@ -16,8 +16,8 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner.compute_choice import MAX_HOSTS
-from smlaunch.planner.fact_needs import relevant_quotas
 from smlaunch.planner.plan import Candidate
+from smlaunch.planner.plan_context import relevant_quotas
 from smlaunch.planner.rules import rules_of
 from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.catalog.efa import efa_interfaces, has_device_rdma
+from smlaunch.catalog.efa import efa_interfaces, efa_settings, has_device_rdma
 from smlaunch.catalog.instances import known_types
-from smlaunch.planner.rank_variables import efa_settings
 from tests.planner.fixtures import local, plan, region
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"

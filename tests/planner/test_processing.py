@@ -10,11 +10,11 @@ import pytest
 from smlaunch.api.job_kinds import PROCESSING, TRAINING
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.api.validation.request_check import check_request
+from smlaunch.catalog.quotas import HOSTS_PER_JOB_QUOTA
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.fact_needs import HOSTS_PER_JOB_QUOTA
 from smlaunch.planner.plan_context import PlanContext
 from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.planner.rules import rules_of

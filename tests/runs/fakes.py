@@ -14,7 +14,7 @@ from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.errors import EXIT_STOPPED
 from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.fact_needs import fact_needs
+from smlaunch.planner.plan_context import fact_needs
 from smlaunch.runs.job_poller import Polling
 from smlaunch.runs.launch_target import Target
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smlaunch.catalog.quotas import HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
-from smlaunch.planner.fact_needs import (
-    HOSTS_PER_JOB_QUOTA,
-    WARM_POOL_QUOTA,
+from smlaunch.planner.plan import Reason
+from smlaunch.planner.plan_context import (
+    PlanContext,
+    PlanWarning,
     instance_quota_pattern,
+    is_accelerated,
     relevant_quotas,
 )
-from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning, is_accelerated
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMaker), or take another type"

@@ -6,7 +6,7 @@ import posixpath
 import shlex
 
 from smlaunch.errors import Problem
-from smlaunch.planner.bucket_owners import bucket_owners_in_job
+from smlaunch.job.bucket_owners import bucket_owners_in_job
 from smlaunch.planner.file_sharding import too_few_files_message
 from smlaunch.planner.input_channels import (
     RESERVED_CHANNELS,
