@@ -382,7 +382,9 @@ def test_a_spot_chain_needs_no_prefix_of_the_users() -> None:
 
 def test_variables_of_the_plan_are_not_the_users() -> None:
     (line,) = refusals({"environment": {STOP_AFTER_VARIABLE: "3"}})
-    assert line.startswith(f"environment.{STOP_AFTER_VARIABLE}: names that begin with SMLAUNCH_ are smlaunch's own")
+    assert line.startswith(
+        f"environment.{STOP_AFTER_VARIABLE}: names that begin with SMLAUNCH_ are smlaunch's own"
+    )
 
 
 def test_the_document_and_the_text_tell_of_segments() -> None:
