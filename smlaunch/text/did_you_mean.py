@@ -11,11 +11,11 @@ def nearest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str |
     """Return the most similar known word, without regard to case; None if none is similar. ``cutoff``: the
     least similarity, between 0 and 1."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    for part in re.split(r"[-_. ]", word.casefold()):  # pytorch-ddp means ddp
-        if len(part) > 2 and part in by_folded:
-            return by_folded[part]
     matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=cutoff)
-    return by_folded[matches[0]] if matches else None
+    if matches:
+        return by_folded[matches[0]]
+    parts = re.split(r"[-_. ]", word.casefold())  # pytorch-ddp means ddp
+    return next((by_folded[part] for part in parts if len(part) > 2 and part in by_folded), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
