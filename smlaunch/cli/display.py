@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from smlaunch.cli.console import echo, escape_controls, is_terminal, style_for, wrap_for
 from smlaunch.cli.stdio import ERASE_LINE, discard_stdout, is_same_file
+from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_line
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine, StateChange, host_number
@@ -139,7 +140,9 @@ class Display:
         """Return whether a log line is printed; progress is shown in the status line instead."""
         if not self.show_differences and line.text.startswith(_DIFFERENCE_MARK):
             return False
-        is_own_line = live_text(line.text) is None and not _is_progress(line.text)
+        # How the only job has failed is said with the run's outcome.
+        is_repeated = not self._segment_text and _is_failure(line.text)
+        is_own_line = live_text(line.text) is None and not _is_progress(line.text) and not is_repeated
         return self.show_log and self.only_host in (None, line.host) and is_own_line
 
     def _remember_live_text(self, line: LogLine) -> None:
@@ -293,6 +296,11 @@ def _is_progress(text: str) -> bool:
     return (
         line is not None and line.kind == PROGRESS_KIND and split_rank_prefix(text)[1].startswith(LINE_PREFIX)
     )
+
+
+def _is_failure(text: str) -> bool:
+    """Whether the runtime says in a log line which process failed: ``smlaunch: algo-1 exited with ...``."""
+    return text.startswith(LINE_PREFIX) and parse_failure(text[len(LINE_PREFIX) :]).host is not None
 
 
 def _format_state(change: StateChange) -> str:

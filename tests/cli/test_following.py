@@ -61,6 +61,19 @@ def test_no_line_of_the_script_comes_after_the_end(endpoint_shell: Shell) -> Non
         assert "\x1b" not in result.stdout, "no colours without a terminal"
 
 
+def test_how_it_failed_is_said_once(endpoint_shell: Shell) -> None:
+    """On one terminal: the traceback by the script, then who failed, and the remedy at the end."""
+    (endpoint_shell.folder / "boom.py").write_text("print('begin')\nraise ValueError('too small')\n")
+    command = [*COMMAND, "run", "boom.py", "--local", "--hosts", "2"]
+    terminal = Terminal(command, endpoint_shell.environment, endpoint_shell.folder, columns=200)
+    assert terminal.wait_for_end() == 1
+    assert terminal.text.count("ValueError: too small") == 3, "by two hosts, and in the summary"
+    *_, failed, warned, advice = terminal.text.rstrip().splitlines()
+    assert "failed: algo-" in failed and failed.endswith(" exited with code 1: ValueError: too small")
+    assert warned.startswith("the plan warned: boom.py does not name resourceconfig.json")
+    assert advice.startswith("exit code 1; full log: smlaunch logs boom-")
+
+
 def test_colours_and_no_color(shell: Shell) -> None:
     arguments = [*COMMAND, "run", "missing.py", "--local"]
     coloured = Terminal(arguments, shell.environment, shell.folder, columns=60)
