@@ -93,9 +93,12 @@ def _ls_row(listed_run: RunSummary, now: float) -> tuple[str, ...]:
 
 @click.command(cls=GroupedCommand, short_help="Show the state or the result of a run.")
 @click.argument("run", shell_complete=complete_runs)
+@click.option(
+    "--metrics", "with_metrics", is_flag=True, help="Read the whole log, and show the course of each metric."
+)
 @connection_options
 @json_option
-def show(run: str, as_json: bool, **options: Any) -> int:
+def show(run: str, with_metrics: bool, as_json: bool, **options: Any) -> int:
     """Show the state or the result of a run: status, times, failure, and locations of its results."""
     from smlaunch.cli.console import echo
     from smlaunch.cli.follow import print_results
@@ -106,17 +109,21 @@ def show(run: str, as_json: bool, **options: Any) -> int:
 
     with open_connection(options, read_only=True) as connection:
         # The hint: the script failed for want of a file that was excluded from the upload.
-        outcome = add_missing_file_hint(
-            attach(run, connection.target).describe(reads_logs=True), connection.target
-        )
+        attached_run = attach(run, connection.target)
+        outcome = add_missing_file_hint(attached_run.describe(reads_logs=True), connection.target)
+        metrics = attached_run.metrics if with_metrics else None
         if as_json:
-            click.echo(json.dumps(outcome.to_dict(), indent=2))
+            history = {} if metrics is None else {"metric_history": list(metrics)}
+            click.echo(json.dumps({**outcome.to_dict(), **history}, indent=2))
             return 0
         for line in align_columns(list(_labelled_rows(outcome))):
             echo(mask_text(line))
         last_failure = outcome.last_job.failure
         if last_failure is not None and last_failure.traceback:
             echo(f"\n{last_failure.traceback}\n")
+        if metrics is not None:
+            for curve in metrics.curves():
+                echo(curve)
         print_results(outcome, connection)
     return 0
 

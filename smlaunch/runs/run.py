@@ -4,10 +4,10 @@ services."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from smlaunch.contract.run_names import JobName
 from smlaunch.errors import SmlaunchError
@@ -23,6 +23,7 @@ from smlaunch.runs.submit_job import stop_job
 
 if TYPE_CHECKING:
     from smlaunch.runs.chain_driver import ChainDriver
+    from smlaunch.runs.metric_table import MetricTable
 
 
 class RunJobs(Protocol):
@@ -260,6 +261,19 @@ class Run:
         more."""
         with translate_call_errors(self.target):
             yield from self._jobs.logs()
+
+    @property
+    def metrics(self) -> MetricTable:
+        """The metrics that the first rank has reported so far, as a table. Reads the run's whole log."""
+        from smlaunch.runs.metric_table import build_metric_table
+
+        return build_metric_table(self.logs())
+
+    def __await__(self) -> Generator[Any, None, RunOutcome]:
+        """Wait as ``result`` does, in a thread, so that other tasks go on: ``outcome = await run``."""
+        import asyncio
+
+        return asyncio.to_thread(self.result).__await__()
 
     def stop(self) -> RunOutcome:
         """Ask the run to stop, and return its state at once. Hosts get SIGTERM and 120 seconds, and no
