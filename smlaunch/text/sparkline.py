@@ -12,8 +12,7 @@ _NO_NUMBER = "x"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return at most ``width`` characters: the mean of each part of the values, as a bar from low to high. Empty
-    for no values."""
+    """Return at most ``width`` characters, each the mean of a part of the values. Empty for no values."""
     means = [_mean(part) for part in _equal_parts(values, width)]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
