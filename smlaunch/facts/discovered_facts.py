@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal, NamedTuple
 
+from smlaunch.facts.launcher_lines import LauncherLine
 from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts
 from smlaunch.facts.source_place import OutsideFile
 
@@ -145,6 +146,9 @@ class ScriptFacts:
 
     missing_packages: tuple[MissingPackage, ...] = ()
     """Packages that the script requires and the hosts' Python lacks, if that is this Python."""
+
+    launcher_line: LauncherLine | None = None
+    """Of a shell script: the first line that starts another launcher for one host alone."""
 
     outside_file: OutsideFile | None = None
     """The first file outside the source that the script names by its own path, and that exists here."""

@@ -78,7 +78,7 @@ CASES = (
     Case("17_lightgbm", "simple_example.py", has_line_to_change=True),
     Case("18_sagemaker_mnist", "mnist.py --hp epochs=1 --hp backend=gloo --input training=data"),
     Case("19_mpi4py_sgd", "train_dist.py"),
-    Case("20_deepspeed_cifar", "", "bash run_ds.sh"),
+    Case("20_deepspeed_cifar", "", "bash run_ds.sh", has_line_to_change=True),
 )
 
 

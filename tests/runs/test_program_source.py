@@ -104,6 +104,32 @@ def test_hosts_that_each_run_a_shell_script_are_told(project: Path) -> None:
     assert not warns()
 
 
+LAUNCHERS: list[tuple[str, str | None]] = [
+    ("# torchrun x.py\ndeepspeed train.py --deepspeed $@\n", "run.sh:2 starts deepspeed for one host"),
+    ("cd src && exec torchrun \\\n  --nproc_per_node 2 train.py\n", "run.sh:1 starts torchrun for one host"),
+    ("python3 -m torch.distributed.launch --nproc_per_node=2 a.py\n", "run.sh:1 starts python3 -m torch"),
+    ("torchrun \\\n  --nnodes 2 \\\n  train.py\n", None),
+    ("accelerate launch --num_machines 2 train.py\n", None),
+    ("torchrun --nproc_per_node 2 --rdzv-endpoint $(first $SM_HOSTS) train.py\n", None),
+    ("echo deepspeed.\npython train.py --launcher deepspeed\n", None),
+]
+
+
+@table(("text", "message"), LAUNCHERS)
+def test_a_shell_script_that_launches_for_one_host(project: Path, text: str, message: str | None) -> None:
+    Path("run.sh").write_text(text)
+    job = Job(entry="run.sh", role=ROLE, compute={"hosts": 2})
+    if message is None:
+        assert plan(job, fake_target()).strategy == "custom"
+        return
+    with pytest.raises(JobError) as caught:
+        plan(job, fake_target())
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(message)
+    assert problem.change == "--hosts 1"
+    assert plan(job.with_changes(compute={"hosts": 1}), fake_target()).strategy == "custom"
+
+
 def test_requirements_beside_the_program_are_installed_unless_the_job_says_otherwise(project: Path) -> None:
     assert facts_of(entry="tool.py").default_requirements is None
     Path("requirements.txt").write_text("numpy\n")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from smlaunch.errors import Problem
+from smlaunch.facts.launcher_lines import LauncherLine, find_launcher
 from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
@@ -335,4 +336,34 @@ def warn_of_same_work(context: PlanContext) -> Findings:
         yield PlanWarning(
             f"{context.facts.source.entry} calls nothing that joins hosts ({', '.join(calls[:2])} ...): "
             f"{context.hosts} hosts do the same work {context.hosts} times, each for itself."
+        )
+
+
+# ---- launchers of others ----------------------------------------------------------------------------------
+
+
+@rule(
+    "script.launcher",
+    summary="another launcher, started on several hosts by a command or shell script, that knows one of them",
+    source=_TORCHRUN,
+    quote="--nnodes: Number of nodes, or the range of nodes; default 1:1",
+    fields=("entry", "compute"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_launcher_for_one_host(context: PlanContext) -> Problems:
+    entry, line = context.job.entry, context.facts.script.launcher_line
+    if context.hosts == 1 or entry is None or context.facts.script.reads_resource_config:
+        return
+    if line is None and entry.command:
+        launcher = find_launcher(" ".join(entry.command))
+        line = None if launcher is None else LauncherLine(launcher)
+    if line is not None:
+        place = "the command" if line.place is None else str(line.place)
+        yield Problem(
+            "compute.hosts",
+            f"{place} starts {line.launcher} for one host: {context.hosts} hosts would train separately, and "
+            "on one machine meet at the same port; use one host, or let smlaunch start the script that "
+            f"{line.launcher} starts, with its arguments after --",
+            "--hosts 1",
         )
