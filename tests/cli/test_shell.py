@@ -78,13 +78,16 @@ def test_a_script_on_standard_input(running: tuple[str, Shell]) -> None:
 def test_an_interactive_shell_and_its_exit_code(running: tuple[str, Shell]) -> None:
     _, shell = running
     terminal = Terminal([*COMMAND, "shell", "waits", "--local"], shell.environment, shell.folder)
+    terminal.type("PS1='rea''dy> '\n")
+    terminal.wait_for("\nready> ")
     terminal.type('echo "rank: $RANK"; tty\n')
     terminal.wait_for("rank: 0\n")
     terminal.wait_for("/dev/pts/")
-    terminal.type("echo begun; sleep 600\n")
+    # Printed by the program in the foreground: Ctrl-C before that would go to the shell.
+    terminal.type("sh -c 'echo begun; exec sleep 600'\n")
     terminal.wait_for("\nbegun\n")
     terminal.type("\x03")  # Ctrl-C ends the command, and not the shell
-    terminal.wait_for("^C")
+    terminal.wait_for("^C\nready> ")  # what is typed before the prompt may be lost
     terminal.type('echo "code: $?"\n')
     terminal.wait_for("code: 130\n")
     terminal.type("exit 5\n")
