@@ -129,6 +129,7 @@ class Endpoint:
         from smlaunch.local.stores.metric_store import MetricStore
         from smlaunch.local.stores.object_store import ObjectStore
 
+        self._pid = os.getpid()
         state_dir = self._state_dir
         settings = self._settings
         if settings.faults is None:
@@ -204,7 +205,10 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop all jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process is
-        left running."""
+        left running. Does nothing in a process forked from the one that started it: the jobs are
+        that one's."""
+        if os.getpid() != self._pid:
+            return
         self._moto.close()  # first: a state machine would retry jobs that are stopped here
         # The server closes last: scripts may still save to S3 on SIGTERM.
         self._pipeline_executions.close()

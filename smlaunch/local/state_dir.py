@@ -6,7 +6,7 @@ s3/<bucket>/<key>        the objects
 logs/                    the log streams
 metrics.sqlite           CloudWatch's numbers
 *.sqlite.made            transaction count of the database beside it, to detect a lost one
-hosts/<owner>/<job>/     directory trees of running hosts, removed with the job
+hosts/<owner>/<job>/     directory trees of running hosts, removed with the job; <owner> is locked as its file
 hosts/probe-*/           a host that tests an isolation level
 unsaved/<prefix>/<host>/ files that a sync could not upload; the next job of the S3 prefix does
 (failed_uploads) owners/<owner>.lock      locked by a running endpoint; its mailbox is <owner>.mail
@@ -27,7 +27,8 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -194,14 +195,28 @@ class JobOwner:
             os.open(self._mailbox_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         )
         temporary_lock.replace(state.owners_dir / f"{self.id}.lock")
+        self._hosts_dir = state.hosts_dir / self.id
+        self._hosts_dir_lock = threading.Lock()  # several jobs may begin at once
+        self._hosts_dir_fd: int | None = None
 
-    @property
-    def hosts_dir(self) -> Path:
-        return self._state.hosts_dir / self.id
+    def create_hosts_dir(self) -> Path:
+        """Return the folder of this endpoint's hosts. The first call creates it, and locks it where the file
+        system can: nobody removes it while this process lives, even if the lock file is gone."""
+        with self._hosts_dir_lock:
+            if self._hosts_dir_fd is None:
+                self._hosts_dir.mkdir(exist_ok=True)
+                self._hosts_dir_fd = liveness_fds.close_after_fork(
+                    os.open(self._hosts_dir, os.O_RDONLY | os.O_CLOEXEC)
+                )
+                with suppress(OSError):  # NFS has no locks on folders
+                    fcntl.flock(self._hosts_dir_fd, fcntl.LOCK_EX)
+        return self._hosts_dir
 
     def close(self) -> None:
         with suppress(OSError):
-            self.hosts_dir.rmdir()  # empty by now, or never created
+            self._hosts_dir.rmdir()  # empty by now, or never created
+        if self._hosts_dir_fd is not None:
+            liveness_fds.close(self._hosts_dir_fd)
         (self._state.owners_dir / f"{self.id}.lock").unlink(missing_ok=True)
         self._mailbox_path.unlink(missing_ok=True)
         liveness_fds.close(self.inbox_fd)
@@ -234,6 +249,15 @@ def send_to_endpoint(state: StateDir, endpoint_id: str, message: str) -> bool:
         os.write(descriptor, message.encode() + b"\n")
     finally:
         os.close(descriptor)
+    return True
+
+
+def is_endpoint_reachable(state: StateDir, endpoint_id: str) -> bool:
+    """Return whether another endpoint reads its mailbox: it does while it lives."""
+    try:
+        os.close(os.open(_mailbox_path(state, endpoint_id), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
     return True
 
 
@@ -277,25 +301,30 @@ def abandoned_host_folders(state_dir: StateDir) -> Iterator[Path]:
         for lock_path in state_dir.owners_dir.iterdir()
         if lock_path.suffix != ".mail"  # not a lock but a mailbox
     }
-    for endpoint_id, folder in folder_by_endpoint_id.items():
-        if endpoint_id not in living_endpoint_ids:
-            yield folder
-    yield from _abandoned_probe_folders(state_dir)
+    folders = [
+        folder
+        for endpoint_id, folder in folder_by_endpoint_id.items()
+        if endpoint_id not in living_endpoint_ids
+    ]
+    yield from _unlocked_folders([*folders, *state_dir.hosts_dir.glob(f"{PROBE_PREFIX}*")])
 
 
-def _abandoned_probe_folders(state_dir: StateDir) -> Iterator[Path]:
-    """Yield the folders (in hosts/, with the prefix ``probe-``) that killed processes have left: each was
-    made to test (probe) which isolation of hosts works here, and its process locked it during the test. A
-    folder is locked here until the caller, who removes it, asks for the next one."""
-    for folder in state_dir.hosts_dir.glob(f"{PROBE_PREFIX}*"):
+def _unlocked_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the folders whose processes are gone: each process, an endpoint or the test (probe) of an
+    isolation level, locks its own while it lives. A folder is locked here until the caller, who removes it,
+    asks for the next one."""
+    for folder in folders:
         try:
             folder_fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # the test has just finished and removed it
+            continue  # its process has just removed it
         try:
-            fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # its process lives
+            except OSError:
+                pass  # NFS has no locks on folders
             yield folder
-        except BlockingIOError:
-            continue  # the test is running
         finally:
             os.close(folder_fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from smlaunch.local.endpoint import Endpoint
 from smlaunch.local.endpoint_info import EndpointInfo
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors import process_cleanup
-from smlaunch.local.state_dir import StateDir
+from smlaunch.local.state_dir import StateDir, abandoned_host_folders
 from tests.local.client import EndpointClient
 from tests.local.executors.conftest import eventually
 
@@ -105,6 +106,37 @@ def test_a_fork_of_the_client_keeps_nothing_alive(tmp_path: Path) -> None:
         process.communicate()
 
 
+def test_only_the_process_that_started_an_endpoint_closes_it(tmp_path: Path) -> None:
+    endpoint = Endpoint(tmp_path, isolation="plain", settings=SHORT_GRACE)
+    client = EndpointClient(endpoint.start())
+    client.create("runs", SLEEP_SCRIPT)
+    client.wait_for_line("runs", "ready")
+    fork = os.fork()
+    if fork == 0:
+        with contextlib.suppress(BaseException):
+            endpoint.close()
+        os._exit(0)
+    os.waitpid(fork, 0)
+    assert owner_of(tmp_path)
+    assert client.describe("runs")["TrainingJobStatus"] == "InProgress"
+    endpoint.close()
+    assert list(StateDir(tmp_path).owners_dir.iterdir()) == []
+
+
+def test_the_hosts_of_a_living_endpoint_stay_without_its_lock_file(tmp_path: Path) -> None:
+    with Endpoint(tmp_path, isolation="plain", settings=SHORT_GRACE) as info:
+        client = EndpointClient(info)
+        client.create("runs", "print('ready', flush=True); os.chdir('/'); time.sleep(1000)")
+        client.wait_for_line("runs", "ready")
+        owner = owner_of(tmp_path)
+        for path in StateDir(tmp_path).owners_dir.iterdir():
+            path.unlink()
+        assert list(abandoned_host_folders(StateDir(tmp_path))) == []
+        assert EndpointClient(info).describe("runs")["TrainingJobStatus"] == "InProgress"
+    (StateDir(tmp_path).hosts_dir / owner).mkdir()
+    assert list(abandoned_host_folders(StateDir(tmp_path))) == [StateDir(tmp_path).hosts_dir / owner]
+
+
 def test_files_of_an_endpoint_that_died_during_its_start_are_removed(tmp_path: Path) -> None:
     owners = StateDir(tmp_path).owners_dir
     (owners / ".0123456789ab.new").touch()
@@ -178,17 +210,28 @@ def test_two_endpoints_share_a_state_directory(tmp_path: Path) -> None:
         assert second.wait("shared")["SecondaryStatus"] == "Stopped"
 
 
-def test_a_job_whose_endpoint_died_can_still_be_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operation", ["describe", "list", "search", "stop"])
+def test_a_running_endpoint_finds_that_the_endpoint_of_a_job_died(tmp_path: Path, operation: str) -> None:
     process, info = start_endpoint_process(tmp_path, "plain")
     with Endpoint(tmp_path, isolation="plain") as running_info:
         EndpointClient(info).create("orphan", SLEEP_SCRIPT)
         EndpointClient(info).wait_for_line("orphan", "ready")
-        process.kill()
-        process.communicate()
         client = EndpointClient(running_info)
         assert client.describe("orphan")["TrainingJobStatus"] == "InProgress"
-        client.sagemaker.stop_training_job(TrainingJobName="orphan")
-        assert client.describe("orphan")["TrainingJobStatus"] == "Failed"
+        process.kill()
+        process.communicate()
+        if operation == "list":
+            (summary,) = client.sagemaker.list_training_jobs(StatusEquals="Failed")["TrainingJobSummaries"]
+            assert summary["TrainingJobName"] == "orphan"
+        elif operation == "search":
+            (result,) = client.sagemaker.search(Resource="TrainingJob")["Results"]
+            assert result["TrainingJob"]["TrainingJobStatus"] == "Failed"
+        elif operation == "stop":
+            with pytest.raises(client.sagemaker.exceptions.ClientError, match="in status Failed"):
+                client.sagemaker.stop_training_job(TrainingJobName="orphan")
+        job = client.describe("orphan")
+        assert job["TrainingJobStatus"] == "Failed"
+        assert job["FailureReason"].startswith("InternalServerError: the endpoint that ran this job ended")
 
 
 @pytest.fixture

@@ -134,6 +134,40 @@ def start_program(text: str, *arguments: str) -> subprocess.Popen[str]:
     return program
 
 
+FORKS = """
+import os, sys, time
+from smlaunch import Job, LogLine, launch, local_target
+target = local_target(isolation="plain")
+run = launch(Job(entry=sys.argv[1], name="kept"), target)
+while not any(line.text.endswith("training") for line in run.logs()):
+    time.sleep(0.1)
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "exception":
+        raise ValueError("of the child")
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run.status, len(os.listdir(sys.argv[3])))
+print(run.stop().status, run.exception(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "exception"])
+def test_a_forked_process_that_exits_leaves_its_parents_endpoint_alone(
+    home: Path, tmp_path: Path, end: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    script = tmp_path / "source" / "train.py"
+    script.write_text("import time\nprint('training', flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, "-c", FORKS, str(script), end, str(home / "owners")]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    child_code = 1 if end == "exception" else 3
+    assert program.stdout.splitlines() == [
+        f"{child_code} InProgress 2",  # the lock and the mailbox of the one endpoint
+        "Stopping run kept: stopped",
+    ], program.stderr
+    assert ("liveness" in program.stderr, "ValueError" in program.stderr) == (False, end == "exception")
+
+
 SIGNAL_PROGRAMS = {
     "handled": (
         """

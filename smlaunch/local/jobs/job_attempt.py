@@ -156,7 +156,7 @@ class Attempt:
         request = HostsRequest(
             job=job,
             endpoint_id=self._services.owner.id,
-            folder=self._services.owner.hosts_dir / job,
+            folder=self._services.owner.create_hosts_dir() / job,
             host_names=[host.name for host in spec.hosts],
             isolated_network=spec.network_isolation,
             image=spec.image,

@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +86,15 @@ class JobManager:
             runner = self._runner_by_arn.get(arn)
         if runner is not None:
             runner.join()
+
+    def clean_up_if_dead(self, endpoint_ids: Iterable[str]) -> bool:
+        """Return whether one of these endpoints has died; its jobs are Failed then. A program with an
+        endpoint of its own may ask about jobs of others for days."""
+        others = set(endpoint_ids) - {self.owner.id}
+        if all(state_dir.is_endpoint_reachable(self._state_dir, endpoint_id) for endpoint_id in others):
+            return False
+        self.clean_up_dead_endpoints()
+        return True
 
     def clean_up_dead_endpoints(self) -> None:
         """Fail the jobs of dead endpoints and remove their processes and files. An endpoint is a server

@@ -47,6 +47,11 @@ class PipelineExecutions:
                 runner.stop(_CLOSED_REASON)
         runner.start()
 
+    def is_lost(self, execution: Execution) -> bool:
+        """Return whether the endpoint of an execution that was unfinished has died. It is closed as failed
+        then."""
+        return execution.status not in FINAL_STATUSES and self._jobs.clean_up_if_dead([execution.owner])
+
     def stop(self, execution: Execution) -> None:
         """Stop an execution of this endpoint or of another one. If its endpoint has died, it is closed as
         failed."""

@@ -59,6 +59,7 @@ class JobOperations:
         return {}
 
     def list_jobs(self, params: JsonObject) -> JsonObject:
+        self._job_manager.clean_up_if_dead(self._job_store.owners_of_unfinished_jobs())
         now = time.time()
         records, token = job_listing_pages.list_jobs_of_page(
             params,
@@ -122,6 +123,8 @@ class JobOperations:
         record = self._job_store.get_job(kind.arn_resource, current_request_context().region, name)
         if record is None:
             raise ApiError(missing_job_code, self.missing_job_message.format(name=name))
+        if not record.state.has_ended and self._job_manager.clean_up_if_dead([record.owner]):
+            return self._job_store.get_job_by_arn(record.arn) or record
         return record
 
 

@@ -272,6 +272,8 @@ class PipelineOperations:
         execution = self._pipeline_store.get_execution(arn)
         if execution is None:
             raise ApiError("ResourceNotFound", f"Pipeline execution with ARN '{arn}' does not exist.")
+        if self._executions.is_lost(execution):
+            return self._pipeline_store.get_execution(arn) or execution
         return execution
 
     def _read_definition_text(self, params: JsonMapping) -> str | None:

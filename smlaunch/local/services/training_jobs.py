@@ -125,6 +125,7 @@ class TrainingJobOperations(JobOperations):
 
     def _find_matching_documents(self, expression: JsonObject) -> Iterator[search_expression.Document]:
         """Yield the training jobs that match a SearchExpression, in the form of Search's results."""
+        self._job_manager.clean_up_if_dead(self._job_store.owners_of_unfinished_jobs())
         now = time.time()
         for record in job_listing_pages.iterate_job_records(
             self._job_store, TRAINING.arn_resource, current_request_context().region, JobQuery(limit=500)

@@ -169,6 +169,15 @@ class JobStore:
             (owner, *TERMINAL_STATUSES),
         )
 
+    def owners_of_unfinished_jobs(self) -> list[str]:
+        with self._db.read_access() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT owner FROM jobs"  # noqa: S608
+                f" WHERE status NOT IN ({','.join('?' * len(TERMINAL_STATUSES))})",
+                tuple(TERMINAL_STATUSES),
+            ).fetchall()
+        return [owner for (owner,) in rows]
+
     def query_jobs(self, kind: str, region: str, query: JobQuery) -> list[JobRecord]:
         """Return one page of jobs, sorted by the requested key and then by name, so that pages do not
         overlap."""
