@@ -71,17 +71,24 @@ class ChainDriver(RunDriver):
         self._on_message = on_message or log_message
         self._clock = clock
         self._failed_job_to_retry: JobName | None = None
-        self._reported_due_time_by_job: dict[JobName, float] = {}
+        self._reported_jobs: set[JobName] = set()
+        self._due_time_by_job: dict[JobName, float] = {}
+        """When a job was first seen to be due that nobody had submitted; negative once that was reported."""
+        self._driven_until = 0.0
+        """Until when this process waits, or waited last, to submit the next job. Seconds since the epoch."""
+        self._quota_retry_at = 0.0
+        """When a job that found no free quota is requested again. Seconds since the epoch."""
         self._quota_tries_and_wait_by_job: dict[JobName, tuple[int, float]] = {}
 
     def resume(self) -> None:
         """Drive the run from now on, even if its newest job was stopped or failed: a person has requested
         it."""
         self.is_driving = True
+        is_stopping = self.run_folder.is_stop_requested(self._target.storage)
         self.run_folder.set_stop_requested(self._target.storage, False)
         self.jobs.find()
         for newest in self.jobs.observed()[-1:]:
-            if newest.ending is not None:
+            if newest.ending is not None or is_stopping or self.jobs.is_stopping:
                 self._failed_job_to_retry = self._name_of(newest)
 
     def stop(self, outcome: RunOutcome) -> None:
@@ -92,14 +99,17 @@ class ChainDriver(RunDriver):
             stop_job(outcome.last_job.name, self._target.control_plane)
 
     def observe(self, *, reads_checkpoints: bool = False) -> None:
-        """Observe the run, and derive ``final_result``. Changes nothing."""
-        self.choose_action(reads_checkpoints=reads_checkpoints)
+        """Observe the run, and derive ``final_result``. Changes nothing. Reports once that a job is due for
+        which no call waits, so that nobody submits it."""
+        action = self.choose_action(reads_checkpoints=reads_checkpoints)
+        if isinstance(action, SubmitJob):
+            self._report_overdue_job(action)
 
     def add_result(self, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome with the run's result and the newest checkpoint's step."""
         step = self.checkpoint_status.step or None
         outcome = replace(outcome, is_chain=True, final_result=self.final_result, step=step)
-        return outcome if self.is_driving else replace(outcome, hint=resume_hint(outcome, self._target))
+        return replace(outcome, hint=resume_hint(outcome, self._target, is_driving=self.is_driving))
 
     def segment_of(self, job: str) -> tuple[JobName, int | None] | None:
         """Return a job's segment and attempt and the number of planned segments; None for a run of a single
@@ -143,13 +153,15 @@ class ChainDriver(RunDriver):
                 self._report_overdue_job(action)  # a message, if nobody has submitted it for long
                 pause_seconds = max_pause_seconds
             else:
-                pause_seconds = self._seconds_until(action.not_before)
+                pause_seconds = self._seconds_until(max(action.not_before, self._quota_retry_at))
                 self._report_next_job_once(action, pause_seconds)
                 if pause_seconds == 0.0:
                     seconds_until_retry = self._submit_job_or_wait_for_quota(action)
                     if seconds_until_retry is None:
                         return action.name
                     pause_seconds = seconds_until_retry
+            if self.is_driving:
+                self._driven_until = self._clock() + pause_seconds
             if sleep(pause_seconds) is True:
                 return None
 
@@ -232,6 +244,7 @@ class ChainDriver(RunDriver):
             self._on_message(
                 f"{job_name}: the quota is in use ({error.message}); trying again in {delay_seconds:.0f} s"
             )
+            self._quota_retry_at = self._clock() + delay_seconds
             return delay_seconds
         self.jobs.add(str(job_name))
         if not is_first_job and self.run_folder.is_stop_requested(storage):
@@ -268,19 +281,27 @@ class ChainDriver(RunDriver):
         """Tell the user that a job of the run is submitted in ``pause_seconds``, and why: which part
         (segment) of the run it is, and which attempt at it. Does nothing when called again for the job."""
         job_name = action.name
-        if job_name in self._reported_due_time_by_job:
+        if job_name in self._reported_jobs:
             return
-        self._reported_due_time_by_job[job_name] = self._clock()  # which marks the job as reported
+        self._reported_jobs.add(job_name)
         attempt_text = f", attempt {job_name.attempt}" if job_name.attempt > 1 else ""
         pause_text = f"; in {pause_seconds:.0f} s" if pause_seconds >= 1 else ""
         self._on_message(f"segment {job_name.segment}{attempt_text}: {action.reason}{pause_text}")
 
     def _report_overdue_job(self, action: SubmitJob) -> None:
         """Report once that a due job is not submitted by any driver."""
-        due_at = self._reported_due_time_by_job.setdefault(action.name, max(self._clock(), action.not_before))
-        if 0 <= due_at < self._clock() - 3 * self._target.polling.max_seconds:
-            self._reported_due_time_by_job[action.name] = -1.0
-            self._on_message(
-                f"{action.name} is due and no driver submits it; "
-                f"`smlaunch resume {self.workflow.run}{self._target.cli_flag}` continues the run"
+        due_at = self._due_time_by_job.setdefault(action.name, max(self._clock(), action.not_before))
+        if (
+            due_at < 0
+            or self._clock() <= max(due_at, self._driven_until) + 3 * self._target.polling.max_seconds
+        ):
+            return
+        self._due_time_by_job[action.name] = -1.0
+        command = f"`smlaunch resume {self.workflow.run}{self._target.cli_flag}`"
+        text = f"{action.name} is due and no driver submits it; {command} continues the run"
+        if self.is_driving:
+            text = (
+                f"{action.name} is due; this program submits it in wait, result and exception, and {command} "
+                "does so too"
             )
+        self._on_message(text)

@@ -86,6 +86,11 @@ class JobList:
         """Whether the newest job had not ended when it was last described."""
         return self.descriptions[-1]["TrainingJobStatus"] not in TERMINAL_STATUSES
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the newest job was stopping when it was last described."""
+        return bool(self.descriptions[-1]["TrainingJobStatus"] == "Stopping")
+
     def add(self, name: str) -> None:
         """Add a job that was just created: the service's list may not show it yet."""
         self._description_by_name.setdefault(name, {})

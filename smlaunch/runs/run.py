@@ -76,7 +76,8 @@ class Run:
     meanwhile. A run that was attached to is only followed, until ``resume``.
 
     With a ``timeout``, in seconds, these three raise TimeoutError, as a ``concurrent.futures.Future`` does,
-    and the run goes on. It is checked between two requests to the service.
+    and the run goes on. It is checked between two requests to the service, and each call first submits the
+    job that is due of a run that it drives, so that calls with ``timeout=0`` in a loop drive it too.
     """
 
     def __init__(
@@ -221,11 +222,16 @@ class Run:
                         break
                 if deadline.has_passed:
                     break
+            if deadline.has_passed:  # perhaps before the next job was due
+                for driver in self.chain_drivers:
+                    if driver.is_driving:
+                        driver.wait_for_next_job(lambda _: True)
         outcome = self.describe(reads_logs=True)
         if outcome.exit_code is None and deadline.has_passed:
-            raise TimeoutError(
-                f"run {self.name} has not ended after {timeout:g} s, and goes on: {summarize_run(outcome)}"
-            )
+            # With a hint, nothing goes on before somebody does what it says.
+            state = f"{summarize_run(outcome)}; {outcome.hint}" if outcome.hint else summarize_run(outcome)
+            goes_on = "" if outcome.hint else ", and goes on"
+            raise TimeoutError(f"run {self.name} has not ended after {timeout:g} s{goes_on}: {state}")
         # The hint is about a file that was not uploaded and that the script misses.
         return add_missing_file_hint(outcome, self.target)
 

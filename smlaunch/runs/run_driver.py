@@ -26,11 +26,15 @@ def log_message(text: str) -> None:
     logging.getLogger("smlaunch").warning("%s", text)
 
 
-def resume_hint(outcome: RunOutcome, target: Target) -> str:
-    """Return how a chain goes on whose next job nobody has submitted yet; empty for any other run."""
+def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False) -> str:
+    """Return how a chain goes on whose next job nobody has submitted yet; empty for any other run.
+    ``is_driving``: this process submits it while it waits for the run."""
     if outcome.final_result is not None or not outcome.jobs or not outcome.last_job.is_finished:
         return ""
-    return f"`smlaunch resume {outcome.run}{target.cli_flag}` submits the next job, if no client does"
+    own_text = "; this program does so in wait, result and exception" if is_driving else ""
+    return (
+        f"`smlaunch resume {outcome.run}{target.cli_flag}` submits the next job, if no client does{own_text}"
+    )
 
 
 class RunDriver(Protocol):

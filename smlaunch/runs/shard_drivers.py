@@ -23,9 +23,8 @@ class ShardDrivers(RunDriver):
         """Do nothing: each shard's driver observes its jobs when the shard is described."""
 
     def add_result(self, outcome: RunOutcome) -> RunOutcome:
-        if any(driver.is_driving for driver in self.chain_drivers):
-            return outcome
-        return replace(outcome, hint=resume_hint(outcome, self._target))
+        is_driving = any(driver.is_driving for driver in self.chain_drivers)
+        return replace(outcome, hint=resume_hint(outcome, self._target, is_driving=is_driving))
 
     def wait_for_next_jobs(self, sleep: SleepFunction, followed: Collection[str]) -> tuple[str, ...]:
         return self._shards.to_follow(followed)

@@ -27,8 +27,9 @@ class SingleJobDriver(RunDriver):
 
     def resume(self) -> None:
         self._jobs.describe()
-        if not self._jobs.is_running:
-            text = f"{self._jobs.run} is a single job that has ended; launch it again under another --name"
+        if self._jobs.is_stopping or not self._jobs.is_running:
+            state = "is being stopped" if self._jobs.is_stopping else "has ended"
+            text = f"{self._jobs.run} is a single job that {state}; launch it again under another --name"
             raise JobError([Problem("", text)])
 
     def stop(self, outcome: RunOutcome) -> None:

@@ -470,6 +470,27 @@ class TestStop:
         assert names(target) == FIVE_JOBS
         assert storage(target).object_size(BUCKET, FOLDER.prefix + STOP_FILE) is None
 
+    @pytest.mark.parametrize("status", ["Stopping", "InProgress"])
+    def test_resume_during_the_stop_waits_for_it_and_goes_on(self, target: Target, status: str) -> None:
+        """``status``: of the job when ``resume`` looks; the request to stop may have had no effect yet."""
+        chain = chain_of(target)
+        first_job = str(chain.wait_for_next_job())
+        running = service(target).descriptions_by_job[first_job][0]
+        assert isinstance(running, dict)
+        service(target).descriptions_by_job[first_job] = [running]
+        run = attach(RUN, target)
+        ended = {
+            "TrainingJobStatus": "Stopped",
+            "SecondaryStatus": "Stopped",
+            "TrainingEndTime": time_at(100),
+        }
+        stopping = {**running, "TrainingJobStatus": status, "SecondaryStatus": status}
+        run.stop()
+        service(target).descriptions_by_job[first_job] = [stopping, {**running, **ended}]
+        run.resume()
+        assert run.result().exit_code == 0
+        assert names(target)[:2] == [f"{RUN}-s1-a1", f"{RUN}-s1-a2"]
+
     def test_a_job_that_was_just_made_is_stopped_by_whoever_made_it(self, target: Target) -> None:
         chain = chain_of(target)
         chain.wait_for_next_job()
@@ -492,6 +513,15 @@ def test_a_single_job_cannot_be_resumed(target: Target) -> None:
     service(target).create_job({**request(), "Environment": {}})
     service(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
     with pytest.raises(JobError, match="is a single job that has ended"):
+        attach(RUN, target).resume()
+
+
+def test_a_single_job_that_is_being_stopped_cannot_be_resumed(target: Target) -> None:
+    service(target).create_job({**request(), "Environment": {}})
+    (running, _) = service(target).descriptions_by_job[f"{RUN}-s1-a1"]
+    assert isinstance(running, dict)
+    service(target).descriptions_by_job[f"{RUN}-s1-a1"] = [{**running, "TrainingJobStatus": "Stopping"}]
+    with pytest.raises(JobError, match="is a single job that is being stopped"):
         attach(RUN, target).resume()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import pickle
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from smlaunch import Run, Target, attach
+from smlaunch.aws.interfaces import CallError
 from smlaunch.errors import JobError
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.run_kinds import run_of_chain, run_of_shards
 from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description
-from tests.runs.test_chain import FOLDER, RUN, Service, workflow
+from tests.runs.test_chain import FIVE_JOBS, FOLDER, RUN, Service, workflow
 
 JOB = "demo-s1-a1"
 RUNNING = job_description(JOB, "InProgress", ["Starting", "Training"])
@@ -30,13 +32,16 @@ def target() -> Target:
     return fake_target()
 
 
+def with_fakes_of(target: Target, changed: Target) -> Target:
+    """Returns ``changed`` with the fake services of ``target``."""
+    fakes = {name: value for name, value in target.__dict__.items() if name not in changed.__dict__}
+    changed.__dict__.update(fakes)
+    return changed
+
+
 def local(target: Target) -> Target:
     """Returns the target with the kind of this machine's endpoint."""
-    local_target = replace(target, kind="local")
-    local_target.__dict__.update(
-        {name: value for name, value in target.__dict__.items() if name not in local_target.__dict__}
-    )
-    return local_target
+    return with_fakes_of(target, replace(target, kind="local"))
 
 
 def control(target: Target) -> FakeControl:
@@ -99,6 +104,63 @@ def test_shards_time_out_together(target: Target) -> None:
     assert control(target).stopped == []
 
 
+# ---- a chain that this program drives by polling ---------------------------------------------------------
+
+
+def driven_chain(target: Target, **options: Any) -> Run:
+    """Returns a chain that was launched here, whose log takes longer to settle than any timeout here."""
+    storage = target.__dict__["storage"]
+    slow = with_fakes_of(target, replace(target, polling=replace(target.polling, settle_seconds=3600.0)))
+    slow.__dict__["control_plane"] = target.__dict__["control_plane"] = Service(storage)
+    driver = ChainDriver(workflow(), FOLDER, slow, is_driving=True, **options)
+    FOLDER.save_workflow(workflow(), storage)
+    driver.wait_for_next_job()
+    return run_of_chain(driver, slow, attached=False)
+
+
+@pytest.mark.parametrize("method", WAITING)
+def test_each_call_submits_the_job_that_is_due_however_short_its_timeout(target: Target, method: str) -> None:
+    run = driven_chain(target)
+    for _ in range(30):
+        with contextlib.suppress(TimeoutError):
+            WAITING[method](run, timeout=0)
+            break
+    assert run.describe().status == "Completed"
+    assert [request["TrainingJobName"] for request in control(target).created] == FIVE_JOBS
+
+
+def test_polls_wait_between_two_requests_for_a_quota_in_use(target: Target) -> None:
+    target = with_fakes_of(target, replace(target, polling=replace(target.polling, time_scale=1.0)))
+    run = driven_chain(target)
+    control(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
+    message = (
+        "The account-level service limit 'ml.m5.xlarge for training job usage' is 4 Instances, with current "
+    )
+    message += "utilization of 4 Instances and a request delta of 2 Instances."
+    quota_in_use = CallError("CreateTrainingJob", "ResourceLimitExceeded", message, 400)
+    control(target).create_errors = [quota_in_use] * 9
+    for _ in range(5):
+        with pytest.raises(TimeoutError, match="the next job is due"):
+            run.result(timeout=0)
+    assert len(control(target).create_errors) == 8
+
+
+def test_a_loop_of_done_says_that_nobody_submits_the_next_job(target: Target) -> None:
+    messages: list[str] = []
+    run = driven_chain(target, on_message=messages.append)
+    control(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
+    messages.clear()
+    assert not any(run.done() for _ in range(5))
+    assert messages == [
+        f"{RUN}-s2-a1 is due; this program submits it in wait, result and exception, and "
+        f"`smlaunch resume {RUN}` does so too"
+    ]
+    assert run.describe().hint == (
+        f"`smlaunch resume {RUN}` submits the next job, if no client does; this program does so in wait, "
+        "result and exception"
+    )
+
+
 # ---- a chain that nobody drives ----------------------------------------------------------------------------
 
 
@@ -125,11 +187,12 @@ def test_it_says_which_command_continues_it(target: Target, kind: str) -> None:
     )
 
 
-def test_a_run_that_is_driven_or_has_ended_has_no_such_hint(target: Target) -> None:
+def test_a_run_that_is_driven_names_its_program_and_one_that_has_ended_has_no_hint(target: Target) -> None:
     run = undriven_chain(target)
     run.resume()
-    assert run.describe().hint == ""
+    assert "this program does so in wait" in run.describe().hint
     run.result()
+    assert run.describe().hint == ""
     assert attach(RUN, target).describe().hint == ""
 
 
