@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from smlaunch.aws.botocore_client import call_api
+from smlaunch.aws.api_call import call_api
 from smlaunch.aws.interfaces import CallError, MultipartUpload, ObjectChecksum, UploadedPart
 
 _CHUNK_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from smlaunch.aws.botocore_client import call_api
+from smlaunch.aws.api_call import call_api
 from smlaunch.aws.interfaces import UNREACHABLE, CallError, KeyPage
 
 _PAGE_KEY = "SmlaunchPage"

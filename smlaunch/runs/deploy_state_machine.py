@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from smlaunch.aws.botocore_client import call_api
+from smlaunch.aws.api_call import call_api
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import BACKOFF_FOR_NEW_ROLE, call_with_retries
 from smlaunch.errors import JobError, Problem

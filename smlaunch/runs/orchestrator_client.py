@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smlaunch.aws.botocore_client import call_api
+from smlaunch.aws.api_call import call_api
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import call_with_retries, is_transient_error
 from smlaunch.chain.orchestrator_execution import (
