@@ -58,6 +58,15 @@ def choose_compute(
     demand = derive_compute_demand(job, strategy, facts)
     if demand is None:
         return job, ()
+    if job.compute.price_per_hour is not None and not demand.names_instance_type:
+        diagnostics.add_problem(
+            "compute.price_per_hour",
+            "it is the price of one instance type, and the plan chooses the type by the workload; name "
+            "compute.instance_type, or leave the price out",
+        )
+        # Nothing can be compared by it: planning continues with the catalog's prices.
+        job = job.with_changes(compute=job.compute.with_changes(price_per_hour=None))
+        demand = replace(demand, job=job)
     evaluated_options = [
         EvaluatedOption(option, rejection=option.rejection) for option in _generate_options(demand)
     ]

@@ -143,13 +143,15 @@ def plan_single_run(
     diagnostics: Diagnostics,
     job_digest: str,
     shard_index: int | None = None,
+    shard_count: int = 1,
 ) -> RunPlan:
     """Return the plan of a run of one job, or of several segments (jobs in a row). Raises JobError with all
     problems.
 
     ``facts``: what discovery found about script, data and account. ``sharding_by_channel``: how the files of
     inputs with ``split: bytes`` are distributed. ``job_digest``: hash of job and source, by which a run is
-    recognized. ``shard_index``: from 0, if the run processes one shard of several.
+    recognized. ``shard_index``: from 0, if the run processes one shard of several; ``shard_count``: the runs
+    that share the job's cost cap.
     """
     stated_job, stated_facts = job, facts
     # From here on as one host sees them: with its share of the data.
@@ -181,7 +183,7 @@ def plan_single_run(
         policy=_run_policy(job, is_multi_segment, total_seconds),
         checkpoints=None if checkpoint_spec is None else checkpoint_spec.uri,
     )
-    forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, diagnostics)
+    forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, shard_count, diagnostics)
     for compiled in compiled_segments:
         check_compiled_request(compiled.variant.request, diagnostics)
         report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
@@ -225,11 +227,13 @@ def _forecast_run(
     workflow: Workflow,
     compiled_segments: Sequence[CompiledSegment],
     total_seconds: int,
+    run_count: int,
     diagnostics: Diagnostics,
 ) -> _RunForecast:
     """Return the jobs that the run takes if none fails, with their timing and cost.
 
     ``compiled_segments``: one per kind of segment. ``total_seconds``: training time of the whole run.
+    ``run_count``: equal runs that share the job's cost cap.
     """
     planned_segments, planned_jobs, segment_durations = _plan_first_attempts(
         workflow, compiled_segments, total_seconds, diagnostics
@@ -240,8 +244,10 @@ def _forecast_run(
         job,
         [compiled.price_rate for compiled in compiled_segments],
         total_seconds,
+        len(planned_segments),
         workflow.is_multi_segment,
         min_segment_seconds=max(first_segment.variant.min_useful_seconds, start_seconds),
+        run_count=run_count,
         diagnostics=diagnostics,
     )
     schedule = None

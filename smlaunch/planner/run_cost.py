@@ -10,7 +10,7 @@ from smlaunch.catalog.instances import InstanceChoice
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, own_instance_type
 from smlaunch.planner.segments import format_seconds
 from smlaunch.text.format import format_dollars
 
@@ -27,9 +27,9 @@ class PriceRate:
 
 
 def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts) -> PriceRate:
-    """Return the price per hour of all of the job's hosts, with its source: the job itself, otherwise the
-    catalog's on-demand price; None if it is unknown. On the local endpoint only a price that the job states
-    counts, to rehearse a cost cap."""
+    """Return the price per hour of all of the job's hosts, with its source: the job itself for the type that
+    it names, otherwise the catalog's on-demand price; None if it is unknown. On the local endpoint only a
+    price that the job states counts, to rehearse a cost cap."""
     if len(job.compute.instance_preferences) > 1:
         return _rate_of_most_expensive_preference(job, facts)
     instance_type, catalog_entry = instance_choice
@@ -48,7 +48,7 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
             f"{catalog_entry.price_confidence} confidence"
         )
     else:
-        source = f"the price of {instance_type} is not known; compute.price_per_hour states it"
+        source = f"the price of {instance_type} is not known"
     if facts.target != "local" and host_price is not None and job.compute.spot:
         source += "; spot is billed lower, by an unknown amount"
     return PriceRate(
@@ -63,7 +63,11 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> Pric
     """Rate of the most expensive preference; unknown if any price is, as the service chooses the type."""
     preferences, rates = job.compute.instance_preferences, []
     for name in preferences:
-        single_type = job.compute.with_changes(instance_preferences=(), instance_type=name)
+        # The job's price is of the first one, which all figures are for.
+        price = job.compute.price_per_hour if name == preferences[0] else None
+        single_type = job.compute.with_changes(
+            instance_preferences=(), instance_type=name, price_per_hour=price
+        )
         single_type_job = job.with_changes(compute=single_type)
         rates.append(
             compute_price_rate(
@@ -72,11 +76,7 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> Pric
         )
     rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
     highest_rate = rate_without_price or max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
-    if (
-        rate_without_price is not None
-        or not highest_rate.dollars_per_hour
-        or job.compute.price_per_hour is not None
-    ):
+    if rate_without_price is not None or not highest_rate.dollars_per_hour:
         return highest_rate
     return replace(
         highest_rate,
@@ -91,47 +91,65 @@ def plan_cost(
     job: Job,
     rates: Sequence[PriceRate],
     total_seconds: int,
+    segment_count: int,
     is_multi_segment: bool,
     min_segment_seconds: float,
+    run_count: int,
     diagnostics: Diagnostics,
 ) -> Cost:
     """Return what the run costs at most, in US dollars. Adds a problem if it may cost more than
     ``limits.max_cost``.
 
     ``rates``: prices per hour of all hosts, one per kind of segment, as these may differ in their machines.
-    ``total_seconds``: training time of the whole run. ``is_multi_segment``: the run may take several jobs in
-    a row, and ends before it exceeds its cap. ``min_segment_seconds``: shortest useful first segment.
+    ``total_seconds``: training time of the whole run. ``segment_count``: jobs in a row that are planned for
+    it. ``is_multi_segment``: the run may take several, and ends before it exceeds its cap.
+    ``min_segment_seconds``: shortest useful first segment. ``run_count``: equal runs, one for each shard,
+    that share the cap as the user states it.
     """
     max_cost = job.limits.max_cost
     rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
     if rate_without_price is not None:
+        type_name, own_type = rate_without_price.instance_type, own_instance_type(job)
         if max_cost is not None:
             diagnostics.add_problem(
                 "limits.max_cost",
-                f"the price of {rate_without_price.instance_type} is unknown, so that the cap cannot be "
-                "enforced; state compute.price_per_hour",
+                f"the price of {type_name} is unknown, so that the cap cannot be enforced; "
+                + (
+                    "state compute.price_per_hour"
+                    if type_name == own_type
+                    else f"compute.price_per_hour would be that of {own_type}: take a type with a known "
+                    "price, or leave the cap out"
+                ),
             )
-        return Cost(is_known=False, per_hour=None, maximum=None, note=rate_without_price.source)
+        note = rate_without_price.source
+        if type_name == own_type:
+            note += "; compute.price_per_hour states it"
+        return Cost(is_known=False, per_hour=None, maximum=None, note=note)
     highest_rate = max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
     dollars_per_hour = highest_rate.dollars_per_hour or 0.0
-    # In this time the hosts wait for a next job after the run.
+    # In this time the hosts wait for a next job, after every segment: it may be submitted late.
     keep_alive_seconds = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
-    uncapped_dollars = dollars_per_hour * (total_seconds + keep_alive_seconds) / 3600
+    uncapped_dollars = dollars_per_hour * (total_seconds + segment_count * keep_alive_seconds) / 3600
     uncapped_cost = Cost(
         is_known=True, per_hour=dollars_per_hour, maximum=uncapped_dollars, note=highest_rate.source
     )
-    if keep_alive_seconds and dollars_per_hour and not is_multi_segment:
+    if keep_alive_seconds and dollars_per_hour:
+        after_text = f" after each of {segment_count} segments" if segment_count > 1 else ""
+        retry_text = "; what follows further attempts is not" if is_multi_segment else ""
         diagnostics.add_reason(
             "cost.warm-pool",
-            f"Hosts that wait for a next job are billed: {job.compute.keep_alive} of it are in the price.",
+            f"Hosts that wait for a next job are billed: {job.compute.keep_alive} of it{after_text} are in "
+            f"the price{retry_text}.",
         )
-    if max_cost is None:
+    # The choice of machines reports a cap that is too low for all of them.
+    is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
+    if max_cost is None or is_reported:
         return uncapped_cost
+    uncapped_text = format_dollars(uncapped_dollars * run_count)
+    cap_text = format_dollars(max_cost * run_count)
     if uncapped_dollars <= max_cost:
         diagnostics.add_reason(
-            "cost.capped",
-            f"At most {format_dollars(uncapped_dollars)} until the time limit, within the cap of "
-            f"{format_dollars(max_cost)}.",
+            "cost.capped", f"At most {uncapped_text} until the time limit, within the cap of {cap_text}."
         )
         return uncapped_cost
     # Training time that the cap pays for.
@@ -139,8 +157,8 @@ def plan_cost(
     if is_multi_segment and affordable_seconds >= min_segment_seconds:
         diagnostics.add_reason(
             "cost.capped-while-running",
-            f"All segments together could cost {format_dollars(uncapped_dollars)}; the chain ends at a "
-            f"checkpoint before it has cost {format_dollars(max_cost)}.",
+            f"All segments together could cost {uncapped_text}; the chain ends at a checkpoint before it has "
+            f"cost {cap_text}.",
         )
         return replace(uncapped_cost, maximum=max_cost)
     suggestion = (
@@ -150,8 +168,8 @@ def plan_cost(
     )
     diagnostics.add_problem(
         "limits.max_cost",
-        f"{highest_rate.hosts} x {highest_rate.instance_type} for up to {format_duration(total_seconds)} may "
-        f"cost {format_dollars(uncapped_dollars)}, more than {format_dollars(max_cost)}; {suggestion}",
+        f"{highest_rate.hosts * run_count} x {highest_rate.instance_type} for up to "
+        f"{format_duration(total_seconds)} may cost {uncapped_text}, more than {cap_text}; {suggestion}",
     )
     return uncapped_cost
 
@@ -161,5 +179,10 @@ def _suggest_cheaper_run(affordable_seconds: int) -> str:
     that the cap pays for."""
     if affordable_seconds < 60:
         return "raise it, or take a smaller type"
+    return f"limits.max_runtime: {longest_runtime_text(affordable_seconds)} would stay below it"
+
+
+def longest_runtime_text(affordable_seconds: float) -> str:
+    """Return the longest time limit, in whole hours or minutes, within ``affordable_seconds``: 60 or more."""
     unit, unit_seconds = ("h", 3600) if affordable_seconds >= 3600 else ("m", 60)
-    return f"limits.max_runtime: {affordable_seconds // unit_seconds}{unit} would stay below it"
+    return f"{int(affordable_seconds) // unit_seconds}{unit}"

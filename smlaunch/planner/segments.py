@@ -18,7 +18,7 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, own_instance_type
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -203,6 +203,9 @@ def plan_segment_templates(
 def apply_change(job: Job, change: SegmentChange) -> Job:
     """The job with a segment's change applied."""
     compute_changes = change.compute.to_mapping()
+    # The job's price is of its own type; another type has the catalog's.
+    if compute_changes.get("instance_type", own_instance_type(job)) != own_instance_type(job):
+        compute_changes["price_per_hour"] = None
     return job.with_changes(
         hyperparameters={**job.hyperparameters, **change.hyperparameters},
         compute=job.compute.with_changes(**compute_changes),
@@ -459,6 +462,16 @@ def _checkpoint_interval(job: Job, overheads: SegmentOverheads) -> float:
         if stated_interval is None
         else float(parse_duration(stated_interval))
     )
+
+
+def format_exact_seconds(seconds: int) -> str:
+    """Format a duration by all of its units: ``27d23h55m``."""
+    parts, remaining_seconds = [], seconds
+    for unit, unit_seconds in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, remaining_seconds = divmod(remaining_seconds, unit_seconds)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
 
 
 def format_seconds(seconds: float) -> str:

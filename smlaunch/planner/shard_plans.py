@@ -58,6 +58,7 @@ def plan_shard_runs(
                 run_id=shard_run_id(run_id, shard_index + 1),
                 diagnostics=shard_diagnostics,
                 shard_index=shard_index,
+                shard_count=len(nonempty_shards),
             )
         )
     return _combine_shard_plans(job, run_id, shard_plans)

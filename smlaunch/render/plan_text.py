@@ -26,7 +26,7 @@ from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Channel, Job, format_duration
 from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, PlannedJob, RunPlan, Schedule, Upload
-from smlaunch.planner.segments import format_seconds
+from smlaunch.planner.segments import format_exact_seconds, format_seconds
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan_document import input_facts_of
 from smlaunch.secrets.masking import MASK, mask_arguments, mask_named_value, mask_text
@@ -162,7 +162,7 @@ def _limit_rows(plan: RunPlan, first_job: PlannedJob) -> Iterator[tuple[str, str
     yield "role", request["RoleArn"]
     yield "time limit", time_limit_text(plan, request["StoppingCondition"])
     if plan.schedule is not None:
-        yield "expected", _schedule_text(plan.schedule)
+        yield "expected", _schedule_text(plan.schedule) + _paid_time_text(plan, plan.schedule)
     if job.deterministic:
         yield "deterministic", "by smlaunch.train"
     if job.limits.hang is not None:
@@ -190,7 +190,7 @@ def _segments_text(plan: RunPlan) -> str:
     return (
         lengths_text
         if stop_after is None
-        else f"{lengths_text}; the first ends itself after {format_seconds(stop_after)}"
+        else f"{lengths_text}; the first ends itself after {format_exact_seconds(stop_after)}"
     )
 
 
@@ -235,6 +235,20 @@ def _schedule_text(schedule: Schedule) -> str:
     return (
         f"{schedule.goodput:.1%} of the time is useful training; {format_seconds(schedule.makespan)} from "
         "the first start to the last end, if every segment takes its full time"
+    )
+
+
+def _paid_time_text(plan: RunPlan, schedule: Schedule) -> str:
+    """Return for how long ``limits.max_cost`` pays, if that is less than the training time of the run."""
+    cost, max_cost = plan.cost, plan.job.limits.max_cost
+    if max_cost is None or not cost.per_hour:
+        return ""
+    paid_seconds = max_cost / cost.per_hour * 3600 - plan.workflow.variants[0].keep_alive_seconds
+    if paid_seconds >= schedule.total:
+        return ""
+    return (
+        f"; limits.max_cost pays for {format_seconds(paid_seconds)} of it at {format_dollars(cost.per_hour)} "
+        "per hour"
     )
 
 

@@ -119,6 +119,10 @@ def observed_job_from_description(name: JobName, description: Mapping[str, Any])
     if isinstance(started_at, datetime) and isinstance(stopped_at, datetime):
         counted_seconds = max(0.0, (stopped_at - started_at).total_seconds())
     training_seconds = float(description.get("TrainingTimeInSeconds", counted_seconds))
+    # A warm pool's hosts are billed while they wait for a next job.
+    retained_seconds = float(
+        description.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds", 0)
+    )
     ending = classify_ending(status, str(description.get("SecondaryStatus", status)), reason)
     return ObservedJob(
         segment=name.segment,
@@ -127,7 +131,7 @@ def observed_job_from_description(name: JobName, description: Mapping[str, Any])
         reason=reason,
         ended_at=ended_at.timestamp() if ending is not None and isinstance(ended_at, datetime) else None,
         training_seconds=training_seconds,
-        billable_seconds=float(description.get("BillableTimeInSeconds", training_seconds)),
+        billable_seconds=float(description.get("BillableTimeInSeconds", training_seconds)) + retained_seconds,
         is_spot=bool(description.get("EnableManagedSpotTraining")),
         from_step=_parse_number(environment.get(FROM_STEP_VARIABLE)) or 0,
         from_reported_step=_parse_number(environment.get(FROM_REPORTED_VARIABLE)),

@@ -60,8 +60,8 @@ def test_a_preference_without_a_price_leaves_the_cost_unknown() -> None:
     job_plan = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"]}})
     assert not job_plan.cost.is_known
     assert "ml.g6.16xlarge" in job_plan.cost.note
-    own_price = {"instance_preferences": ["ml.g5.xlarge", "ml.g6.16xlarge"], "price_per_hour": 2.0}
-    assert plan({"compute": own_price}).cost.per_hour == 2.0
+    own_price = {"instance_preferences": ["ml.g6.16xlarge", "ml.g5.xlarge"], "price_per_hour": 2.0}
+    assert plan({"compute": own_price}).cost.per_hour == 2.0, "the price is of the first one"
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,8 @@ def test_a_type_that_the_catalog_does_not_know_is_taken_as_it_is() -> None:
 
 def test_nothing_will_do_and_why() -> None:
     (line,) = refusals({"workload": {"time_on_one": "10h"}, "limits": {"max_cost": 1}})
-    assert line.startswith(
-        "limits.max_cost: 1 x ml.g4dn.xlarge for up to 24h may cost $17.67, more than $1.00"
-    )
+    assert line.startswith("limits.max_cost: ml.g4dn.xlarge, the nearest of ")
+    assert "may cost $17.67 until the time limit of 24 h, more than $1.00; raise it to $17.68" in line
     work = {"time_on_one": "40h", "wanted_time": "12h"}
     (line,) = refusals({"workload": work, "limits": {"max_cost": 50, "max_runtime": "1h"}})
     assert line.startswith("limits.max_cost: ml.p4de.24xlarge, the nearest of ")

@@ -3,12 +3,15 @@ rules about what a region offers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from smlaunch.catalog import instances, regions
+from smlaunch.job.model import parse_duration
 from smlaunch.planner.plan_context import Objection, PlanContext, PlanWarning, instance_quota_pattern
 from smlaunch.planner.rules.rule import Findings, rule
+from smlaunch.planner.run_cost import longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.text.did_you_mean import nearest_match
 from smlaunch.text.format import format_dollars, format_size
@@ -52,6 +55,21 @@ def reject_burstable_family(option: ComputeOption) -> Objections:
     family = option.instance.name.split(".")[1]
     if family.startswith(BURSTABLE_FAMILIES):
         yield Objection(f"{family} has its processors for bursts only, by credits")
+
+
+@rule(
+    "region.offers",
+    phase="choose machines",
+    summary="types that EC2 does not offer in the region",
+    source="https://github.com/getmoto/moto",
+    quote="instance_type_offerings/region: EC2's types (those of SageMaker are not confirmed)",
+    fields=("workload",),
+    facts=("account",),
+)
+def reject_type_missing_in_region(option: ComputeOption) -> Iterator[Objection]:
+    facts, name = option.demand.facts, option.instance.name
+    if facts.target == "aws" and regions.is_type_missing(name, facts.region):
+        yield Objection(f"EC2 does not offer it in {facts.region} ({regions.table_month()})")
 
 
 @rule(
@@ -273,19 +291,27 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     # Nothing is billed for local hosts.
     if demand.max_cost is None or demand.facts.target == "local":
         return
-    cap_text, remedy = format_dollars(demand.max_cost), "raise it, or shorten limits.max_runtime"
     high_estimate = 0.0 if estimated is None else estimated.high
-    dollars_until_limit = option.listed_price_per_hour * demand.limit_seconds / 3600
+    keep_alive = demand.job.compute.keep_alive
+    keep_alive_seconds = 0 if keep_alive is None else parse_duration(keep_alive)
+    dollars_until_limit = option.listed_price_per_hour * (demand.limit_seconds + keep_alive_seconds) / 3600
     # A run of several segments stops itself before its cap.
-    if not demand.is_multi_segment and dollars_until_limit > demand.max_cost:
-        clause = (
-            f"may cost {format_dollars(dollars_until_limit)} until the time limit of "
-            f"{demand.limit_seconds / 3600:g} h, more than {cap_text}"
-        )
-        yield Objection(clause, remedy, is_reported_elsewhere=True, estimate=high_estimate)
-    elif high_estimate > demand.max_cost:
-        clause = f"may cost {format_dollars(high_estimate)}, more than {cap_text}"
-        yield Objection(clause, remedy, estimate=high_estimate)
+    is_limit_over_cap = not demand.is_multi_segment and dollars_until_limit > demand.max_cost
+    if not is_limit_over_cap and high_estimate <= demand.max_cost:
+        return
+    needed_dollars = max(high_estimate, dollars_until_limit if is_limit_over_cap else 0.0)
+    limit_text = ""
+    if needed_dollars > high_estimate:
+        limit_text = f" until the time limit of {demand.limit_seconds / 3600:g} h"
+    remedy = f"raise it to {format_dollars(math.ceil(needed_dollars * 100) / 100)}"
+    # A shorter time limit is enough if the work itself is expected to cost less than the cap.
+    costs_too_much = high_estimate > demand.max_cost
+    affordable_seconds = demand.max_cost / option.listed_price_per_hour * 3600 - keep_alive_seconds
+    if not costs_too_much and affordable_seconds >= 60:
+        remedy += f", or shorten limits.max_runtime to {longest_runtime_text(affordable_seconds)}"
+    cap_text = format_dollars(demand.max_cost)
+    clause = f"may cost {format_dollars(needed_dollars)}{limit_text}, more than {cap_text}"
+    yield Objection(clause, remedy, estimate=needed_dollars if costs_too_much else high_estimate)
 
 
 @rule(
@@ -350,18 +376,3 @@ def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]
 def _listing(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
-
-
-@rule(
-    "region.offers",
-    phase="choose machines",
-    summary="types that EC2 does not offer in the region",
-    source="https://github.com/getmoto/moto",
-    quote="instance_type_offerings/region: EC2's types (those of SageMaker are not confirmed)",
-    fields=("workload",),
-    facts=("account",),
-)
-def reject_type_missing_in_region(option: ComputeOption) -> Iterator[Objection]:
-    facts, name = option.demand.facts, option.instance.name
-    if facts.target == "aws" and regions.is_type_missing(name, facts.region):
-        yield Objection(f"EC2 does not offer it in {facts.region} ({regions.table_month()})")

@@ -1,0 +1,246 @@
+"""What a run costs at most: which prices count, which time, and which advice a refusal gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from smlaunch.catalog.instances import known_types
+from smlaunch.contract.run_names import JobName
+from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, StoredFile
+from smlaunch.runs.run_state import observed_job_from_description
+from tests.planner.fixtures import TORCH, local, plan, region, with_inputs
+from tests.planner.test_plan import refusals
+from tests.planner.test_segments import OURS
+from tests.tables import table
+
+IRELAND = region(region="eu-west-1", script=TORCH)
+RESUMES = region(script=OURS)
+
+
+def catalog_price(instance_type: str) -> float:
+    price = known_types()[instance_type].usd_per_hour
+    assert price is not None
+    return price
+
+
+# ---- whose price it is -----------------------------------------------------------------------------------
+
+P4D_PRICE, G5_PRICE = catalog_price("ml.p4d.24xlarge"), catalog_price("ml.g5.xlarge")
+NAMED = {"instance_type": "ml.g5.xlarge", "price_per_hour": 0.5}
+TO_P4D = [{"until_step": 1}, {"compute": {"instance_type": "ml.p4d.24xlarge", "hosts": 8}}]
+
+
+@table(
+    ("compute", "segments", "prices"),
+    [
+        (NAMED, [{"until_step": 1}, {}], [0.5, 0.5]),
+        (NAMED, [{"until_step": 1}, {"compute": {"hosts": 3}}], [0.5, 1.5]),
+        (NAMED, [{"until_step": 1}, {"compute": {"instance_type": "ml.g5.xlarge"}}], [0.5, 0.5]),
+        (NAMED, TO_P4D, [0.5, 8 * P4D_PRICE]),
+        (NAMED, [{"until_step": 1}, {"compute": {"instance_type": "ml.g99.xlarge"}}], [0.5, None]),
+        ({"price_per_hour": 0.5}, TO_P4D, [0.5, 8 * P4D_PRICE]),
+        ({"price_per_hour": 0.5, "instance_preferences": ["ml.g5.xlarge"]}, [{}], [0.5]),
+        (
+            {"price_per_hour": 1, "instance_preferences": ["ml.g5.xlarge", "ml.p4d.24xlarge"]},
+            [{}],
+            [P4D_PRICE],
+        ),
+        (
+            {"price_per_hour": 90, "instance_preferences": ["ml.g5.xlarge", "ml.p4d.24xlarge"]},
+            [{}],
+            [90],
+        ),
+        (
+            {"price_per_hour": 1, "instance_preferences": ["ml.g5.xlarge", "ml.g99.xlarge"]},
+            [{}],
+            [None],
+        ),
+    ],
+)
+def test_a_price_is_of_the_type_that_the_job_names(
+    compute: dict[str, Any], segments: list[dict[str, Any]], prices: list[float | None]
+) -> None:
+    limits = {"max_runtime": "100h", "segment": "24h"}
+    job_plan = plan(
+        {"compute": compute, "segments": segments, "limits": limits, "checkpoints": "s3://b/c/"}, RESUMES
+    )
+    # The driver counts the cap by these.
+    assert [variant.price_per_hour for variant in job_plan.workflow.variants] == prices
+    if None in prices:
+        assert not job_plan.cost.is_known
+    else:
+        assert job_plan.cost.per_hour == max(price for price in prices if price is not None)
+
+
+@table(
+    ("compute", "segments", "message"),
+    [
+        (
+            NAMED,
+            TO_P4D,
+            f"8 x ml.p4d.24xlarge for up to 100h may cost ${800 * P4D_PRICE:,.2f}, more than $20.00",
+        ),
+        (
+            NAMED,
+            [{"until_step": 1}, {"compute": {"instance_type": "ml.g99.xlarge"}}],
+            "the price of ml.g99.xlarge is unknown, so that the cap cannot be enforced; "
+            "compute.price_per_hour would be that of ml.g5.xlarge: take a type with a known price, or leave "
+            "the cap out",
+        ),
+        (
+            {"instance_type": "ml.g99.xlarge"},
+            [{}],
+            "the price of ml.g99.xlarge is unknown, so that the cap cannot be enforced; state "
+            "compute.price_per_hour",
+        ),
+    ],
+)
+def test_another_types_price_keeps_the_cap(
+    compute: dict[str, Any], segments: list[dict[str, Any]], message: str
+) -> None:
+    limits = {"max_runtime": "100h", "segment": "24h", "max_cost": 20}
+    job = {"compute": compute, "segments": segments, "limits": limits, "checkpoints": "s3://b/c/"}
+    (line,) = refusals(job, RESUMES)
+    assert line.startswith(f"limits.max_cost: {message}")
+
+
+@table(
+    ("workload", "limits"),
+    [
+        ({"time_on_one": "40h", "wanted_time": "12h"}, {"max_cost": 20, "max_runtime": "12h"}),
+        ({"time_on_one": "40h", "wanted_time": "12h"}, {"max_cost": 500}),
+        ({"time_on_one": "40h"}, {}),
+        ({"model_memory": "10GB"}, {}),
+    ],
+)
+def test_a_price_without_a_type_is_refused_where_the_plan_chooses_the_type(
+    workload: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    job = {"workload": workload, "limits": limits, "compute": {"price_per_hour": 1.5}}
+    for facts in (IRELAND, local(script=TORCH)):
+        (line, *_) = refusals(job, facts)
+        assert line.startswith("compute.price_per_hour: it is the price of one instance type"), line
+        assert "name compute.instance_type, or leave the price out" in line
+    job["compute"] = {"price_per_hour": 1.5, "instance_type": "ml.g5.48xlarge"}
+    assert plan(job, IRELAND).cost.per_hour == 1.5 * plan(job, IRELAND).hosts
+
+
+def test_without_a_workload_the_price_is_of_the_default_type() -> None:
+    assert plan({"compute": {"price_per_hour": 1.5}}).cost.per_hour == 1.5
+
+
+# ---- warm pools ------------------------------------------------------------------------------------------
+
+
+def test_hosts_may_wait_after_every_segment() -> None:
+    compute = {"instance_type": "ml.g5.xlarge", "price_per_hour": 1, "keep_alive": "6h"}
+    job: dict[str, Any] = {
+        "compute": compute,
+        "limits": {"max_runtime": "10h", "segment": "1h", "max_cost": 500},
+        "checkpoints": "s3://b/c/",
+    }
+    job_plan = plan(job, RESUMES)
+    assert job_plan.cost.maximum == 10 + 6 * len(job_plan.segments)
+    assert (
+        f"6h of it after each of {len(job_plan.segments)} segments are in the price; what follows further "
+        "attempts is not." in " ".join(str(job_plan).split())
+    )
+    job["limits"]["max_cost"] = 16
+    assert "the chain ends at a checkpoint before it has cost $16.00" in " ".join(
+        str(plan(job, RESUMES)).split()
+    )
+    one_job = plan({"compute": compute, "limits": {"max_runtime": "10h"}})
+    assert one_job.cost.maximum == 16
+
+
+@table(
+    ("members", "seconds"),
+    [
+        ({}, 100),
+        ({"WarmPoolStatus": {"Status": "InUse"}}, 100),
+        ({"WarmPoolStatus": {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40}}, 140),
+    ],
+)
+def test_the_cap_counts_the_time_in_which_hosts_waited(members: dict[str, Any], seconds: float) -> None:
+    description = {"TrainingJobStatus": "Completed", "BillableTimeInSeconds": 100, **members}
+    assert observed_job_from_description(JobName("r", 1, 1), description).billable_seconds == seconds
+
+
+# ---- advice ----------------------------------------------------------------------------------------------
+
+
+@table(
+    ("limits", "facts"),
+    [
+        ({"max_cost": 20}, IRELAND),
+        ({"max_cost": 20, "max_runtime": "38m"}, IRELAND),
+        ({"max_cost": 66, "max_runtime": "24h"}, IRELAND),
+        ({"max_cost": 100}, IRELAND),
+        ({"max_cost": 20}, region(script=TORCH)),
+        ({"max_cost": 100}, region(script=TORCH)),
+    ],
+)
+def test_a_refusal_for_cost_names_machines_on_offer_and_its_advice_works(
+    limits: dict[str, Any], facts: DiscoveredFacts
+) -> None:
+    workload = {"time_on_one": "40h", "measured_on": "ml.g5.xlarge", "wanted_time": "12h"}
+    job: dict[str, Any] = {"workload": workload, "limits": limits}
+    (line,) = refusals(job, facts)
+    assert line.startswith("limits.max_cost: "), line
+    if facts is IRELAND:
+        assert "p4de" not in line, "EC2 does not offer it there"
+    raised = re.search(r"raise it to \$([0-9,.]+[0-9])", line)
+    assert raised is not None, line
+    needed = float(raised[1].replace(",", ""))
+    plan({**job, "limits": {**limits, "max_cost": needed}}, facts)
+    shortened = re.search(r"shorten limits.max_runtime to ([0-9]+[hm])", line)
+    assert (shortened is not None) == (limits["max_cost"] == 100), line
+    if shortened is None:
+        assert refusals({**job, "limits": {**limits, "max_cost": needed - 0.02}}, facts)
+    else:
+        plan({**job, "limits": {**limits, "max_runtime": shortened[1]}}, facts)
+
+
+def test_the_cap_of_several_jobs_is_the_one_that_the_user_wrote() -> None:
+    files = tuple(StoredFile(f"f{index}", 1_000_000) for index in range(3))
+    data = InputFacts("s3://b/d/", "s3", objects=3, bytes=3_000_000, sha256="ab" * 32, files=files)
+    job: dict[str, Any] = {
+        "strategy": "share-nothing",
+        "compute": {"instance_type": "ml.g5.xlarge", "hosts": 3, "price_per_hour": 1},
+        "inputs": {"train": {"uri": "s3://b/d/", "split": "bytes", "split_via": "jobs"}},
+        "limits": {"max_runtime": "10h", "max_cost": 29},
+    }
+    facts = with_inputs(dataclasses.replace(region(), script=TORCH), {"train": data})
+    (line,) = refusals(job, facts)
+    assert line.startswith(
+        "limits.max_cost: 3 x ml.g5.xlarge for up to 10h may cost $30.00, more than $29.00; "
+    )
+    job["limits"]["max_cost"] = 30
+    assert "At most $30.00 until the time limit, within the cap of $30.00." in str(plan(job, facts))
+
+
+# ---- what the summary says -------------------------------------------------------------------------------
+
+
+@table(
+    ("limits", "text"),
+    [
+        ({"max_runtime": "28d1s", "segment": "28d"}, "the first ends itself after 27d23h55m"),
+        ({"max_runtime": "4d", "segment": "48h"}, "the first ends itself after 1d23h55m"),
+        (
+            {"max_runtime": "48h", "segment": "24h", "max_cost": 0.5},
+            "if every segment takes its full time; limits.max_cost pays for 15m of it at $2.00 per hour",
+        ),
+        (
+            {"max_runtime": "48h", "segment": "24h", "max_cost": 95},
+            "if every segment takes its full time; limits.max_cost pays for 1d23h of it at $2.00 per hour",
+        ),
+        ({"max_runtime": "48h", "segment": "24h", "max_cost": 96}, "if every segment takes its full time\n"),
+    ],
+)
+def test_the_summary_says_when_a_chain_ends(limits: dict[str, Any], text: str) -> None:
+    compute = {"instance_type": "ml.g5.xlarge", "price_per_hour": 2}
+    job = {"compute": compute, "limits": limits, "checkpoints": "s3://b/c/"}
+    assert text in re.sub(r"\n {4,}", " ", str(plan(job, RESUMES)))
