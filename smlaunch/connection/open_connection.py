@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 from smlaunch.connection.termination_signals import exit_on_termination
@@ -159,15 +159,16 @@ def local_target(*, isolation: str | None = None, executor: str | None = None) -
     options = {"local": True, "region": None, "profile": None}
     hosts = {"isolation": isolation, "executor": executor}
     key = (isolation, executor)
-    if key in _OPEN_CONNECTIONS:
-        return _OPEN_CONNECTIONS[key].target
-    connection = _EXIT_STACK.enter_context(
-        open_connection({**options, **hosts}, close_grace_seconds=_PROGRAM_GRACE_SECONDS)
-    )
-    if connection.has_embedded_endpoint:
-        # Not kept otherwise: a background endpoint may have stopped or restarted at the next call.
-        _OPEN_CONNECTIONS[key] = connection
-        _EXIT_STACK.enter_context(exit_on_termination())
+    with _OPENING_LOCK:  # several threads may ask at once
+        if key in _OPEN_CONNECTIONS:
+            return _OPEN_CONNECTIONS[key].target
+        connection = _EXIT_STACK.enter_context(
+            open_connection({**options, **hosts}, close_grace_seconds=_PROGRAM_GRACE_SECONDS)
+        )
+        if connection.has_embedded_endpoint:
+            # Not kept otherwise: a background endpoint may have stopped or restarted at the next call.
+            _OPEN_CONNECTIONS[key] = connection
+            _EXIT_STACK.enter_context(exit_on_termination())
     return connection.target
 
 
@@ -175,6 +176,14 @@ _EXIT_STACK = ExitStack()
 _OPEN_CONNECTIONS: dict[tuple[str | None, str | None], Connection] = {}
 """The endpoints that run in this process, by isolation and executor."""
 atexit.register(_EXIT_STACK.close)
+
+_OPENING_LOCK = RLock()
+# Held during a fork: no other thread's hold is copied into the new process, where nobody would release it.
+os.register_at_fork(
+    before=_OPENING_LOCK.acquire,
+    after_in_parent=_OPENING_LOCK.release,
+    after_in_child=_OPENING_LOCK.release,
+)
 
 
 @contextmanager

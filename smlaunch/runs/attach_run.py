@@ -23,11 +23,11 @@ from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.execution_jobs import ExecutionJobs, orchestrated_run_name
 from smlaunch.runs.job_list import JobList, list_own_names
-from smlaunch.runs.launch_target import Target
+from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.orchestrator_driver import OrchestratorDriver
 from smlaunch.runs.parent_execution_driver import ParentExecutionDriver
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, RunDriver, log_message
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, checked_callback
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_format import check_format
 from smlaunch.runs.run_kinds import prefix_messages, run_of_chain, run_of_shards
@@ -52,8 +52,9 @@ def attach(name: str, target: Target | None = None, on_message: MessageCallback 
     """
     if not isinstance(name, str):
         raise wrong_type_error(name, "the name of a run", "attach('my-run')")
+    require_target(target)
+    on_message = checked_callback(on_message)
     target = target or Target.region()
-    on_message = on_message or log_message
     name_or_arn = name
     is_job_arn = name.startswith("arn:") and name.split(":")[-1].startswith(_JOB_RESOURCES)
     if name.startswith("arn:"):

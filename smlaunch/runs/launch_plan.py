@@ -16,7 +16,7 @@ from smlaunch.planner.plan import PlannedJob, RunPlan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_list import JobList
-from smlaunch.runs.launch_target import Target
+from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.plan_job import (
     PreparedRun,
     pack_job_source,
@@ -25,7 +25,7 @@ from smlaunch.runs.plan_job import (
 )
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, log_message
+from smlaunch.runs.run_driver import MessageCallback, checked_callback
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_kinds import (
     prefix_messages,
@@ -55,6 +55,8 @@ def launch(
     same name again attaches to the existing run and starts nothing (``Run.attached``). Another job under that
     name raises JobError.
     """
+    require_target(target)
+    on_message = checked_callback(on_message)
     if isinstance(job_or_plan, Job):
         prepared_run = prepare(job_or_plan, target)
     elif isinstance(job_or_plan, Plan):
@@ -64,7 +66,7 @@ def launch(
         prepared_run = job_or_plan
     else:
         raise wrong_type_error(job_or_plan, "a Job or a Plan", "Job(entry='train.py')")
-    return _launch_prepared(prepared_run, on_message or log_message, on_progress)
+    return _launch_prepared(prepared_run, on_message, on_progress)
 
 
 def _launch_prepared(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -24,7 +24,7 @@ from smlaunch.aws.interfaces import (
     Transfer,
 )
 from smlaunch.catalog.regions import find_region_mistake
-from smlaunch.errors import AccountError, JobError, Problem
+from smlaunch.errors import AccountError, JobError, Problem, wrong_type_error
 from smlaunch.runs.job_poller import Polling
 
 if TYPE_CHECKING:
@@ -263,6 +263,11 @@ class Target:
             locate_endpoint=locate_endpoint,
         )
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: it holds connections, and an endpoint belongs to a process."""
+        call = "smlaunch.local_target()" if self.kind == "local" else "smlaunch.Target.region()"
+        raise TypeError(f"a Target cannot be pickled or copied; call {call} in the other process")
+
     @property
     def url(self) -> str | None:
         """The current address of an endpoint, which is started if it has to be; None for a region."""
@@ -428,3 +433,9 @@ class Target:
         request.url = urlsplit(request.url)._replace(netloc=urlsplit(address.url).netloc).geturl()
         credentials = self.session.get_credentials()
         credentials.access_key, credentials.secret_key = address.access_key, address.secret_key
+
+
+def require_target(target: object) -> None:
+    """Raise JobError for an argument that is neither a target nor None."""
+    if target is not None and not isinstance(target, Target):
+        raise wrong_type_error(target, "a Target", "local_target()")

@@ -26,7 +26,7 @@ from smlaunch.runs.account_problem import (
     require_plan_without_account,
 )
 from smlaunch.runs.call_errors import translate_call_errors
-from smlaunch.runs.launch_target import Target
+from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.source_archive import SourceArchive, pack_source
 
 DEFAULT_REQUIREMENTS = "requirements.txt"
@@ -94,8 +94,7 @@ def prepare(
     """
     if not isinstance(job, Job):
         raise wrong_type_error(job, "a Job", "Job(entry='train.py')")
-    if target is not None and not isinstance(target, Target):
-        raise wrong_type_error(target, "a Target", "local_target()")
+    require_target(target)
     if name is not None and not isinstance(name, str):
         raise wrong_type_error(name, "a run's name", "name='digits'")
     job.check_program()

@@ -3,6 +3,7 @@ services."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import cached_property
@@ -10,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from smlaunch.contract.run_names import JobName
-from smlaunch.errors import SmlaunchError
+from smlaunch.errors import JobError, Problem, SmlaunchError
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine
@@ -54,6 +55,9 @@ class _Deadline:
     """When a caller stops waiting: ``timeout`` seconds from now, or never."""
 
     def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and (not isinstance(timeout, (int, float)) or math.isnan(timeout)):
+            text = f"seconds for timeout are needed, or None, not {timeout!r:.60}: timeout=60"
+            raise JobError([Problem("", text)])
         self._at_monotonic = None if timeout is None else time.monotonic() + timeout
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from smlaunch.contract.run_names import JobName
+from smlaunch.errors import EXIT_LIMIT, EXIT_STOPPED, wrong_type_error
 from smlaunch.runs.run_outcome import RunOutcome
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ MessageCallback = Callable[[str], None]
 """Receives sentences about what happens, for the user."""
 
 
+def checked_callback(on_message: MessageCallback | None) -> MessageCallback:
+    """Return the caller's callback, or by default one that logs. Raises JobError for what is none."""
+    if on_message is None:
+        return log_message
+    if not callable(on_message):
+        raise wrong_type_error(on_message, "a function for on_message", "on_message=print")
+    return on_message
+
+
 def log_message(text: str) -> None:
     """Log a message of a run whose caller has no callback for it: a program must not wait for ever without a
     word. Python shows warnings on stderr, unless the program configures the logger ``smlaunch``."""
@@ -27,14 +37,20 @@ def log_message(text: str) -> None:
 
 
 def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False) -> str:
-    """Return how a chain goes on whose next job nobody has submitted yet; empty for any other run.
-    ``is_driving``: this process submits it while it waits for the run."""
-    if outcome.final_result is not None or not outcome.jobs or not outcome.last_job.is_finished:
+    """Return how a chain goes on that was stopped, has reached a limit of the whole run, or whose next job
+    nobody has submitted yet; empty for any other run. ``is_driving``: this process submits it while it waits
+    for the run."""
+    if not outcome.jobs or not outcome.last_job.is_finished:
         return ""
-    own_text = "; this program does so in wait, result and exception" if is_driving else ""
-    return (
-        f"`smlaunch resume {outcome.run}{target.cli_flag}` submits the next job, if no client does{own_text}"
-    )
+    command = f"`smlaunch resume {outcome.run}{target.cli_flag}`"
+    if outcome.exit_code is None:
+        own_text = "; this program does so in wait, result and exception" if is_driving else ""
+        return f"{command} submits the next job, if no client does{own_text}"
+    if outcome.exit_code == EXIT_STOPPED:
+        return f"{command} continues it"
+    if outcome.exit_code == EXIT_LIMIT and outcome.last_job.exit_code != EXIT_LIMIT:
+        return "the same job launched under the same name with a higher limit continues it"
+    return ""
 
 
 class RunDriver(Protocol):

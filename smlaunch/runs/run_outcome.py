@@ -14,7 +14,7 @@ Source: SecondaryStatus and FailureReason of the SageMaker API reference, Descri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ class JobOutcome:
     model_artifacts: str | None
     output_uri: str | None
     checkpoints_uri: str | None
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(hash=False)
     """Final value of each metric, by name."""
     data_wait: DataWait | None = None
     """How long the training waited for its data; None where it did not report that."""
@@ -111,7 +111,7 @@ class RunOutcome:
     smlaunch drives."""
     hint: str = ""
     """What helps the user: why a file that the failure names was not uploaded, or what continues a chain that
-    nobody drives. Empty where nothing is known."""
+    was stopped, has reached a limit, or is not driven. Empty where nothing is known."""
 
     @property
     def last_job(self) -> JobOutcome:
@@ -140,9 +140,9 @@ class RunOutcome:
 
     @property
     def model_artifacts(self) -> str | None:
-        """The final model. None while a chain goes on, because a segment's artifacts are not the final
-        model."""
-        return self.last_job.model_artifacts if not self.is_chain or self.exit_code is not None else None
+        """The final model. None for a chain that goes on or has not completed: a segment's artifacts, which
+        ``jobs`` has, are not the final model."""
+        return self.last_job.model_artifacts if not self.is_chain or self.exit_code == 0 else None
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,22 @@ def start_program(text: str, *arguments: str) -> subprocess.Popen[str]:
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n", program.communicate()
     return program
+
+
+def test_threads_that_ask_at_once_share_one_endpoint(job: Job) -> None:
+    targets: list[Target] = []
+    barrier = threading.Barrier(4)
+
+    def open_target() -> None:
+        barrier.wait()
+        targets.append(local_target(isolation="plain"))
+
+    threads = [threading.Thread(target=open_target) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [target is targets[0] for target in targets] == [True] * 4
 
 
 FORKS = """

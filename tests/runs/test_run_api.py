@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smlaunch import Run, Target, attach
+from smlaunch import Run, Target, attach, launch
 from smlaunch.aws.interfaces import CallError
 from smlaunch.errors import JobError
 from smlaunch.runs.chain_driver import ChainDriver
@@ -253,3 +253,61 @@ def test_what_is_no_name_is_refused(target: Target, value: Any) -> None:
 def test_an_unknown_run_of_this_machine_is_listed_by_the_right_command(target: Target) -> None:
     with pytest.raises(JobError, match="`smlaunch ls --local` shows the runs there"):
         attach("nobody", local(target))
+
+
+@pytest.mark.parametrize("value", [3, "local"])
+def test_what_is_no_target_is_refused(value: Any) -> None:
+    with pytest.raises(JobError, match=rf"a Target is needed, not {type(value).__name__}: local_target"):
+        attach("demo", value)
+
+
+@pytest.mark.parametrize("start", [attach, launch])
+def test_what_is_no_callback_is_refused(target: Target, start: Callable[..., Run]) -> None:
+    with pytest.raises(JobError, match="a function for on_message is needed, not int"):
+        start("demo", target, on_message=5)
+
+
+@pytest.mark.parametrize("method", WAITING)
+@pytest.mark.parametrize("timeout", ["5", float("nan"), [5]])
+def test_what_is_no_timeout_is_refused(target: Target, method: str, timeout: Any) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    with pytest.raises(JobError, match="seconds for timeout are needed, or None"):
+        WAITING[method](attach("demo", target), timeout=timeout)
+
+
+@pytest.mark.parametrize("copy_target", [pickle.dumps, copy.deepcopy])
+def test_a_copy_of_a_target_is_refused_with_the_way_to_another_one(
+    target: Target, copy_target: Callable[[Target], object]
+) -> None:
+    with pytest.raises(TypeError, match=r"call smlaunch.Target.region\(\) in the other process"):
+        copy_target(target)
+    with pytest.raises(TypeError, match=r"call smlaunch.local_target\(\) in the other process"):
+        copy_target(local(target))
+
+
+def test_an_outcome_can_be_in_a_set(target: Target) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    outcome = attach("demo", target).result()
+    assert outcome in {outcome}
+    assert hash(outcome.jobs[0]) == hash(replace(outcome.jobs[0]))
+
+
+def test_a_stopped_chain_names_no_model_and_the_command_that_continues_it(target: Target) -> None:
+    run = undriven_chain(target)
+    run.stop()
+    (job,) = control(target).descriptions_by_job[f"{RUN}-s1-a1"]
+    assert isinstance(job, dict)
+    job["ModelArtifacts"] = {"S3ModelArtifacts": "s3://b/model.tar.gz"}
+    outcome = attach(RUN, target).wait()
+    assert (outcome.status, outcome.model_artifacts) == ("Stopped", None)
+    assert outcome.jobs[0].model_artifacts == "s3://b/model.tar.gz"
+    assert outcome.hint == f"`smlaunch resume {RUN}` continues it"
+    assert str(outcome.error).endswith(f"; {outcome.hint}")
+
+
+def test_a_chain_at_its_limit_says_what_continues_it(target: Target) -> None:
+    undriven_chain(target)
+    FOLDER.save_workflow(workflow(total_seconds=90), target.storage)
+    outcome = attach(RUN, target).wait()
+    assert outcome.exit_code == 6
+    assert outcome.hint == "the same job launched under the same name with a higher limit continues it"
