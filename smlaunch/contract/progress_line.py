@@ -91,10 +91,12 @@ def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:
 
 
 def _parse_value(text: str) -> MetricValue:
-    """An integer, a number, or decoded text."""
+    """An integer, a number, or decoded text. An integer that is too large for a float is infinite."""
     try:
-        return int(text)
-    except ValueError:
+        number = int(text)
+        float(number)
+        return number
+    except (ValueError, OverflowError):
         pass
     try:
         return float(text)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,3 +88,12 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     estimate = tracker.estimate()
     assert estimate is not None
     assert estimate.metrics == {"data_wait_share": 0.6, "loss": 0}
+
+
+def test_a_number_that_no_float_can_hold_is_infinite_and_no_step() -> None:
+    line = parse_line(f"smlaunch: progress step={'9' * 400} loss=-{'9' * 400}")
+    assert line is not None
+    tracker = ProgressTracker()
+    tracker.add_line((1, 0), 1.0, line)
+    estimate = tracker.estimate()
+    assert estimate is not None and estimate.step is None and estimate.metrics["loss"] == -math.inf
