@@ -98,6 +98,7 @@ FILES = {
     "runs/test_owners.py::test_a_wrong_owner_differs_from_a_missing_permission": ENDPOINT,
     "runs/test_owners.py::test_nothing_is_sent_without_a_known_caller": ENDPOINT,
     "runs/test_source_links.py::test_link_loops_and_special_files_are_named": ENDPOINT,
+    "runs/test_run_card.py::test_an_awaited_run_lets_other_tasks_go_on_and_has_the_result": ENDPOINT,
     "runs/test_stage.py::test_a_single_job_loads_nothing_of_chains_and_shards": PROCESS,
     "runs/test_stage.py::test_nothing_of_transfers_is_loaded_without_data": PROCESS,
     "runs/test_stage.py::test_one_of_many_clients_creates_the_secret": PROCESS,

@@ -33,10 +33,8 @@ ENVIRONMENTS = {
     "trainers": ["lightning==2.6.6", "transformers==5.23.0", "accelerate==1.15.0"],
     "deepspeed": ["--no-build-isolation", "deepspeed==0.19.8"],  # its setup.py imports torch
     # 500, 300 and 80 MB. The package xgboost brings CUDA's nccl, 300 MB.
-    "frameworks": [
-        *("pyspark==4.3.0", "ray==2.60.0", "xgboost-cpu==3.2.0"),
-        *("nbclient==0.11.0", "ipykernel==7.4.0"),
-    ],
+    "frameworks": ["pyspark==4.3.0", "ray==2.60.0", "xgboost-cpu==3.2.0"],
+    "notebook": ["nbclient==0.11.0", "ipykernel==7.4.0", "hatchling==1.33.0"],  # the last builds the wheel
     "airflow": [
         *("apache-airflow==3.3.2", "apache-airflow-providers-amazon[aiobotocore]==9.39.0"),
         *("aiobotocore==3.10.0", "boto3==1.43.117"),  # named, so that pip need not search for the pair
@@ -64,7 +62,10 @@ BUILD_TOOLS = {"deepspeed": ["setuptools==84.2.1"], "ordinary": ["setuptools==84
 """Installed before an environment's packages: without build isolation a package is built with what is there,
 and the setuptools that Python 3.11's venv brings (65.5) cannot build a wheel by itself."""
 
-OVER = {"debianmpi", "deepspeed", "frameworks", "moto", "mpich", "ordinary", "tensorflow", "trainers"}
+OVER = {
+    *("debianmpi", "deepspeed", "frameworks", "moto", "mpich", "notebook", "ordinary", "tensorflow"),
+    "trainers",
+}
 """Environments that see what the one running this has installed, and this checkout, so that neither is
 installed again."""
 

@@ -21,7 +21,7 @@ from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_li
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine, StateChange, host_number
 from smlaunch.runs.log_tail import live_text, split_rank_prefix, visible_text
-from smlaunch.runs.progress_estimate import ProgressEstimate
+from smlaunch.runs.progress_estimate import ProgressEstimate, describe_progress
 from smlaunch.runs.run import Run
 from smlaunch.text.format import format_elapsed
 
@@ -253,7 +253,7 @@ class Display:
             return
         self._last_printed_step, self._last_printed_at = estimate.step, now
         segment_prefix = f"{self._segment_text}, " if self._segment_text else ""
-        echo("progress " + segment_prefix + ", ".join(_describe_progress(estimate)), file=self.err)
+        echo("progress " + segment_prefix + ", ".join(describe_progress(estimate)), file=self.err)
 
 
 def _progress_text(estimate: ProgressEstimate) -> str:
@@ -261,27 +261,7 @@ def _progress_text(estimate: ProgressEstimate) -> str:
     if estimate.fraction_done is not None:
         full = int(estimate.fraction_done * _BAR_WIDTH)
         bar = "━" * full + "╌" * (_BAR_WIDTH - full) + "  "
-    return bar + "  ".join(_describe_progress(estimate))
-
-
-def _describe_progress(estimate: ProgressEstimate) -> list[str]:
-    """Return the step, speed, metrics and remaining time (``eta_seconds``) of a job as short texts, as far as
-    they are known."""
-    texts: list[str] = []
-    if estimate.step is not None:
-        total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""
-        percent = f" ({estimate.fraction_done:.0%})" if estimate.fraction_done is not None else ""
-        texts.append(f"step {estimate.step}{total_text}{percent}")
-    if estimate.steps_per_second:
-        texts.append(
-            f"{estimate.steps_per_second:.3g} steps/s"
-            if estimate.steps_per_second >= 1
-            else f"{1 / estimate.steps_per_second:.3g} s/step"
-        )
-    texts.extend(f"{metric_name} {value:.4g}" for metric_name, value in estimate.metrics.items())
-    if estimate.eta_seconds:
-        texts.append(f"{format_elapsed(round(estimate.eta_seconds))} left")
-    return texts
+    return bar + "  ".join(describe_progress(estimate))
 
 
 def is_endpoint_line(text: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from html import escape
 
 from smlaunch.planner.plan import Candidate, RunPlan
 from smlaunch.render.candidates import (
@@ -20,9 +19,9 @@ from smlaunch.render.candidates import (
     describe_candidate_hosts,
     group_rejections_by_rule,
 )
+from smlaunch.render.html_text import escape_html, key_value_table
 from smlaunch.render.plan_text import describe_launch_steps, plan_headline, summary_rows
-from smlaunch.secrets.masking import mask_document, mask_text
-from smlaunch.text.format import escape_unprintable
+from smlaunch.secrets.masking import mask_document
 
 _STYLE_SHEET = """
 .smlaunch table {border-collapse: collapse; margin: .4em 0;}
@@ -45,23 +44,23 @@ def plan_as_html(plan: RunPlan) -> str:
     reasons, warnings, compared machines, actions and requests in collapsible blocks."""
     html_blocks = [
         f"<style>{_STYLE_SHEET}</style>",
-        f"<p><strong>{_escape_html(plan_headline(plan))}</strong></p>",
-        _key_value_table(summary_rows(plan)),
+        f"<p><strong>{escape_html(plan_headline(plan))}</strong></p>",
+        key_value_table(summary_rows(plan)),
     ]
     # Each reason with the name of the rule that it comes from.
     reason_items = (
-        f'{_escape_html(reason.explanation)} <span class="rule">{_escape_html(reason.rule)}</span>'
+        f'{escape_html(reason.explanation)} <span class="rule">{escape_html(reason.rule)}</span>'
         for reason in plan.reasons
     )
     html_blocks.append(_collapsible_block("Why", _list_element("ul", reason_items), is_open=True))
     if plan.warnings:
-        warning_items = (f'<span class="warning">{_escape_html(warning)}</span>' for warning in plan.warnings)
+        warning_items = (f'<span class="warning">{escape_html(warning)}</span>' for warning in plan.warnings)
         html_blocks.append(_collapsible_block("Warnings", _list_element("ul", warning_items), is_open=True))
     # Candidates: the machines that the plan has compared; a single one needs no table.
     if len(plan.candidates) > 1:
         heading = candidate_table_heading(plan.candidates)
         html_blocks.append(_collapsible_block(heading, "".join(_candidate_table_html(plan)), is_open=True))
-    action_items = map(_escape_html, describe_launch_steps(plan))
+    action_items = map(escape_html, describe_launch_steps(plan))
     html_blocks.append(_collapsible_block("Actions", _list_element("ol", action_items)))
     # The first job of each segment of the run.
     html_blocks += (
@@ -83,7 +82,7 @@ def _candidate_table_html(plan: RunPlan) -> Iterator[str]:
     for candidate in suitable[:MAX_SHOWN_ROWS]:
         # &#9733; is a star.
         css_class, star = (' class="chosen"', "&#9733; ") if candidate.chosen else ("", "")
-        cells_html = "</td><td>".join(_escape_html(cell) for cell in candidate_cells(candidate))
+        cells_html = "</td><td>".join(escape_html(cell) for cell in candidate_cells(candidate))
         yield f"<tr{css_class}><td>{star}{cells_html}</td></tr>"
     yield "</table>"
     if len(suitable) > MAX_SHOWN_ROWS:
@@ -97,22 +96,15 @@ def _candidate_table_html(plan: RunPlan) -> Iterator[str]:
 
 def _rejection_html(rule: str, candidate: Candidate, count: int) -> str:
     more_text = f", and {count - 1} more" if count > 1 else ""
-    reason = f'{_escape_html(candidate.objection)} <span class="rule">{_escape_html(rule)}</span>'
-    return f"{_escape_html(describe_candidate_hosts(candidate))}{more_text}: {reason}"
+    reason = f'{escape_html(candidate.objection)} <span class="rule">{escape_html(rule)}</span>'
+    return f"{escape_html(describe_candidate_hosts(candidate))}{more_text}: {reason}"
 
 
 def _request_html(operation: str, name: str, request: object) -> str:
     request_json = json.dumps(mask_document(request), indent=2, default=str)
     return _collapsible_block(
-        f"{operation} {name}", f"<pre>{_escape_html(request_json, keep_lines=True)}</pre>"
+        f"{operation} {name}", f"<pre>{escape_html(request_json, keep_lines=True)}</pre>"
     )
-
-
-def _key_value_table(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = (
-        f"<tr><th>{_escape_html(label)}</th><td>{_escape_html(value)}</td></tr>" for label, value in pairs
-    )
-    return f"<table>{''.join(rows)}</table>"
 
 
 def _list_element(kind: str, items: Iterable[str]) -> str:
@@ -121,11 +113,4 @@ def _list_element(kind: str, items: Iterable[str]) -> str:
 
 
 def _collapsible_block(title: str, content: str, is_open: bool = False) -> str:
-    return f"<details{' open' if is_open else ''}><summary>{_escape_html(title)}</summary>{content}</details>"
-
-
-def _escape_html(text: str, keep_lines: bool = False) -> str:
-    """Escape text, mask secrets and escape unprintable characters. ``keep_lines``: keep line breaks."""
-    masked = mask_text(text)
-    masked_lines = masked.split("\n") if keep_lines else [masked]
-    return escape("\n".join(escape_unprintable(masked_line) for masked_line in masked_lines))
+    return f"<details{' open' if is_open else ''}><summary>{escape_html(title)}</summary>{content}</details>"

@@ -99,22 +99,31 @@ def build_metric_table(lines: Iterable[LogLine]) -> MetricTable:
     """Collect the progress lines of each job's first rank. ``lines``: of all jobs, oldest job first."""
     rows_by_writer: dict[tuple[int, int], list[MetricRow]] = {}
     for line in lines:
-        if LINE_PREFIX not in line.text:
-            continue
-        parsed = parse_line(line.text)
-        if parsed is None or parsed.kind not in (PROGRESS_KIND, METRIC_KIND):
-            continue
-        step = parsed.values.get("step")
-        values = {
-            name: float(value)
-            for name, value in parsed.values.items()
-            if name not in ("step", "steps") and not isinstance(value, str)
-        }
-        rank, _ = split_rank_prefix(line.text)
-        row = MetricRow(line.job, line.at / 1000, step if isinstance(step, int) else None, values)
-        rows_by_writer.setdefault((host_number(line.host), rank or 0), []).append(row)
+        writer_and_row = read_metric_row(line)
+        if writer_and_row is not None:
+            writer, row = writer_and_row
+            rows_by_writer.setdefault(writer, []).append(row)
     first_writer = min(rows_by_writer, default=None)
     return MetricTable(tuple(_without_repeated_steps(rows_by_writer[first_writer]) if first_writer else ()))
+
+
+def read_metric_row(line: LogLine) -> tuple[tuple[int, int], MetricRow] | None:
+    """Return what a progress line reports, and which host (its number) and rank has printed it; None for any
+    other line."""
+    if LINE_PREFIX not in line.text:
+        return None
+    parsed = parse_line(line.text)
+    if parsed is None or parsed.kind not in (PROGRESS_KIND, METRIC_KIND):
+        return None
+    step = parsed.values.get("step")
+    values = {
+        name: float(value)
+        for name, value in parsed.values.items()
+        if name not in ("step", "steps") and not isinstance(value, str)
+    }
+    rank, _ = split_rank_prefix(line.text)
+    row = MetricRow(line.job, line.at / 1000, step if isinstance(step, int) else None, values)
+    return (host_number(line.host), rank or 0), row
 
 
 def _without_repeated_steps(rows: list[MetricRow]) -> list[MetricRow]:

@@ -17,6 +17,7 @@ from smlaunch.contract.progress_line import (
     MetricValue,
     ProgressLine,
 )
+from smlaunch.text.format import format_elapsed
 
 _RATE_WINDOW_LINES = 32
 """The rate is that of the last lines: few enough to follow a change, enough to be stable."""
@@ -147,3 +148,22 @@ class _WriterProgress:
         if last_line_at <= first_line_at or last_step <= first_step:
             return None
         return (last_step - first_step) / (last_line_at - first_line_at)
+
+
+def describe_progress(estimate: ProgressEstimate) -> list[str]:
+    """Return step, speed, metrics and remaining time of a job as short texts, as far as they are known."""
+    texts: list[str] = []
+    if estimate.step is not None:
+        total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""
+        percent = f" ({estimate.fraction_done:.0%})" if estimate.fraction_done is not None else ""
+        texts.append(f"step {estimate.step}{total_text}{percent}")
+    if estimate.steps_per_second:
+        texts.append(
+            f"{estimate.steps_per_second:.3g} steps/s"
+            if estimate.steps_per_second >= 1
+            else f"{1 / estimate.steps_per_second:.3g} s/step"
+        )
+    texts.extend(f"{metric_name} {value:.4g}" for metric_name, value in estimate.metrics.items())
+    if estimate.eta_seconds:
+        texts.append(f"{format_elapsed(round(estimate.eta_seconds))} left")
+    return texts

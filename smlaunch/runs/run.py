@@ -4,10 +4,11 @@ services."""
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from smlaunch.contract.run_names import JobName
@@ -19,12 +20,14 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.missing_files import add_missing_file_hint
 from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_driver import RunDriver, SleepFunction
+from smlaunch.runs.run_observation import RunObservation
 from smlaunch.runs.run_outcome import RunOutcome, summarize_run
 from smlaunch.runs.submit_job import stop_job
 
 if TYPE_CHECKING:
     from smlaunch.runs.chain_driver import ChainDriver
     from smlaunch.runs.metric_table import MetricTable
+    from smlaunch.runs.notebook_card import NotebookCard
 
 
 class RunJobs(Protocol):
@@ -101,6 +104,7 @@ class Run:
         self._find_driver = find_driver
         self._last_status = "attached" if attached else "launched"
         """As it was read last."""
+        self._observation = RunObservation()
 
     def __repr__(self) -> str:
         """Return one line, with the status as it was read last. Makes no request."""
@@ -123,11 +127,19 @@ class Run:
             return self._find_driver()
 
     def _repr_html_(self) -> str:
-        """Return the run's place and jobs for a notebook's cell. Makes no request."""
-        rows = {"run": self.name, "where": self.target.location, "jobs": ", ".join(self.jobs)}
-        lines = "".join(f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in rows.items())
-        state = "attached to it" if self.attached else "launched"
-        return f"<div><p>{state}; <code>run.wait()</code> follows it</p><table>{lines}</table></div>"
+        """Return the run's card for a notebook's cell, with what is known already. Makes no request."""
+        from smlaunch.render.run_card import run_card_as_html
+
+        card = self._observation.card(self.name, self.target, self.jobs, is_attached=self.attached)
+        return run_card_as_html(card)
+
+    def _notebook_card(self) -> AbstractContextManager[NotebookCard | None]:
+        """Return a context in which a notebook's cell shows the card; None outside of notebooks."""
+        if "IPython" not in sys.modules:
+            return nullcontext()
+        from smlaunch.runs.notebook_card import find_notebook_card
+
+        return find_notebook_card(self, self._observation)
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -169,6 +181,7 @@ class Run:
             outcome = driver.add_result(self._jobs.outcome(reads_logs=reads_logs))
         if outcome.jobs:  # a shard may have none yet
             self._last_status = outcome.status
+            self._observation.keep_outcome(outcome, has_logs=reads_logs)
         return outcome
 
     def outcome_from(self, follower: JobFollower) -> RunOutcome:
@@ -211,10 +224,17 @@ class Run:
         """Follow the run to its end, submit its further jobs if it was launched here or resumed, and return
         its outcome with the last metrics, however it ended.
 
-        ``on_event`` receives every state change, log line and warning. What the run waits for between two
-        jobs, such as a client that submits the next one, is a message: see ``on_message`` of ``attach``.
-        Raises TimeoutError if the run has not ended after ``timeout`` seconds.
+        ``on_event`` receives every state change, log line and warning; without it, a notebook's cell shows
+        the run's card, which is updated meanwhile. What the run waits for between two jobs, such as a client
+        that submits the next one, is a message: see ``on_message`` of ``attach``. Raises TimeoutError if the
+        run has not ended after ``timeout`` seconds.
         """
+        with nullcontext() if on_event is not None else self._notebook_card() as card:
+            return self._wait(on_event, card, timeout)
+
+    def _wait(
+        self, on_event: Callable[[Event], None] | None, card: NotebookCard | None, timeout: float | None
+    ) -> RunOutcome:
         deadline = _Deadline(timeout)
         with translate_call_errors(self.target):  # a CallError becomes a ServiceError, for example
             for follower in self.follow(deadline.sleep):  # one for each job
@@ -222,6 +242,8 @@ class Run:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
+                    if card is not None:
+                        card.show_events(events, follower)
                     if deadline.has_passed:
                         break
                 if deadline.has_passed:
@@ -237,7 +259,9 @@ class Run:
             goes_on = "" if outcome.hint else ", and goes on"
             raise TimeoutError(f"run {self.name} has not ended after {timeout:g} s{goes_on}: {state}")
         # The hint is about a file that was not uploaded and that the script misses.
-        return add_missing_file_hint(outcome, self.target)
+        outcome = add_missing_file_hint(outcome, self.target)
+        self._observation.keep_outcome(outcome, has_logs=True)
+        return outcome
 
     def result(self, timeout: float | None = None) -> RunOutcome:
         """Wait for the run's end, and return its outcome if it completed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,15 +11,14 @@ from typing import NamedTuple
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.aws.interfaces import JobSummary
 from smlaunch.aws.service_errors import call_with_retries
-from smlaunch.catalog.instances import find_instance_type
 from smlaunch.contract.progress_line import DATA_WAIT_METRIC
 from smlaunch.contract.run_names import JobName, parse_any_job_name, parse_job_name
 from smlaunch.errors import SmlaunchError
 from smlaunch.runs.attach_run import attach
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target
+from smlaunch.runs.run_cost import estimate_dollars
 from smlaunch.runs.run_format import unreadable_formats
-from smlaunch.runs.run_outcome import RunOutcome
 
 _PARALLEL_DESCRIPTIONS = 8
 _SEARCH_FACTOR = 10
@@ -113,7 +111,7 @@ def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -
         summary = summary._replace(
             instance_type=last_job.instance_type,
             hosts=last_job.host_count,
-            dollars=_estimate_dollars(outcome, target),
+            dollars=estimate_dollars(outcome, target.kind),
             metrics={name: value for name, value in outcome.metrics.items() if name != DATA_WAIT_METRIC},
         )
         if parse_job_name(summary.job) is None:
@@ -128,20 +126,3 @@ def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -
         return summary
     except SmlaunchError:
         return summary
-
-
-def _estimate_dollars(outcome: RunOutcome, target: Target) -> float | None:
-    """Return what the jobs of a run have cost so far at on-demand prices; None where a price, or the time of
-    a job that runs, is not known."""
-    if target.kind != "aws":
-        return 0.0
-    dollars = 0.0
-    for job in outcome.jobs:
-        catalog_entry = find_instance_type(job.instance_type or "")
-        seconds = job.billable_seconds
-        if seconds is None and job.started is not None:  # it runs
-            seconds = round((job.ended or time.time()) - job.started)
-        if catalog_entry is None or catalog_entry.usd_per_hour is None or job.host_count is None:
-            return None
-        dollars += catalog_entry.usd_per_hour * job.host_count * (seconds or 0) / 3600
-    return dollars

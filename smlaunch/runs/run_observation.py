@@ -1,0 +1,162 @@
+"""What a program knows of a run without a request: from what it has followed and described. Its card for a
+notebook's cell is made of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smlaunch.contract.progress_line import DATA_WAIT_METRIC
+from smlaunch.runs.job_follower import JobFollower
+from smlaunch.runs.job_poller import Event, LogLine, StateChange
+from smlaunch.runs.progress_estimate import ProgressEstimate, describe_progress
+from smlaunch.runs.run_outcome import RunOutcome, summarize_run
+from smlaunch.text.format import format_dollars, format_elapsed
+
+if TYPE_CHECKING:
+    from smlaunch.render.run_card import Curve, RunCard, State
+    from smlaunch.runs.launch_target import Target
+    from smlaunch.runs.metric_curve import MetricCurves
+
+_MAX_SHOWN_JOBS = _MAX_SHOWN_MODELS = 3
+
+
+class RunObservation:
+    """The newest facts about a run. All are unknown before the first one was read."""
+
+    def __init__(self) -> None:
+        self.outcome: RunOutcome | None = None
+        self._has_logs_of_outcome = False
+        self._observed_at = 0.0
+        self._last_change: StateChange | None = None
+        self._progress: ProgressEstimate | None = None
+        self._curves: MetricCurves | None = None
+
+    def keep_outcome(self, outcome: RunOutcome, *, has_logs: bool) -> None:
+        """Keep an outcome. ``has_logs``: it has the last metrics and a failure's traceback. One that has not
+        replaces none that says the same with them."""
+        known = self.outcome
+        if known is not None and self._has_logs_of_outcome and not has_logs:
+            is_same_end = known.exit_code is not None and known.exit_code == outcome.exit_code
+            if is_same_end and len(known.jobs) == len(outcome.jobs):
+                return
+        self.outcome, self._has_logs_of_outcome = outcome, has_logs
+        self._observed_at = time.time()
+
+    def add_events(self, events: Sequence[Event], follower: JobFollower, *, follows_one_job: bool) -> None:
+        """Add what a follower has read. ``follows_one_job``: metrics of several shards make no curve."""
+        changes = [event for event in events if isinstance(event, StateChange)]
+        if changes:
+            self._last_change = changes[-1]
+        self._progress = follower.progress.estimate(time.time()) or self._progress
+        self._observed_at = time.time()
+        if follows_one_job:
+            if self._curves is None:
+                from smlaunch.runs.metric_curve import MetricCurves
+
+                self._curves = MetricCurves()
+            self._curves.add_lines(event for event in events if isinstance(event, LogLine))
+
+    def card(self, run: str, target: Target, jobs: Sequence[str], *, is_attached: bool) -> RunCard:
+        """Return the card. Makes no request."""
+        from smlaunch.render.run_card import RunCard
+
+        outcome = self.outcome
+        has_ended = outcome is not None and outcome.exit_code is not None
+        where = "this machine" if target.kind == "local" else f"region {target.region_name}"
+        rows = [*self._result_rows(), ("where", where), ("jobs", _jobs_text(jobs))]
+        if not self._observed_at:
+            first_words = "attached to it" if is_attached else "launched"
+            return RunCard(run, first_words, "running", rows, hint="run.wait() follows it")
+        progress = self._progress
+        if progress is not None:
+            # The metrics have rows of their own. A run that has ended has neither speed nor remaining time.
+            progress = replace(progress, metrics={})
+            if has_ended:
+                progress = replace(progress, steps_per_second=None, eta_seconds=None)
+        failure = None if outcome is None or not has_ended else outcome.last_job.failure
+        read_at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self._observed_at))
+        return RunCard(
+            run=run,
+            headline=self._headline(),
+            state=self._state(),
+            rows=[*self._cost_rows(target), *rows],
+            progress=", ".join(describe_progress(progress)) if progress else "",
+            fraction_done=progress.fraction_done if progress else None,
+            metrics=self._metrics(),
+            curve=self._curve(),
+            traceback=failure.traceback if failure else "",
+            hint=outcome.hint if outcome else "",
+            note="" if has_ended else f"as read at {read_at}",
+        )
+
+    def _headline(self) -> str:
+        if self.outcome is not None and self.outcome.jobs:
+            return summarize_run(self.outcome)
+        if self._last_change is None:
+            return "submitted"
+        message = f": {self._last_change.message}" if self._last_change.message else ""
+        return f"in progress ({self._last_change.state}{message})"
+
+    def _state(self) -> State:
+        outcome = self.outcome
+        if outcome is None or outcome.exit_code is None:
+            return "running"
+        states: dict[str, State] = {"Completed": "completed", "Stopped": "stopped"}
+        return states.get(outcome.status, "failed")
+
+    def _metrics(self) -> dict[str, float]:
+        if self.outcome is not None and len(self.outcome.individual_outcomes) > 1:
+            return {}  # each shard has its own
+        metrics = (self.outcome.metrics if self.outcome else None) or (
+            self._progress.metrics if self._progress else {}
+        )
+        return {name: value for name, value in metrics.items() if name != DATA_WAIT_METRIC}
+
+    def _curve(self) -> Curve | None:
+        from smlaunch.render.run_card import Curve
+
+        course = self._curves.main_course() if self._curves else None
+        return None if course is None else Curve(course[0], course[1])
+
+    def _cost_rows(self, target: Target) -> list[tuple[str, str]]:
+        if target.kind == "local":
+            return [("cost", "nothing: it runs on this machine")]
+        from smlaunch.runs.run_cost import estimate_dollars
+
+        dollars = None if self.outcome is None else estimate_dollars(self.outcome, target.kind)
+        if self.outcome is None or dollars is None:
+            return [("cost", "not known")]
+        so_far = " so far" if self.outcome.exit_code is None else ""
+        return [("cost", f"{format_dollars(dollars)}{so_far}, estimated from on-demand prices")]
+
+    def _result_rows(self) -> list[tuple[str, str]]:
+        """Return how long the jobs have trained, and where results are."""
+        if self.outcome is None or not self.outcome.jobs:
+            return []
+        seconds = [
+            job.training_seconds
+            if job.training_seconds is not None
+            else None
+            if job.started is None
+            else (job.ended or self._observed_at) - job.started
+            for job in self.outcome.jobs
+        ]
+        rows: list[tuple[str, str]] = []
+        known_seconds = [value for value in seconds if value is not None]
+        if known_seconds:
+            rows.append(("training time", format_elapsed(round(max(0.0, sum(known_seconds))))))
+        if self.outcome.step is not None:
+            rows.append(("checkpoint", f"of step {self.outcome.step}"))
+        models = [
+            one.model_artifacts for one in self.outcome.individual_outcomes if one.exit_code is not None
+        ]
+        return rows + [("model", model) for model in models[:_MAX_SHOWN_MODELS] if model]
+
+
+def _jobs_text(jobs: Sequence[str]) -> str:
+    if len(jobs) <= _MAX_SHOWN_JOBS:
+        return ", ".join(jobs)
+    return f"{len(jobs)}, the newest {jobs[-1]}"
