@@ -1,11 +1,14 @@
-"""notebooks/quickstart.ipynb, executed by a real kernel; the test reads the output of its cells."""
+"""The notebooks. quickstart.ipynb is executed by a real kernel with the package as it is installed, without a
+checkout; the tests read the output of its cells. studio.ipynb's job is planned without an account."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ import pytest
 from tests.real.conftest import program
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+QUICKSTART, STUDIO = (ROOT / "notebooks" / name for name in ("quickstart.ipynb", "studio.ipynb"))
+
+LAST_PLANNED_LINE = "decided"
+"""Of studio.ipynb: the cells up to this one need no account."""
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -22,17 +28,38 @@ def code_cells(path: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Returns the cells after execution, beside the entry points as in a checkout."""
-    root = tmp_path_factory.mktemp("checkout")
-    (root / "notebooks").mkdir()
-    shutil.copytree(ROOT / "entrypoints", root / "entrypoints")
-    copy = Path(shutil.copy(NOTEBOOK, root / "notebooks"))
+def installed_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder that a wheel of this checkout is installed in."""
+    wheels, site = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
+    pip = [program("notebook", "python"), "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
+    subprocess.run(build, check=True, timeout=120)
+    (wheel,) = wheels.glob("smlaunch-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, timeout=120)
+    return site
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory, installed_package: Path) -> list[Any]:
+    """Returns the cells of quickstart.ipynb after execution, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("notebook")
+    copy = Path(shutil.copy(QUICKSTART, folder))
+    environment = {
+        **os.environ,
+        "SMLAUNCH_HOME": str(tmp_path_factory.mktemp("home")),
+        "PYTHONPATH": str(installed_package),
+        "OMP_NUM_THREADS": "1",
+    }
+    find_package = [program("notebook", "python"), "-c", "import smlaunch; print(smlaunch.__file__)"]
+    result = subprocess.run(
+        find_package, env=environment, cwd=folder, check=True, capture_output=True, text=True
+    )
+    assert Path(result.stdout.strip()) == installed_package / "smlaunch" / "__init__.py"
     subprocess.run(
-        [program("frameworks", "jupyter-execute"), "--inplace", "--timeout", "100", str(copy)],
-        env={**os.environ, "SMLAUNCH_HOME": str(root / "home")},
+        [program("notebook", "jupyter-execute"), "--inplace", "--timeout", "300", str(copy)],
+        env=environment,
         check=True,
-        timeout=115,
+        timeout=360,
     )
     return code_cells(copy)
 
@@ -52,9 +79,32 @@ def test_a_plan_is_a_table_with_its_reasons(cells: list[Any]) -> None:
     assert "imports torch.distributed: ddp starts every rank" in page
 
 
+def test_one_card_has_followed_the_run_and_says_how_it_ended(cells: list[Any]) -> None:
+    waiting_cell = find_cell(cells, "outcome = run.result()")
+    cards = [output for output in waiting_cell["outputs"] if output["output_type"] == "display_data"]
+    assert len(cards) == 1, waiting_cell["outputs"]
+    page = cell_output(waiting_cell, "text/html")
+    for text in (
+        ": completed</p>",
+        "model.tar.gz",
+        "held_out_accuracy",
+        "<polyline",
+        "it runs on this machine",
+    ):
+        assert text in page
+    assert cell_output(find_cell(cells, "run"), "text/html") == page
+
+
 def test_the_run_was_real(cells: list[Any]) -> None:
     assert "held_out_accuracy" in cell_output(find_cell(cells, "outcome.metrics"), "text/plain")
-    assert "train-ddp" in cell_output(find_cell(cells, "run"), "text/html")
+    assert "held_out_accuracy" in cell_output(find_cell(cells, "run.metrics"), "text/html")
+    (printed_text,) = find_cell(cells, "print(run.metrics)")["outputs"]
+    assert "loss" in "".join(printed_text["text"])
+
+
+def test_its_name_finds_the_run_again(cells: list[Any]) -> None:
+    cell = find_cell(cells, 'again.describe(reads_logs=True).status, again.metrics["loss"][-1]')
+    assert re.fullmatch(r"\('Completed', \d\.\d+\)", cell_output(cell, "text/plain"))
 
 
 def test_a_function_of_the_notebook_was_called_by_every_rank(cells: list[Any]) -> None:
@@ -68,5 +118,32 @@ def test_what_a_script_lacks_is_said(cells: list[Any]) -> None:
     assert "Machines compared" in page
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
-    assert not any(cell["outputs"] for cell in code_cells(NOTEBOOK))
+def test_the_job_for_a_region_is_planned_without_an_account(tmp_path: Path) -> None:
+    sources = ["".join(cell["source"]) for cell in code_cells(STUDIO)]
+    (planning_cell,) = [
+        number for number, source in enumerate(sources) if source.splitlines()[-1] == LAST_PLANNED_LINE
+    ]
+    assert not any("launch(" in source for source in sources[: planning_cell + 1])
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "work").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join([*sources[: planning_cell + 1], "print(decided)"])],
+        cwd=tmp_path / "work",
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+            "HOME": str(home),
+            "AWS_EC2_METADATA_DISABLED": "true",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    for text in ("eu-west-1", "2 x ml.c5.xlarge", "spot", "ddp", "cost"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("notebook", [QUICKSTART, STUDIO], ids=lambda path: path.stem)
+def test_the_notebook_is_kept_without_outputs(notebook: Path) -> None:
+    assert not any(cell["outputs"] for cell in code_cells(notebook))

@@ -204,7 +204,7 @@ class Cell:
     def __init__(self) -> None:
         self.kernel = object()
         self.display_pub = self
-        self.shown: list[str] = []
+        self.pages: list[str] = []
         self.updates: list[bool] = []
         self.ids: set[str] = set()
         self.error: Exception | None = None
@@ -214,7 +214,7 @@ class Cell:
     ) -> None:
         if self.error is not None:
             raise self.error
-        self.shown.append(data["text/html"])
+        self.pages.append(data["text/html"])
         self.updates.append(update)
         self.ids.add(transient["display_id"])
 
@@ -250,7 +250,7 @@ def test_one_output_is_updated_and_says_how_the_run_ended(target: Target, cell: 
     run.result()
     assert cell.updates[0] is False and all(cell.updates[1:]) and len(cell.updates) >= 2
     assert len(cell.ids) == 1
-    last = Page(cell.shown[-1]).text
+    last = Page(cell.pages[-1]).text
     for text in (
         "demo: completed",
         "step 4/4 (100%)",
@@ -263,7 +263,7 @@ def test_one_output_is_updated_and_says_how_the_run_ended(target: Target, cell: 
     assert "$0.0575, estimated" in last, "900 billed seconds of an ml.m5.xlarge, $0.23 an hour"
     assert "so far" not in last and "as read at" not in last
     assert run.status == "Completed"
-    assert run._repr_html_() == cell.shown[-1], "a later request for the status keeps the metrics"
+    assert run._repr_html_() == cell.pages[-1], "a later request for the status keeps the metrics"
 
 
 def test_a_failed_run_says_which_process_and_shows_its_traceback(target: Target, cell: Cell) -> None:
@@ -271,7 +271,7 @@ def test_a_failed_run_says_which_process_and_shows_its_traceback(target: Target,
     target.__dict__["logs"].add_lines(f"{JOB}/algo-2-5", *(f"[3] {line}" for line in TRACEBACK))
     with pytest.raises(TrainingFailed):
         run.result()
-    last = Page(cell.shown[-1]).text
+    last = Page(cell.pages[-1]).text
     assert "demo: rank 3 on algo-2 exited with code 1: ValueError: boom" in last
     assert "\n".join(TRACEBACK) in last
     assert "step 2/4 (50%)" in last and "left" not in last
@@ -281,7 +281,7 @@ def test_a_timeout_leaves_the_state_so_far(target: Target, cell: Cell) -> None:
     run = run_that(target, RUNNING, log=LOSSES[:2])
     with pytest.raises(TimeoutError):
         run.wait(timeout=0.01)
-    last = Page(cell.shown[-1]).text
+    last = Page(cell.pages[-1]).text
     assert "in progress (Training)" in last and "so far, estimated" in last and "as read at" in last
 
 
@@ -290,7 +290,7 @@ def test_an_unknown_cost_is_called_so(target: Target, cell: Cell, instance: str 
     resources = {"InstanceCount": 1, **({"InstanceType": instance} if instance else {})}
     run = run_that(target, {**COMPLETED, "ResourceConfig": resources})
     run.wait()
-    assert "costnot known" in Page(cell.shown[-1]).text
+    assert "costnot known" in Page(cell.pages[-1]).text
 
 
 def test_an_error_of_the_display_ends_the_display_only(
@@ -315,7 +315,7 @@ def test_elsewhere_nothing_is_shown(
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     run = run_that(target, RUNNING, COMPLETED)
     run.wait(list[object]().append if place == "callback" else None)
-    assert cell.shown == []
+    assert cell.pages == []
 
 
 def test_outside_of_notebooks_nothing_of_the_card_is_imported(
@@ -336,11 +336,11 @@ def test_it_is_updated_once_a_second_and_seldom_in_a_long_run(target: Target, ce
 
     def updates(seconds: int) -> int:
         nonlocal now
-        known_count = len(cell.shown)
+        known_count = len(cell.pages)
         for _ in range(4 * seconds):
             now += 0.25
             card.show_events((), follower)
-        return len(cell.shown) - known_count
+        return len(cell.pages) - known_count
 
     with card:
         assert updates(10) == 10
