@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of
+from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of, text_of
 from smlaunch.facts.script_arguments import (
     ACTIONS,
     ArgumentParserFacts,
@@ -115,7 +115,7 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
 def _parses_command_line(module: SourceModule, parse_call: ast.Call) -> bool:
     """Whether a call of ``parse_args`` reads the command line, and not a list of the script's own."""
     value = parse_call.args[0] if parse_call.args else keyword_value(parse_call, "args")
-    if value is None or ast.unparse(value) in ("None", "sys.argv[1:]", "argv[1:]"):
+    if value is None or text_of(value) in ("None", "sys.argv[1:]", "argv[1:]"):
         return True
     function = module.function_around(parse_call)
     if not isinstance(value, ast.Name) or function is None:
@@ -145,7 +145,7 @@ def _changes_command_line(node: ast.AST) -> bool:
         targets = (
             [node.func.value] if node.func.attr in ("append", "insert", "remove", "extend", "pop") else []
         )
-    return any(ast.unparse(target).startswith("sys.argv") for target in targets)
+    return any(text_of(target).startswith("sys.argv") for target in targets)
 
 
 def _functions_given_a_parser(
@@ -232,7 +232,7 @@ def _read_choices(node: ast.expr | None) -> tuple[Any, ...] | None:
     """Return the values that an argument may have; None for any, or where literals do not show them."""
     if (
         isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "range"
+        and text_of(node.func) == "range"
         and all(isinstance(literal_of(arg, None), int) for arg in node.args)
     ):
         return tuple(range(*(literal_of(arg, 0) for arg in node.args)))[:1000] or None

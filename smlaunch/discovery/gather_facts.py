@@ -131,7 +131,7 @@ def _gather_script_facts(
     source_root = Path(source.root)
     command = () if job.entry is None else job.entry.command
     has_interpreter = bool(command) and source_root / command[0] != program_file
-    script = read_script_facts(program_file, has_interpreter)
+    script = read_script_facts(program_file, has_interpreter, source_root)
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
         return dataclasses.replace(script, problem=problem)
@@ -145,7 +145,7 @@ def _gather_script_facts(
     )
     # An endpoint may run jobs by this Python, which then needs the script's packages.
     if _will_run_in_this_python(job, source, endpoint_facts):
-        missing_packages = find_missing_packages(program_file, source_root)
+        missing_packages = find_missing_packages(program_file, source_root, source.files)
         script = dataclasses.replace(script, missing_packages=missing_packages)
     if needs.module_sources:
         script = dataclasses.replace(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smlaunch.discovery.protected_folders import protected_folder_reason
+from smlaunch.discovery.source_modules import parse_python
 from smlaunch.facts.source_place import OutsideFile, SourcePlace
 
 _SAME_PATH = ("absolute", "resolve", "abspath", "realpath", "Path", "PurePath", "str", "fspath", "normpath")
@@ -24,11 +25,17 @@ def find_outside_file(script: Path, source_root: Path) -> OutsideFile | None:
     if script.suffix != ".py" or not script.is_file():
         return None
     try:
-        tree = ast.parse(script.read_bytes(), filename=str(script))
+        tree = parse_python(script.read_bytes(), script)
     except (OSError, SyntaxError, ValueError):
         return None
+    if tree is None:
+        return None
     root = os.path.realpath(source_root)
-    for path, line in sorted(_PathFinder(script).find_paths(tree), key=lambda found: found[1]):
+    try:
+        found_paths = sorted(_PathFinder(script).find_paths(tree), key=lambda found: found[1])
+    except RecursionError:  # an expression that is nested too deeply
+        return None
+    for path, line in found_paths:
         if not Path(path).is_relative_to(root) and os.path.lexists(path):
             place = SourcePlace(os.path.relpath(script, source_root), line)
             return OutsideFile(os.path.relpath(path, root), place, _folder_with_both(path, root))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,24 +13,101 @@ from smlaunch.discovery.source_modules import SourceModule, read_source_modules
 from smlaunch.facts.script_program import MissingPackage
 
 
-def find_missing_packages(entry: Path, source_root: Path) -> tuple[MissingPackage, ...]:
+def find_missing_packages(
+    entry: Path, source_root: Path, sent_files: Container[str] | None = None
+) -> tuple[MissingPackage, ...]:
     """Return the top-level packages that the script imports unconditionally, itself or through modules of the
     source, and that neither the source nor this Python has.
 
-    Imports inside of functions, ``if`` and ``try`` do not count: the script may work without them.
+    Imports inside of functions, ``if`` and ``try`` do not count: the script may work without them. Once the
+    program changes ``sys.path``, a module anywhere in the source may be what it means. ``sent_files``: those
+    of the source that are sent, relative to it; a module that only the others have is missing.
     """
     modules = read_source_modules(entry, source_root)
     if not modules:
         return ()
     own_folders = (entry.parent, source_root)  # where Python searches first
+    changes = [change for module in modules for change in _changes_of_search_path(module)]
+    if any(_may_leave_source(module, change) for module, change in changes):
+        return ()
+    modules_of_source = _module_names(source_root) if changes else frozenset()
     missing_by_name: dict[str, MissingPackage] = {}
     for module in _unconditionally_imported(modules, own_folders):
         for statement in module.tree.body:
             for package in _top_level_packages(statement):
-                is_own = any(_has_module(folder, package) for folder in own_folders)
-                if package not in missing_by_name and not is_own and not _is_importable(package):
+                if package in missing_by_name or _is_importable(package):
+                    continue
+                found = [path for folder in own_folders for path in _module_paths(folder, package)]
+                not_sent = [] if sent_files is None else _paths_not_sent(found, source_root, sent_files)
+                if found and len(not_sent) == len(found):
+                    missing_by_name[package] = MissingPackage(
+                        package, module.place_of(statement), not_sent[0]
+                    )
+                elif not found and package not in modules_of_source:
                     missing_by_name[package] = MissingPackage(package, module.place_of(statement))
     return tuple(missing_by_name.values())
+
+
+def _paths_not_sent(paths: Sequence[Path], source_root: Path, sent_files: Container[str]) -> list[str]:
+    """Those of the modules that are files of the source which are not sent, relative to it."""
+    relative_paths = [
+        Path(os.path.relpath(path, source_root)).as_posix() for path in paths if path.suffix == ".py"
+    ]
+    return [path for path in relative_paths if path not in sent_files]
+
+
+def _changes_of_search_path(module: SourceModule) -> Iterator[tuple[SourceModule, ast.AST]]:
+    """Yield each statement or call by which a module changes where Python searches modules."""
+    for node in module.nodes:
+        if isinstance(node, ast.Call):
+            name = module.name_of(node.func)
+            if name == "site.addsitedir" or name.startswith("sys.path."):
+                yield module, node
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            # sys.path = ..., sys.path[:0] = ...
+            values = [each.value if isinstance(each, ast.Subscript) else each for each in targets]
+            if any(module.name_of(value) == "sys.path" for value in values):
+                yield module, node
+
+
+_PLACES_OUTSIDE = ("environ", "getenv", "expanduser", "home", "argv")
+
+
+def _may_leave_source(module: SourceModule, change: ast.AST) -> bool:
+    """Whether a change of ``sys.path`` may add a folder outside the source, with unknown modules."""
+    for node in ast.walk(change):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value[:1] in ("/", "~"):
+            if not _is_appended(module, node):
+                return True
+        elif isinstance(node, (ast.Attribute, ast.Name)):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if name in _PLACES_OUTSIDE:
+                return True
+    return False
+
+
+def _is_appended(module: SourceModule, node: ast.AST) -> bool:
+    """``"/src"`` in ``os.getcwd() + "/src"`` and in an f-string behind its first value."""
+    parent = module.parents.get(node)
+    if isinstance(parent, ast.JoinedStr):
+        return parent.values[0] is not node
+    return isinstance(parent, ast.BinOp) and parent.right is node
+
+
+_MAX_FOLDERS = 5000
+
+
+def _module_names(source_root: Path) -> frozenset[str]:
+    """Return the names of all modules and packages in the source, in any folder."""
+    names: set[str] = set()
+    for count, (_, folders, files) in enumerate(os.walk(source_root)):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        names.update(folders)
+        names.update(name.partition(".")[0] for name in files if name.endswith((".py", ".so", ".pyd")))
+        if count >= _MAX_FOLDERS:
+            break
+    return frozenset(names)
 
 
 def _unconditionally_imported(
@@ -75,9 +153,11 @@ def _top_level_packages(statement: ast.stmt) -> list[str]:
     return []
 
 
-def _has_module(folder: Path, name: str) -> bool:
-    path = folder / name
-    return path.is_dir() or path.with_suffix(".py").is_file()
+def _module_paths(folder: Path, name: str) -> list[Path]:
+    """The file of a module, or the package's; the folder for a package without ``__init__.py``."""
+    paths = [folder / f"{name}.py", folder / name / "__init__.py"]
+    paths += [] if paths[1].is_file() else [folder / name]
+    return [path for path in paths if path.exists()] + sorted(folder.glob(f"{name}.*.so"))
 
 
 def _is_importable(package: str) -> bool:

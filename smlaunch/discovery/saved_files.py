@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of
+from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of, text_of
 from smlaunch.facts.script_arguments import ArgumentParserFacts
 from smlaunch.facts.script_program import SavedFile
 
@@ -47,7 +47,7 @@ def find_saved_files(
                 continue
             path, option = _resolve_path(module, node, assigned, modules)
             if path:
-                yield SavedFile(module.place_of(call), ast.unparse(call.func), path, option)
+                yield SavedFile(module.place_of(call), text_of(call.func), path, option)
 
 
 def _path_argument(module: SourceModule, call: ast.Call) -> ast.expr | None:
@@ -56,7 +56,7 @@ def _path_argument(module: SourceModule, call: ast.Call) -> ast.expr | None:
     method = name.rpartition(".")[2]
     index = _PATH_INDEX_BY_FUNCTION.get(name)
     if index is None and isinstance(call.func, ast.Attribute):
-        owner = ast.unparse(call.func.value).rpartition(".")[2].lower()
+        owner = text_of(call.func.value).rpartition(".")[2].lower()
         is_model = any(owner == word or owner.endswith("_" + word) for word in _MODEL_WORDS)
         if method in _PATH_INDEX_BY_METHOD or (method == "save" and is_model):
             index = _PATH_INDEX_BY_METHOD.get(method, 0)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 import stat
-from collections.abc import Iterable
+import warnings
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from smlaunch.contract.segment import CHECKPOINTS_VARIABLE
+from smlaunch.discovery.code_reach import find_reach
 from smlaunch.discovery.script_features import find_features
 from smlaunch.discovery.source_modules import (
-    find_dotted_names_of_imports,
+    find_library_imports,
     map_alias_to_imported_name,
+    parse_python,
     parse_reachable_modules,
 )
 from smlaunch.facts.discovered_facts import FeatureLocation, ScriptFacts
@@ -52,11 +56,14 @@ SCRIPT_SUFFIXES = (".py", ".sh")
 """A script is started by its interpreter; any other file must be executable."""
 
 
-def read_script_facts(path: Path, has_interpreter: bool = False) -> ScriptFacts:
-    """Return what the user's entry script shows without running it. A script that cannot be read or parsed
-    has a ``problem``. ``has_interpreter``: the job's command says what runs the file.
+def read_script_facts(
+    path: Path, has_interpreter: bool = False, source_root: Path | None = None
+) -> ScriptFacts:
+    """Return what the user's entry script shows without running it. A script that cannot be read or compiled
+    has a ``problem``. ``has_interpreter``: the job's command says what runs the file. ``source_root``: the
+    folder that is sent, if it is not the script's own.
 
-    Of any script: whether its text mentions the checkpoint directory, or resourceconfig.json, in which
+    Of any script: whether it mentions the checkpoint directory, or names resourceconfig.json, in which
     SageMaker lists a job's hosts (of a shell script, their variables too). Of a Python script, from its
     syntax tree: its imports, and its features, which are signs of how it distributes its work.
     """
@@ -89,16 +96,25 @@ def read_script_facts(path: Path, has_interpreter: bool = False) -> ScriptFacts:
             else None,
         )
     try:
-        syntax_tree = ast.parse(content, filename=str(path))
+        syntax_tree = parse_python(content, path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the user's code
+            compile(content, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
     except ValueError as error:  # NUL bytes, or an unknown encoding
         return ScriptFacts(problem=f"{path} is not Python: {error}")
-    texts = _string_constants(syntax_tree)  # all literals in the script
+    except (RecursionError, MemoryError):
+        return ScriptFacts(problem=f"{path} is nested too deeply: Python cannot compile it")
+    if syntax_tree is None:
+        return ScriptFacts()
+    reach = find_reach((syntax_tree,))
+    imports = find_library_imports((syntax_tree,), (path.parent, source_root or path.parent), reach)
     return ScriptFacts(
-        imports=frozenset(find_dotted_names_of_imports(syntax_tree)),
-        reads_resource_config=any("resourceconfig.json" in text for text in texts),
-        names_checkpoint_dir=_mentions_checkpoint_dir(texts),
+        imports=imports.names,
+        optional_imports=imports.optional,
+        reads_resource_config=_names_resource_config(syntax_tree, reach.possible),
+        names_checkpoint_dir=_mentions_checkpoint_dir(_string_constants(syntax_tree)),
         features=find_features(syntax_tree, map_alias_to_imported_name(syntax_tree)),
     )
 
@@ -110,6 +126,31 @@ _PEER_TEXTS_OF_SHELL_SCRIPTS = (
     b"SM_RESOURCE_CONFIG",
 )
 _CHECKPOINT_DIR_TEXTS = (DEFAULT_CHECKPOINT_PATH, CHECKPOINTS_VARIABLE)
+
+
+_RESOURCE_CONFIG_PATH = re.compile(r"\S*resourceconfig\.json")
+_WRITERS_OF_MESSAGES = ("print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+
+
+def _names_resource_config(tree: ast.Module, nodes_that_may_run: Collection[ast.AST]) -> bool:
+    """Whether a text of the script is the path of resourceconfig.json, other than in a docstring or in what
+    the script only prints."""
+    messages: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            messages.add(node.value)
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in _WRITERS_OF_MESSAGES:
+                messages.update(node.args)
+    return any(
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _RESOURCE_CONFIG_PATH.fullmatch(node.value) is not None
+        and node in nodes_that_may_run
+        for node in ast.walk(tree)
+        if node not in messages
+    )
 
 
 def _string_constants(tree: ast.Module) -> list[str]:
@@ -135,10 +176,8 @@ def transitive_imports(entry: Path, root: Path) -> frozenset[str]:
     Modules are searched where Python would: beside the script, and in the source's root. A module that cannot
     be parsed is skipped.
     """
-    imports: set[str] = set()
-    for _, tree in parse_reachable_modules(entry, root):
-        imports |= find_dotted_names_of_imports(tree)
-    return frozenset(imports)
+    trees = [tree for _, tree in parse_reachable_modules(entry, root)]
+    return find_library_imports(trees, (entry.parent, root)).names
 
 
 def transitive_features(entry: Path, source_root: Path) -> dict[str, FeatureLocation]:

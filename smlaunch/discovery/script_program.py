@@ -13,10 +13,11 @@ from smlaunch.discovery.argument_parser import read_argument_parser
 from smlaunch.discovery.saved_files import find_saved_files
 from smlaunch.discovery.source_modules import (
     SourceModule,
-    find_dotted_names_of_imports,
+    find_library_imports,
     keyword_value,
     literal_of,
     read_source_modules,
+    text_of,
 )
 from smlaunch.facts.script_program import (
     NO_PROGRAM,
@@ -67,6 +68,7 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
         for name, value, _ in _iter_variable_assignments(module)
     )
     parser = read_argument_parser(modules)
+    imports = find_library_imports([module.tree for module in modules], (entry.parent, source_root))
     return ProgramFacts(
         was_read=True,
         parser=parser,
@@ -86,7 +88,9 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
             for call in module.calls
         ),
         saved_files=tuple(find_saved_files(modules, parser)),
-        imports=frozenset().union(*(find_dotted_names_of_imports(module.tree) for module in modules)),
+        imports=imports.names,
+        optional_imports=imports.optional,
+        files_of_imports={name: modules[number].file for name, number in imports.module_by_name.items()},
     )
 
 
@@ -165,9 +169,9 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
                     name,
                     FixedValue(
                         module.place_of(statement),
-                        ast.unparse(statement),
-                        f"{ast.unparse(statement.targets[0]).partition('[')[0]}.setdefault"
-                        f'("{name}", {ast.unparse(value)})',
+                        text_of(statement),
+                        f"{text_of(statement.targets[0]).partition('[')[0]}.setdefault"
+                        f'("{name}", {text_of(value)})',
                         module.edit_of(statement),
                     ),
                 )
@@ -223,7 +227,7 @@ def _find_rank_start(entry: SourceModule, modules: Sequence[SourceModule]) -> Ra
         if name not in RANK_STARTERS and not starts_processes:
             continue
         conditions = entry.conditions_of(call)
-        if any(text in ast.unparse(condition) for condition in conditions for text in _LAUNCH_TEXTS):
+        if any(text in text_of(condition) for condition in conditions for text in _LAUNCH_TEXTS):
             continue
         flag = None
         if (
@@ -232,7 +236,7 @@ def _find_rank_start(entry: SourceModule, modules: Sequence[SourceModule]) -> Ra
             and _is_body_of(entry, call, conditions[0])
         ):
             flag = conditions[0].attr  # if args.multiprocessing_distributed:
-        return RankStart(entry.place_of(call), ast.unparse(call.func), flag)
+        return RankStart(entry.place_of(call), text_of(call.func), flag)
     return None
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from smlaunch.discovery.code_reach import CodeReach, find_reach, is_main_test
 from smlaunch.facts.source_place import LineEdit, SourcePlace
 
 MAX_MODULES = 500
@@ -125,7 +126,7 @@ class SourceModule:
         for ancestor in self.ancestors(node):
             if isinstance(ancestor, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 break
-            if isinstance(ancestor, (ast.If, ast.IfExp)) and not _is_main_test(ancestor.test):
+            if isinstance(ancestor, (ast.If, ast.IfExp)) and not is_main_test(ancestor.test):
                 conditions.append(ancestor.test)
         return conditions
 
@@ -178,8 +179,21 @@ def keyword_value(call: ast.Call, name: str) -> ast.expr | None:
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
-def _is_main_test(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and ast.unparse(test.left) == "__name__"
+def text_of(node: ast.AST) -> str:
+    """The source text of an expression or statement; empty for one that is nested too deeply."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
+
+
+def parse_python(content: bytes, path: Path) -> ast.Module | None:
+    """Return the syntax tree of a Python file; None for one that is nested too deeply for one. Raises
+    SyntaxError or ValueError for what Python rejects."""
+    try:
+        return ast.parse(content, filename=str(path))
+    except (RecursionError, MemoryError):
+        return None
 
 
 def parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Path, ast.Module]]:
@@ -192,8 +206,10 @@ def parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Pa
     while pending_paths and len(known_paths) <= MAX_MODULES:
         path = pending_paths.pop()
         try:
-            syntax_tree = ast.parse(path.read_bytes(), filename=str(path))
+            syntax_tree = parse_python(path.read_bytes(), path)
         except (OSError, SyntaxError, ValueError):
+            continue
+        if syntax_tree is None:
             continue
         yield path, syntax_tree
         module_paths = [
@@ -233,17 +249,63 @@ def _find_module_files(module_paths: Iterable[Path], import_folders: Collection[
                     yield file
 
 
-def find_dotted_names_of_imports(syntax_tree: ast.Module) -> set[str]:
+class LibraryImports(NamedTuple):
+    """What a program imports that is not of the source, as dotted names."""
+
+    names: frozenset[str]
+    """Without imports that certainly do not run, such as those for type checkers."""
+
+    optional: frozenset[str]
+    """Those of them that only code imports that may not run."""
+
+    module_by_name: Mapping[str, int]
+    """The number of the first module that imports a name."""
+
+
+def find_library_imports(
+    trees: Sequence[ast.Module], own_folders: Collection[Path], reach: CodeReach | None = None
+) -> LibraryImports:
+    """Return what the modules of a program import, the entry script first, of libraries. A module of the
+    source, which Python finds in ``own_folders``, is no library of that name."""
+    reach = reach or find_reach(trees)
+    module_by_name: dict[str, int] = {}
+    certain_names: set[str] = set()
+    for number, tree in enumerate(trees):
+        for name in find_dotted_names_of_imports(tree, reach.possible):
+            module_by_name.setdefault(name, number)
+        certain_names |= find_dotted_names_of_imports(tree, reach.certain)
+    is_own = {
+        package: any(has_module_file(folder, package) for folder in own_folders)
+        for package in {name.partition(".")[0] for name in module_by_name}
+    }
+    module_by_name = {
+        name: number for name, number in module_by_name.items() if not is_own[name.partition(".")[0]]
+    }
+    names = frozenset(module_by_name)
+    return LibraryImports(names, names - certain_names, module_by_name)
+
+
+def has_module_file(folder: Path, name: str) -> bool:
+    """Whether a folder has a module, or a package with an ``__init__.py``, of that name."""
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+
+
+def find_dotted_names_of_imports(
+    syntax_tree: ast.Module, statements: Container[ast.AST] | None = None
+) -> set[str]:
     """Return the dotted names that a module imports, or that are attributes of imported names: for a call of
-    ``torch.distributed.init_process_group`` also ``torch.distributed``, which callers search for."""
+    ``torch.distributed.init_process_group`` also ``torch.distributed``, which callers search for.
+    ``statements``: the imports that count; None for all."""
     dotted_names: set[str] = set()
     for node in ast.walk(syntax_tree):
+        if statements is not None and node not in statements:
+            continue
         if isinstance(node, ast.Import):
             dotted_names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             dotted_names.add(node.module)
             dotted_names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    imported_name_by_alias = map_alias_to_imported_name(syntax_tree)
+    imported_name_by_alias = map_alias_to_imported_name(syntax_tree, statements)
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Attribute):
             dotted_name = resolve_dotted_name(node, imported_name_by_alias)  # None: not of an import
@@ -253,11 +315,16 @@ def find_dotted_names_of_imports(syntax_tree: ast.Module) -> set[str]:
     return dotted_names
 
 
-def map_alias_to_imported_name(syntax_tree: ast.Module) -> dict[str, str]:
+def map_alias_to_imported_name(
+    syntax_tree: ast.Module, statements: Container[ast.AST] | None = None
+) -> dict[str, str]:
     """Return, by each name that a module's imports define, the full name that it stands for: ``torch.nn`` by
-    ``nn`` after ``from torch import nn``. Relative imports are omitted."""
+    ``nn`` after ``from torch import nn``. Relative imports are omitted. ``statements``: the imports that
+    count; None for all."""
     imported_name_by_alias: dict[str, str] = {}
     for node in ast.walk(syntax_tree):
+        if statements is not None and node not in statements:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.asname:

@@ -107,6 +107,9 @@ class SourceFacts:
     excluded_files: Mapping[str, str] = field(default_factory=dict)
     """Reason, by file name, why a file is not uploaded."""
 
+    files: frozenset[str] | None = field(default=None, repr=False)
+    """What is uploaded; None if not known."""
+
 
 NO_SOURCE = SourceFacts("", "", "", 0, 0)
 """For a job whose image contains the program."""
@@ -126,16 +129,20 @@ class ScriptFacts:
 
     exists: bool = True
     imports: frozenset[str] = frozenset()
-    """Dotted names that the script imports or reaches through an import: ``from torch import
+    """Dotted names of libraries that the script imports or reaches through an import: ``from torch import
     distributed``, and a use of ``torch.distributed.init_process_group`` after ``import torch``, both give
     ``torch.distributed``."""
 
+    optional_imports: frozenset[str] = frozenset()
+    """Those of ``imports`` that the script may do without: in ``if``, ``try``, or a function that may not be
+    called."""
+
     module_imports: frozenset[str] = frozenset()
-    """The same for the source's modules that the script imports, directly or indirectly; only read for a
-    run of several segments."""
+    """The same as ``imports`` for the source's modules that the script imports, directly or indirectly; only
+    read for a run of several segments."""
 
     reads_resource_config: bool = False
-    """A string of the script contains ``resourceconfig.json``."""
+    """A path in the script ends with ``resourceconfig.json``."""
 
     names_checkpoint_dir: bool = False
     """A string of the script contains the checkpoint directory, or the variable with its path."""

@@ -83,6 +83,8 @@ class MissingPackage(NamedTuple):
 
     name: str
     place: SourcePlace
+    file_not_sent: str | None = None
+    """The module of the source that an ignore file leaves out, or that lies in an input."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,13 @@ class ProgramFacts:
 
     saved_files: tuple[SavedFile, ...] = ()
     imports: frozenset[str] = frozenset()
-    """Dotted names that the script and its modules import."""
+    """Dotted names of libraries that the script and its modules import."""
+
+    optional_imports: frozenset[str] = frozenset()
+    """Those of them that the program may do without."""
+
+    files_of_imports: Mapping[str, str] = field(default_factory=dict)
+    """The first file, relative to the source folder, that imports each of them."""
 
 
 PACKAGE_DISTRIBUTIONS: Mapping[str, str] = {

@@ -98,7 +98,9 @@ class FunctionSource:
             for name in sorted(modules)
             if name not in ("__main__", "builtins") and all(map(str.isidentifier, name.split(".")))
         )
-        return "\n".join([text, *(f"import {name}" for name in names)]) + "\n"
+        name = self._function.__name__
+        mention = [name] if name.isidentifier() else []  # the host calls it, whatever the file does
+        return "\n".join([text, *(f"import {name}" for name in names), *mention]) + "\n"
 
 
 def user_file(module: ModuleType) -> Path | None:

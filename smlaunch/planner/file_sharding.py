@@ -18,10 +18,9 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptF
 from smlaunch.facts.shard_index import SHARD_INDEX_NAME
 from smlaunch.job.model import Channel, Job
 from smlaunch.planner.plan import InputSharding
-from smlaunch.planner.plan_context import Diagnostics, stated_job_kind
+from smlaunch.planner.plan_context import Diagnostics, detect_strategy_of_script, stated_job_kind
 from smlaunch.storage import multiway_partitioning
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.detection import detect_strategy
 from smlaunch.strategies.share_nothing import FAIL_WHOLE_JOB, FINISH_OTHER_SHARDS, ON_HOST_FAILURE
 
 VIA_SHARDS, VIA_LISTS, VIA_JOBS = "shards", "lists", "jobs"
@@ -313,7 +312,7 @@ class _ShardingPlanner:
         # resourceconfig.json names the other hosts: a script that reads it connects to them.
         if self.facts.script.reads_resource_config:
             return "it reads resourceconfig.json"
-        detected = detect_strategy(self.facts.script.imports)
+        detected = detect_strategy_of_script(self.facts.script)
         return detected.library if detected is not None and detected.joins_hosts else None
 
     def _check_single_host_jobs(self) -> None:

@@ -21,13 +21,33 @@ from smlaunch.catalog.quotas import (
     WARM_POOL_QUOTA,
 )
 from smlaunch.errors import Problem
-from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.facts.discovered_facts import DiscoveredFacts, ScriptFacts
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.job.model import Job, Workload, parse_duration
 from smlaunch.planner.plan import Reason
 from smlaunch.strategies import load_strategy
-from smlaunch.strategies.base import Strategy
+from smlaunch.strategies.base import Strategy, find_imported_library
 from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
+
+
+def detect_strategy_of_script(script: ScriptFacts) -> DetectedStrategy | None:
+    """The strategy that the script's imports indicate; if none, the one that its modules' indicate.
+
+    A library that the program may do without, because it is imported under a condition or in a function,
+    counts only where no other one certainly joins the ranks.
+    """
+    program = script.program
+    detected = detect_strategy(script.imports) or detect_strategy(program.imports)
+    certain_imports = script.imports - script.optional_imports, program.imports - program.optional_imports
+    if detected is None or any(
+        find_imported_library(imports, (detected.library,)) is not None for imports in certain_imports
+    ):
+        return detected
+    for imports in certain_imports:
+        certain = detect_strategy(imports)
+        if certain is not None and certain.joins_hosts:
+            return certain
+    return detected
 
 
 @dataclass(frozen=True)
@@ -40,8 +60,7 @@ class JobContext:
     @cached_property
     def detected_strategy(self) -> DetectedStrategy | None:
         """The strategy that the script's imports indicate; if none, the one that its modules' indicate."""
-        script = self.facts.script
-        return detect_strategy(script.imports) or detect_strategy(script.program.imports)
+        return detect_strategy_of_script(self.facts.script)
 
 
 @dataclass(frozen=True)

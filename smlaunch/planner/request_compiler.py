@@ -198,7 +198,7 @@ class RequestCompiler:
             max_runtime_seconds=template.max_seconds,
             hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,
-            imports=facts.script.imports,
+            imports=facts.script.imports | facts.script.program.imports,
             reads_resource_config=facts.script.reads_resource_config or reads_hosts(facts.script.program),
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,

@@ -662,6 +662,38 @@ def test_packages_that_this_python_lacks(text: str, expected: list[str], tmp_pat
 
 
 @table(
+    "change",
+    [
+        "sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'src'))",
+        "sys.path.insert(0, 'src')",
+        "sys.path.insert(0, str(Path(__file__).resolve().parent / 'src'))",
+        "sys.path.append(os.getcwd() + '/src')",
+        "sys.path.append(f'{os.getcwd()}/src')",
+        "sys.path += ['src']",
+        "sys.path[:0] = ['src']",
+        "site.addsitedir('src')",
+    ],
+)
+def test_a_folder_that_the_script_adds_to_its_path_may_have_the_module(change: str, tmp_path: Path) -> None:
+    (tmp_path / "src" / "own_package").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "src" / "own_module.py").touch()
+    beginning = f"import os, sys, site\nfrom pathlib import Path\n{change}\n"
+    (tmp_path / "train.py").write_text(beginning + "import own_module, own_package, nowhere_package\n")
+    missing = find_missing_packages(tmp_path / "train.py", tmp_path)
+    assert [package.name for package in missing] == ["nowhere_package"]
+    (tmp_path / "train.py").write_text(beginning + "sys.path.append('/opt/lib')\nimport nowhere_package\n")
+    assert find_missing_packages(tmp_path / "train.py", tmp_path) == ()
+
+
+def test_a_module_that_is_not_sent_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").touch()
+    (tmp_path / "train.py").write_text("import helper\n")
+    assert find_missing_packages(tmp_path / "train.py", tmp_path, {"train.py", "helper.py"}) == ()
+    (missing,) = find_missing_packages(tmp_path / "train.py", tmp_path, {"train.py"})
+    assert (missing.name, missing.file_not_sent) == ("helper", "helper.py")
+
+
+@table(
     ("text", "expected"),
     [
         (
@@ -760,3 +792,68 @@ def test_an_image_is_for_the_processors_of_its_hosts(
     assert any(
         "image:" in warning for warning in make_plan(Job.from_mapping(allowed), region(), "digits").warnings
     )
+
+
+DDP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+@table(
+    ("text", "modules", "strategy"),
+    [
+        (f"if TYPE_CHECKING: import ray\n{DDP}", {}, "ddp"),
+        (f"def tune(): import ray\n{DDP}", {}, "ddp"),
+        (f"def tune(): import xgboost\n{DDP}", {}, "ddp"),
+        (f"try: import mpi4py\nexcept ImportError: mpi4py = None\n{DDP}", {}, "ddp"),
+        (f"import ray\n{DDP}", {"ray": ""}, "ddp"),
+        (f"if False: import mpi4py\n{DDP}", {}, "ddp"),
+        (f"if use_ray: import ray\n{DDP}", {}, "ddp"),
+        ("try: import ray\nexcept ImportError: ray = None\nimport helper", {"helper": DDP}, "ddp"),
+        (f"import ray\n{DDP}", {}, "ray"),
+        (f"def main():\n  import ray\n{DDP}if __name__ == '__main__':\n  main()", {}, "ray"),
+        (f"try: import ray\nexcept ImportError: raise\n{DDP}", {}, "ray"),
+        ("try: import mpi4py\nexcept ImportError: mpi4py = None\n", {}, "mpi"),
+        (f"'On SageMaker the hosts are in resourceconfig.json'\n{DDP}", {}, "ddp"),
+        (f"print('/opt/ml/input/config/resourceconfig.json')\n{DDP}", {}, "ddp"),
+        (f"raise_for('see resourceconfig.json')\n{DDP}", {}, "ddp"),
+        (f"json.load(open('/opt/ml/input/config/resourceconfig.json'))\n{DDP}", {}, "custom"),
+        (f"PATH = f'{{config}}/resourceconfig.json'\n{DDP}", {}, "custom"),
+    ],
+)
+def test_what_may_not_run_does_not_choose_the_strategy(
+    text: str, modules: dict[str, str], strategy: str, tmp_path: Path
+) -> None:
+    for path in tmp_path.glob("*.py"):
+        path.unlink()
+    assert plan_of(tmp_path, text, hosts(2), **modules).strategy == strategy
+
+
+def test_the_reason_names_the_module_that_imports_the_library(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "import helper\nhelper.go()", hosts(2), helper=DDP)
+    assert any(
+        "helper.py, which train.py imports, imports torch.distributed" in str(reason)
+        for reason in plan.reasons
+    )
+    assert not any("joins ranks" in warning for warning in plan.warnings)
+
+
+def test_ranks_that_a_script_without_pytorch_reads_are_set(tmp_path: Path) -> None:
+    assert plan_of(tmp_path, "import os\nos.environ['RANK']", hosts(2)).strategy == "ddp"
+
+
+@table(
+    ("text", "problem"),
+    [
+        ("a" + ".f(1)" * 200, ""),
+        ("a" + ".f(1)" * 200 + "\nimport os\nos.environ['SM_CHANNEL_X'" + ".x()" * 200 + "]", ""),
+        ("x = " + "+".join(["1"] * 20_000), "nested too deeply"),
+        ("return", "line 1: 'return' outside function"),
+        ("await x", "line 1: 'await' outside function"),
+        ("break", "line 1: 'break' outside loop"),
+        ("def f(a, a): pass", "line 1: duplicate argument"),
+        ("from __future__ import braces", "line 1: not a chance"),
+        ("nonlocal x", "line 1: nonlocal declaration"),
+    ],
+)
+def test_a_script_that_python_rejects_is_a_problem(text: str, problem: str, tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, text)
+    assert (problem in problems[0]) if problem else problems == []

@@ -181,7 +181,14 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
     may_be_allowed=True,
 )
 def reject_missing_packages(context: PlanContext) -> Problems:
-    missing = context.facts.script.missing_packages
+    for package in context.facts.script.missing_packages:
+        if package.file_not_sent is not None:
+            yield Problem(
+                "source",
+                f"{package.place} imports {package.name}, and {package.file_not_sent} is not sent: an ignore "
+                "file leaves it out, or it lies in an input; change that, or move it",
+            )
+    missing = [each for each in context.facts.script.missing_packages if each.file_not_sent is None]
     if not missing:
         return
     imports = ", ".join(f"{package.name} ({package.place})" for package in missing)

@@ -22,6 +22,8 @@ _PYTORCH_LIBRARIES = (
 )
 """Libraries that train with PyTorch."""
 
+_VARIABLES_OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
 _ORDER_SOURCE = "docs/strategies.md"
 
 _STATED, _WORK, _SCRIPT, _DATA, _FALLBACK = 10, 20, 30, 40, 90
@@ -165,9 +167,20 @@ def choose_strategy_of_library(context: JobContext) -> StrategyMatches:
     if detected is not None and (detected.joins_hosts or not _hosts_read_own_shares(context)):
         yield StrategyMatch(
             detected.strategy,
-            f"{context.facts.source.entry} imports {detected.library}",
+            _import_evidence(context, detected.library),
             f"strategy.{detected.rule}",
         )
+
+
+def _import_evidence(context: JobContext, library: str) -> str:
+    """The file that imports a library, in words: the script, or one of its modules."""
+    script, entry = context.facts.script, context.facts.source.entry
+    files = script.program.files_of_imports
+    if find_imported_library(script.imports, (library,)) is None:
+        names = sorted(name for name in files if name == library or name.startswith(f"{library}."))
+        if names and files[names[0]] != entry:
+            return f"{files[names[0]]}, which {entry} imports, imports {library}"
+    return f"{entry} imports {library}"
 
 
 @rule(
@@ -215,7 +228,9 @@ def choose_custom_without_pytorch(context: JobContext) -> StrategyMatches:
     uses_pytorch = (
         find_imported_library(script.imports | script.program.imports, _PYTORCH_LIBRARIES) is not None
     )
-    if script.features is not None and not uses_pytorch and _takes_one_process_per_host(context):
+    reads_ranks = not _VARIABLES_OF_RANKS.isdisjoint(script.program.variable_uses)
+    uses_ranks = uses_pytorch or reads_ranks or context.job.launcher != "runtime"
+    if script.features is not None and not uses_ranks and _takes_one_process_per_host(context):
         yield StrategyMatch("custom", f"{context.facts.source.entry} imports nothing of PyTorch's")
 
 
