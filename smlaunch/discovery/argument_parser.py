@@ -76,6 +76,9 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         keyword.arg in (*_PARSER_SETTINGS_THAT_CHANGE_PARSING, None) for keyword in parser_call.keywords
     )
     arguments: list[ScriptArgument] = []
+    # Positional and optional arguments in any order; an alias, such as ``add = parser.add_argument``.
+    if "intermixed" in parse_call.func.attr or any(_has_alias(each) for each in modules):
+        is_complete = False
     has_subcommands = False  # then no argument is required of every command
     calls = list(module.calls)
     for function_module, function in _functions_given_a_parser(module, modules):
@@ -107,8 +110,19 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         place=module.place_of(parse_call),
         is_complete=is_complete and len(names) == len(set(names)),
         rejects_unknown="known" not in parse_call.func.attr,
-        is_certain=not module.is_conditional(parse_call),
+        is_certain=module.runs_certainly(parse_call)
+        and literal_of(keyword_value(parser_call, "exit_on_error"), True) is True,
         allows_abbreviations=literal_of(keyword_value(parser_call, "allow_abbrev"), True) is not False,
+    )
+
+
+def _has_alias(module: SourceModule) -> bool:
+    """Whether a module uses ``add_argument`` otherwise than by calling it."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "add_argument"
+        and not (isinstance(parent := module.parents.get(node), ast.Call) and parent.func is node)
+        for node in module.nodes
     )
 
 
@@ -187,6 +201,8 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     if None in keywords or module.is_in_loop(call):
         return None  # **settings
+    if not isinstance(module.parents.get(call), ast.Expr):
+        return None  # the action may be changed later
     if not names and isinstance(dest := literal_of(keywords.get("dest"), None), str):
         names = [dest]
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -198,10 +214,16 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
     nargs = _read_nargs(module, keywords.get("nargs"))
     dest = literal_of(keywords.get("dest"), None)
     is_unknown = nargs is _UNKNOWN or ("dest" in keywords and not isinstance(dest, str))
+    is_class = action not in ACTIONS and action != "BooleanOptionalAction"
+    if is_class and nargs == 0:  # of an own action, which argparse's do not take
+        action, nargs = "store_const", None
     if is_unknown or (action not in ACTIONS and "nargs" not in keywords and "action" in keywords):
         return None
     type_node = keywords.get("type")
-    type_name = type_node.id if isinstance(type_node, ast.Name) and type_node.id in _SAFE_TYPES else None
+    is_builtin = isinstance(type_node, ast.Name) and type_node.id in _SAFE_TYPES
+    type_name = type_node.id if isinstance(type_node, ast.Name) and is_builtin else None
+    if type_name is not None and _defines(module, type_name):
+        type_name = None
     choices = _read_choices(keywords.get("choices")) if type_node is None or type_name else None
     return ScriptArgument(
         names=tuple(str(name) for name in names),
@@ -213,11 +235,20 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
         required=literal_of(keywords.get("required"), False) is True,
         dest=dest if str(names[0]).startswith("-") else None,
         default=literal_of(keywords.get("default"), None),
-        is_certain=not module.is_conditional(call),
+        is_certain=module.runs_certainly(call),
     )
 
 
 _UNKNOWN: Any = object()
+
+
+def _defines(module: SourceModule, name: str) -> bool:
+    """Whether a module gives a built-in name another meaning."""
+    return name in module.imported_names or any(
+        (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
+        or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        for node in module.nodes
+    )
 
 
 def _read_nargs(module: SourceModule, node: ast.expr | None) -> Any:

@@ -45,6 +45,7 @@ _VARIABLES_OF_ALL_CHANNELS = frozenset(
 )
 _ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
 _TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
+_SETTERS = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
 _READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 
 
@@ -55,8 +56,11 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
     if not modules:
         return NO_PROGRAM
     variable_uses: dict[str, VariableUse] = {}
+    own_variables = {name for module in modules for name in _iter_variables_set(module)}
     for module in modules:
         for name, use in _iter_variable_uses(module):
+            if name in own_variables or "" in own_variables:
+                use = use._replace(is_required=False)
             known = variable_uses.get(name)
             if known is None or (use.is_required and not known.is_required):
                 variable_uses[name] = use
@@ -68,7 +72,9 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
         for name, value, _ in _iter_variable_assignments(module)
     )
     parser = read_argument_parser(modules)
-    imports = find_library_imports([module.tree for module in modules], (entry.parent, source_root))
+    imports = find_library_imports(
+        [module.tree for module in modules], (entry.parent, source_root), entry_module.reach
+    )
     return ProgramFacts(
         was_read=True,
         parser=parser,
@@ -103,7 +109,7 @@ def _iter_variable_uses(module: SourceModule) -> Iterator[tuple[str, VariableUse
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             name = literal_of(node.slice, None)
             if isinstance(name, str) and module.name_of(node.value) == "os.environ":
-                yield name, VariableUse(module.place_of(node), not _may_be_skipped(module, node))
+                yield name, VariableUse(module.place_of(node), node in module.reach.certain)
         elif isinstance(node, ast.Call) and module.name_of(node.func) in _READERS and node.args:
             name = literal_of(node.args[0], None)
             if isinstance(name, str):
@@ -125,24 +131,23 @@ def _reads_any_channel(modules: Sequence[SourceModule], variable_uses: Mapping[s
     return False
 
 
-def _may_be_skipped(module: SourceModule, node: ast.AST) -> bool:
-    """Whether the script may work without a value that it reads: under a condition, or after a failure."""
-    ancestors = list(module.ancestors(node))
-    return (
-        bool(module.conditions_of(node))
-        or any(isinstance(each, (ast.Try, ast.BoolOp)) for each in ancestors)
-        or any(
-            isinstance(each, (ast.FunctionDef, ast.Lambda)) and not _is_called_at_once(each)
-            for each in ancestors
-        )
-    )
-
-
-def _is_called_at_once(function: ast.AST) -> bool:
-    """Whether a function is by its name what a script consists of."""
-    return isinstance(function, ast.FunctionDef) and function.name in (
-        *("main", "parse_args", "get_args", "parse_arguments", "parse_argument", "train", "_parse_args"),
-    )
+def _iter_variables_set(module: SourceModule) -> Iterator[str]:
+    """Yield each environment variable that a module may set; an empty name for one that is not known."""
+    for node in module.nodes:
+        if node not in module.reach.possible:
+            continue
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            if module.name_of(node.value) == "os.environ":
+                yield str(literal_of(node.slice, ""))
+        elif isinstance(node, ast.Call) and module.name_of(node.func) in _SETTERS and node.args:
+            yield str(literal_of(node.args[0], ""))
+        elif isinstance(node, ast.Call) and module.name_of(node.func) == "os.environ.update":
+            yield from (keyword.arg or "" for keyword in node.keywords)
+            for argument in node.args:
+                keys = argument.keys if isinstance(argument, ast.Dict) else [None]
+                yield from (str(literal_of(key, "")) for key in keys)
+        elif isinstance(node, ast.AugAssign) and module.name_of(node.target) == "os.environ":
+            yield ""
 
 
 def _iter_variable_assignments(
@@ -164,7 +169,7 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
     for module in modules:
         for name, value, statement in _iter_variable_assignments(module):
             is_literal = isinstance(literal_of(value, None), str)
-            if name in _LAUNCHER_VARIABLES and is_literal and not module.is_conditional(statement):
+            if name in _LAUNCHER_VARIABLES and is_literal and module.runs_certainly(statement):
                 yield (
                     name,
                     FixedValue(
@@ -182,7 +187,7 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
                 module.name_of(call.func).rpartition(".")[2] == "init_process_group"
                 and isinstance(text, str)
                 and any(host in text for host in ("localhost", "127.0.0.1"))
-                and not module.is_conditional(call)
+                and module.runs_certainly(call)
             ):
                 yield (
                     "MASTER_ADDR",
@@ -200,11 +205,12 @@ def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:
     for module in modules:
         for call in module.calls:
             backend = keyword_value(call, "backend") or next(iter(call.args), None)
+            value = module.values_assigned_once.get(backend.id) if isinstance(backend, ast.Name) else backend
             if (
                 module.name_of(call.func).rpartition(".")[2] == "init_process_group"
-                and literal_of(backend, None) == "nccl"
+                and str(literal_of(value, "")).lower() == "nccl"
                 and backend is not None
-                and not module.is_conditional(call)
+                and module.runs_certainly(call)
             ):
                 return FixedValue(module.place_of(call), '"nccl"', '"gloo"', module.edit_of(backend))
     return None

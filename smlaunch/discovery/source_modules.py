@@ -28,6 +28,8 @@ class SourceModule:
 
     tree: ast.Module
     is_entry: bool
+    reach: CodeReach
+    """Of the whole program."""
 
     @cached_property
     def imported_names(self) -> dict[str, str]:
@@ -142,6 +144,11 @@ class SourceModule:
                 return True
         return False
 
+    def runs_certainly(self, node: ast.AST) -> bool:
+        """Whether a node is executed whenever the program runs, at least once, unless an earlier line
+        fails."""
+        return node in self.reach.certain and not self.is_conditional(node)
+
     def is_in_loop(self, node: ast.AST) -> bool:
         return any(isinstance(each, (ast.For, ast.While, ast.comprehension)) for each in self.ancestors(node))
 
@@ -160,9 +167,11 @@ class SourceModule:
 
 def read_source_modules(entry: Path, source_root: Path) -> tuple[SourceModule, ...]:
     """Return the entry script, first, and the modules that it imports; empty if it cannot be parsed."""
+    parsed = tuple(parse_reachable_modules(entry, source_root))
+    reach = find_reach([tree for _, tree in parsed])
     return tuple(
-        SourceModule(path, Path(os.path.relpath(path, source_root)).as_posix(), tree, path == entry)
-        for path, tree in parse_reachable_modules(entry, source_root)
+        SourceModule(path, Path(os.path.relpath(path, source_root)).as_posix(), tree, path == entry, reach)
+        for path, tree in parsed
     )
 
 

@@ -857,3 +857,80 @@ def test_ranks_that_a_script_without_pytorch_reads_are_set(tmp_path: Path) -> No
 def test_a_script_that_python_rejects_is_a_problem(text: str, problem: str, tmp_path: Path) -> None:
     problems = problems_of(tmp_path, text)
     assert (problem in problems[0]) if problem else problems == []
+
+
+ARGPARSE = "import argparse, sys\np = argparse.ArgumentParser()\n"
+X = "p.add_argument('--x', required=True)\np.parse_args()\n"
+
+
+@table(
+    ("text", "args"),
+    [
+        (f"{ARGPARSE}add = p.add_argument\nadd('--lr', type=float)\np.parse_args()", ["--lr", "1"]),
+        (f"{ARGPARSE}p.add_argument('--a', action=Own, nargs=0)\np.parse_args()", ["--a"]),
+        (
+            f"{ARGPARSE}p.add_argument('a', nargs='*')\np.add_argument('--b')\np.parse_intermixed_args()",
+            ["a", "--b", "1", "b"],
+        ),
+        ("def get():\n  " + (ARGPARSE + X).replace("\n", "\n  "), []),
+        (f"import sys\nif len(sys.argv) < 2: sys.exit(0)\n{ARGPARSE}{X}", []),
+        (f"{ARGPARSE}a = p.add_argument('--a', required=True)\na.required = False\np.parse_args()", []),
+        (
+            f"{ARGPARSE}p.add_argument('--x', required=True)\ntry: p.parse_args()\nexcept SystemExit: pass",
+            [],
+        ),
+        (
+            f"{ARGPARSE}p.add_argument('--x', required=True)\nwith suppress(SystemExit): p.parse_args()",
+            [],
+        ),
+        (f"def int(text): return 0\n{ARGPARSE}p.add_argument('--a', type=int)\np.parse_args()", ["--a=b"]),
+    ],
+)
+def test_arguments_that_argparse_may_accept_are_not_refused(
+    text: str, args: list[str], tmp_path: Path
+) -> None:
+    assert problems_of(tmp_path, text, {"args": args}) == []
+
+
+CHANNEL = "SM_CHANNEL_TRAIN"
+
+
+@table(
+    "line",
+    [
+        f"os.environ.setdefault('{CHANNEL}', 'data')",
+        f"os.environ['{CHANNEL}'] = 'data'",
+        f"if '{CHANNEL}' not in os.environ: os.environ['{CHANNEL}'] = '.'",
+        f"os.environ.update({CHANNEL}='x')",
+        f"os.environ.update({{'{CHANNEL}': 'x'}})",
+        "os.environ.update(settings)",
+    ],
+)
+def test_a_channel_that_the_script_sets_itself_is_not_missing(line: str, tmp_path: Path) -> None:
+    reads = f"os.environ['{CHANNEL}']"
+    assert problems_of(tmp_path, f"import os\n{line}\n{reads}") == []
+    assert problems_of(tmp_path, f"import os, contextlib\nwith contextlib.suppress(KeyError): {reads}") == []
+    assert problems_of(tmp_path, f"import os\n{reads}") != []
+
+
+NCCL = "dist.init_process_group('nccl')"
+GLOO = "dist.init_process_group('gloo')"
+
+
+@table(
+    ("text", "is_refused"),
+    [
+        (f"try: {NCCL}\nexcept Exception: {GLOO}", False),
+        (f"def gpu(): {NCCL}\ndef cpu(): {GLOO}\ncpu()", False),
+        (f"import os\ndef local(): os.environ['RANK'] = '0'\n{GLOO}", False),
+        (f"import os\ndef local(): os.environ['MASTER_ADDR'] = 'localhost'\n{GLOO}", False),
+        (NCCL, True),
+        (f"def setup(): {NCCL}\nsetup()", True),
+        ("BACKEND = 'nccl'\ndist.init_process_group(BACKEND)", True),
+        ("dist.init_process_group(backend='NCCL')", True),
+        (f"import os\ndef local(): os.environ['MASTER_ADDR'] = 'localhost'\nlocal()\n{GLOO}", True),
+    ],
+)
+def test_only_what_certainly_runs_is_refused(text: str, is_refused: bool, tmp_path: Path) -> None:
+    script = f"import torch.distributed as dist\n{text}"
+    assert bool(problems_of(tmp_path, script, hosts(2))) is is_refused
