@@ -58,6 +58,8 @@ class RunObservation:
 
                 self._curves = MetricCurves()
             self._curves.add_lines(event for event in events if isinstance(event, LogLine))
+        else:
+            self.outcome = None  # it is older than these events, and shards are described on request only
 
     def card(self, run: str, target: Target, jobs: Sequence[str], *, is_attached: bool) -> RunCard:
         """Return the card. Makes no request."""

@@ -24,7 +24,8 @@ from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import LogLine
 from smlaunch.runs.metric_curve import MetricCurves
 from smlaunch.runs.notebook_card import NotebookCard
-from smlaunch.runs.run_kinds import run_of_single_job
+from smlaunch.runs.progress_estimate import ProgressTracker
+from smlaunch.runs.run_kinds import run_of_shards, run_of_single_job
 from tests.planner.test_render_html import _EVIL, Page
 from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description, time_at
 
@@ -283,6 +284,25 @@ def test_a_timeout_leaves_the_state_so_far(target: Target, cell: Cell) -> None:
         run.wait(timeout=0.01)
     last = Page(cell.pages[-1]).text
     assert "in progress (Training)" in last and "so far, estimated" in last and "as read at" in last
+
+
+def test_shards_have_neither_curve_nor_metrics_and_a_cost_at_the_end(target: Target, cell: Cell) -> None:
+    runs: dict[int, Run] = {}
+    control: FakeControl = target.__dict__["control_plane"]
+    logs: FakeLogs = target.__dict__["logs"]
+    for number in (1, 2):
+        job = f"demo-p{number}-s1-a1"
+        ended = {**COMPLETED, "TrainingJobName": job}
+        control.descriptions_by_job[job] = [{**RUNNING, "TrainingJobName": job}, ended]
+        logs.add_lines(f"{job}/algo-1-5", *LOSSES)
+        runs[number] = run_of_single_job(f"demo-p{number}", target, job, attached=True)
+    run = run_of_shards("demo", target, runs, attached=True)
+    run._observation.add_events((), run._jobs.follower(["demo-p1"], ProgressTracker()), follows_one_job=False)
+    assert "costnot known" in Page(run._repr_html_()).text
+    run.wait()
+    last = Page(cell.pages[-1]).text
+    assert "demo: completed in all 2 shards" in last and "$0.1150, estimated" in last
+    assert "step 8/8 (100%)" in last and "loss" not in last
 
 
 @pytest.mark.parametrize("instance", ["ml.unheard-of.xlarge", None])
