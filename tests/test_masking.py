@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -327,3 +328,13 @@ def test_a_long_word_is_read_once() -> None:
     start_time = time.process_time()
     mask_text("=" + "a1" * 100_000)
     assert time.process_time() - start_time < 5
+
+
+def test_a_secret_in_json_inside_json_is_masked() -> None:
+    value = json.dumps(json.dumps({"password": "Zx9Qw8Er7Ty6"}))
+    assert "Zx9" not in json.dumps(mask_document({"HyperParameters": {"cfg": value}}))
+
+
+def test_what_follows_in_brackets_is_no_value_of_an_option() -> None:
+    text = "known: --lr, --password (if this is wrong: --allow script.arguments)"
+    assert mask_text(text) == text

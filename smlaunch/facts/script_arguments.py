@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from smlaunch.facts.source_place import SourcePlace
+from smlaunch.secrets.masking import MASK, is_secret_name
 from smlaunch.text.did_you_mean import did_you_mean
 
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
@@ -295,4 +296,6 @@ def _mistake_of(parser: ArgumentParserFacts, message: str) -> ArgumentMistake:
     names = _names_at_fault(message)
     argument = parser.find_option(names)
     place = parser.place if argument is None else argument.place
+    if any(is_secret_name(name.lstrip("-")) for name in names) and "'" in message:
+        message = message.partition("'")[0] + MASK  # behind it the value
     return ArgumentMistake(f"the script rejects its arguments: {message} ({place})", names)

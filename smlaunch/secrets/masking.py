@@ -197,7 +197,7 @@ _URL_USER = re.compile(r"://[^/\s@]+@")
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic) +[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"""([A-Za-z_][A-Za-z0-9_.-]{0,100})(=)("[^"]*"|'[^']*'|[^\s"'&;,]+)""")
 _COMMAND_OPTION = re.compile(
-    r"""(?<![\w-])--?([A-Za-z][A-Za-z0-9_.-]{0,100})([ \t]+)("[^"]*"|'[^']*'|[^\s"'-][^\s"']*)"""
+    r"""(?<![\w-])--?([A-Za-z][A-Za-z0-9_.-]{0,100})([ \t]+)("[^"]*"|'[^']*'|[^\s"'(-][^\s"']*)"""
 )
 _HEADER_VALUE = re.compile(
     r"""(?<![\w.-])([A-Za-z][A-Za-z0-9]{0,60}(?:[_-][A-Za-z0-9]{1,60}){1,8})(["']?:[ \t]+)"""
@@ -313,7 +313,7 @@ def fields_with_secrets(job: Mapping[str, Any]) -> list[str]:
 
 def _mask_json_or_text(text: str) -> str:
     """Mask a text that may be JSON. Hyperparameters are sent as JSON in JSON."""
-    if text[:1] in ("{", "["):
+    if text[:1] in ("{", "[", '"'):
         with suppress(ValueError, RecursionError):
             document = json.loads(text)
             masked_document = mask_document(document)

@@ -41,7 +41,8 @@ def test_it_plans(
         Path(address).mkdir(parents=True, exist_ok=True)
         for number in range(4):
             (Path(address) / f"part-{number}").write_bytes(b"x" * 100)
-    assert run_command(["plan", "job.yaml", "--local", "--json"]) == 0
+    packages_may_be_missing = ("--allow", "script.packages")  # `init` names them as the first step
+    assert run_command(["plan", "job.yaml", "--local", "--json", *packages_may_be_missing]) == 0
     assert json.loads(capsys.readouterr().out)["strategy"] == name
 
 
@@ -56,6 +57,9 @@ def test_what_comes_next_makes_the_inputs_first(
     assert plan.startswith("smlaunch plan job.yaml --")
     makes = any(not address.startswith("s3://") for address in TEMPLATES[name].inputs.values())
     assert (first_commands[-1] == TEMPLATES[name].prepare_command) is makes
+    packages = TEMPLATES[name].required_packages
+    if TEMPLATES[name].runs_locally and packages:
+        assert f"pip install {packages}" in first_commands
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -934,3 +934,14 @@ GLOO = "dist.init_process_group('gloo')"
 def test_only_what_certainly_runs_is_refused(text: str, is_refused: bool, tmp_path: Path) -> None:
     script = f"import torch.distributed as dist\n{text}"
     assert bool(problems_of(tmp_path, script, hosts(2))) is is_refused
+
+
+@table(
+    ("settings", "args"),
+    [("type=int", ["--password", "Zx9Qw8Er7Ty6"]), ("choices=['a']", ["--passw", "Zx9Qw8Er7Ty6"])],
+)
+def test_an_error_about_arguments_shows_no_secret(settings: str, args: list[str], tmp_path: Path) -> None:
+    text = f"{ARGPARSE}p.add_argument('--password', {settings})\np.parse_args()"
+    (problem,) = problems_of(tmp_path, text, {"args": args})
+    assert "argument --password: invalid" in problem
+    assert "Zx9" not in problem
