@@ -18,6 +18,7 @@ from smlaunch.discovery.script_analysis import nearest_path_hint, unreadable_pat
 from smlaunch.facts.discovered_facts import InputFacts, StoredFile
 from smlaunch.facts.shard_index import SHARD_FOLDER, SHARD_INDEX_NAME, shard_names
 from smlaunch.job.model import Channel
+from smlaunch.text.home_folder import expand_home
 
 MAX_LISTED_OBJECTS = 10_000
 """Objects counted for each input: ten pages, about a second in a region. Larger inputs have "at least" so
@@ -105,7 +106,7 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
     ``needs_file_names``: add name and size of each file. ``include_secrets``: do not exclude files that look
     like secrets.
     """
-    path = Path(uri).expanduser()
+    path = expand_home(uri)
     if (unreadable_reason := unreadable_path_reason(path)) is not None:
         return InputFacts(uri, kind="local", problem=unreadable_reason)
     if not path.exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from smlaunch.job.model import Entry, Job
 from smlaunch.text.did_you_mean import nearest_match
+from smlaunch.text.home_folder import expand_home
 
 _INTERPRETER = re.compile(r"(python|pypy)[0-9.]*|(ba|da|k|z)?sh")
 _OPTIONS_WITH_VALUE = ("-W", "-X", "-o", "-O")
@@ -18,9 +19,9 @@ def source_folder(job: Job) -> Path:
     """Return the folder that is uploaded with the job's entry: the one that the job names, or else that of
     the script. A module or a command is of the working directory."""
     if job.source is not None:
-        return Path(job.source).expanduser()
+        return expand_home(job.source)
     if job.entry is not None and job.entry.script is not None:
-        return Path(job.entry.script).expanduser().parent
+        return expand_home(job.entry.script).parent
     return Path()
 
 
@@ -28,7 +29,7 @@ def find_program_file(entry: Entry, source_root: Path) -> Path | None:
     """Return the path of the program's file, which may not exist; None for a command that names no file of
     the source."""
     if entry.script is not None:
-        return Path(entry.script).expanduser()
+        return expand_home(entry.script)
     if entry.module is not None:
         return _module_file(entry.module, source_root)
     return _command_file(entry.command, source_root)

@@ -28,6 +28,7 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import AddedProgram, PreparedRun, prepare
 from smlaunch.runs.source_archive import LIMIT_BYTES
 from smlaunch.secrets.file_contents import find_secret
+from smlaunch.text.home_folder import expand_home
 
 _UNSUPPORTED_FIELDS = {
     "entry": "the function is the program; leave it out",
@@ -85,7 +86,7 @@ def prepare_function(
         )
         raise JobError([Problem("function", message)])
     source = FunctionSource(function)
-    folder = source.folder() if job.source is None else Path(job.source).expanduser()
+    folder = source.folder() if job.source is None else expand_home(job.source)
     with TemporaryDirectory(prefix="smlaunch-function-") as scratch_folder:
         root = Path(scratch_folder, "source") if folder is None else folder
         analyzed_file = Path(scratch_folder, f"{name}.py")

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.text.home_folder import expand_home
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
@@ -269,7 +270,7 @@ def _resolve_path(value: Any, folder: Path) -> Any:
     """Return the path below ``folder``. Addresses, and values that the job rejects anyway, stay unchanged."""
     if not isinstance(value, str) or not value or "://" in value:
         return value
-    return str(folder / Path(value).expanduser())
+    return str(folder / expand_home(value))
 
 
 def _path_in_file(value: Any, folder: Path) -> Any:

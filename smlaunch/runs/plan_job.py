@@ -28,6 +28,7 @@ from smlaunch.runs.account_problem import (
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.source_archive import SourceArchive, pack_source
+from smlaunch.text.home_folder import expand_home
 
 DEFAULT_REQUIREMENTS = "requirements.txt"
 _MAX_STEM_LENGTH = 24
@@ -265,7 +266,7 @@ def _find_inputs_in_source(job: Job, source_root: Path, entry_in_source: str) ->
     for name, channel in job.inputs.items():
         if not channel.is_local:
             continue
-        path = PurePosixPath(os.path.relpath(Path(channel.uri).expanduser(), source_root))
+        path = PurePosixPath(os.path.relpath(expand_home(channel.uri), source_root))
         holds_program = PurePosixPath(entry_in_source).is_relative_to(path)
         if path.parts[:1] != ("..",) and not holds_program:
             path_by_channel[name] = str(path)

@@ -19,6 +19,7 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import SourceArchive
+from smlaunch.text.home_folder import expand_home
 
 if TYPE_CHECKING:
     from smlaunch.data.transfer_progress import TransferProgress
@@ -178,7 +179,7 @@ def _put_object(upload: _ObjectUpload, storage: ObjectStorage) -> None:
 
 
 def _local_path(upload: Upload) -> Path:
-    return Path(upload.path or "").expanduser()
+    return expand_home(upload.path or "")
 
 
 def _bucket_and_key(uri: str) -> tuple[str, str]:

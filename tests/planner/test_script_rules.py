@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from smlaunch.contract.launch_spec import Concat, LaunchSpec, Ref
+from smlaunch.discovery.program_files import find_program_file
 from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.script_analysis import read_script_facts
 from smlaunch.discovery.script_program import read_program
@@ -18,6 +19,7 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
 from smlaunch.render.plan import Plan
+from smlaunch.text.home_folder import expand_home
 from tests.planner.fixtures import local, make_plan, region
 from tests.tables import table
 
@@ -945,3 +947,11 @@ def test_an_error_about_arguments_shows_no_secret(settings: str, args: list[str]
     (problem,) = problems_of(tmp_path, text, {"args": args})
     assert "argument --password: invalid" in problem
     assert "Zx9" not in problem
+
+
+def test_a_home_folder_that_is_not_known_is_no_home_folder(tmp_path: Path) -> None:
+    assert expand_home("~.py") == Path("~.py")
+    assert expand_home("~/t.py") == Path.home() / "t.py"
+    entry = Job(entry="~nosuchuser/t.py").entry
+    assert entry is not None
+    assert find_program_file(entry, tmp_path) == Path("~nosuchuser/t.py")
