@@ -162,7 +162,10 @@ def run_command(arguments: list[str]) -> int:
         return 0
     except (Exception, KeyboardInterrupt) as error:
         report = _report_of(error)
-        report.show(requests_json(arguments))
+        try:
+            report.show(requests_json(arguments))
+        except OSError:  # stdout is a full disk, for example; stderr has the error
+            discard_stdout()
         return report.exit_code
     return exit_code if isinstance(exit_code, int) else 0
 

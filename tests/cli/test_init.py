@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import yaml
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.cli.main import run_command
 from smlaunch.cli.templates import TEMPLATES, write_template
+from smlaunch.errors import EXIT_MACHINE
 from smlaunch.job.model import Job
 from smlaunch.job.sections import field_names
 
@@ -75,3 +78,12 @@ def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(BUILT_IN_STRATEGIES) <= set(json.loads(capsys.readouterr().out)["strategies"])
     assert run_command(["init", "dpp"]) == 2
     assert "'dpp' is unknown, did you mean 'ddp'?" in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_stdout_is_one_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "smlaunch", "init", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == EXIT_MACHINE
+    assert done.stderr.startswith("error: the disk of this machine is full")
+    assert "Traceback" not in done.stderr
