@@ -67,11 +67,16 @@ def test_how_it_failed_is_said_once(endpoint_shell: Shell) -> None:
     command = [*COMMAND, "run", "boom.py", "--local", "--hosts", "2"]
     terminal = Terminal(command, endpoint_shell.environment, endpoint_shell.folder, columns=200)
     assert terminal.wait_for_end() == 1
-    assert terminal.text.count("ValueError: too small") == 3, "by two hosts, and in the summary"
-    *_, failed, warned, advice = terminal.text.rstrip().splitlines()
-    assert "failed: algo-" in failed and failed.endswith(" exited with code 1: ValueError: too small")
-    assert warned.startswith("the plan warned: boom.py does not name resourceconfig.json")
-    assert advice.startswith("exit code 1; full log: smlaunch logs boom-")
+    # By one host or both: the second may be stopped before it has printed its own.
+    assert terminal.text.count("ValueError: too small") in (2, 3), "by the hosts, and in the summary"
+    text = " ".join(terminal.text.split())
+    parts = (
+        "exited with code 1: ValueError: too small",
+        "the plan warned: boom.py does not name resourceconfig.json",
+        "exit code 1; full log: smlaunch logs boom-",
+    )
+    assert [text.count(part) for part in parts] == [1, 1, 1]
+    assert sorted(parts, key=text.index) == list(parts), "in this order"
 
 
 def test_colours_and_no_color(shell: Shell) -> None:

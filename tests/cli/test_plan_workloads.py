@@ -22,7 +22,8 @@ def test_the_command_chooses_what_was_expected(shell: Shell, name: str) -> None:
     expected = workload["expected"]
     (shell.folder / workload["job"]["entry"]).write_text(workload["script"], encoding="utf-8")
     (shell.folder / "job.yaml").write_text(yaml.safe_dump(workload["job"]), encoding="utf-8")
-    result = shell("plan", "job.yaml", "--local", "--json")
+    # One of the scripts needs GPUs, which the hosts of --local lack.
+    result = shell("plan", "job.yaml", "--local", "--json", "--allow", "script.backend")
     assert result.code == 0, result.err
     plan_document = json.loads(result.out)
     assert (plan_document["strategy"], plan_document["hosts"]) == (expected["strategy"], expected["hosts"])
@@ -52,7 +53,8 @@ def test_the_table_is_printed_and_a_simple_job_has_none(shell: Shell) -> None:
 def test_a_package_that_is_not_there_is_told_before_the_job_fails_of_it(shell: Shell) -> None:
     (shell.folder / "train.py").write_text("import no_such_package\n", encoding="utf-8")
     result = shell("plan", "train.py", "--local")
-    assert "! train.py imports no_such_package, which the hosts' Python does not" in result.out
+    assert result.code == 2
+    assert "the hosts' Python lacks what the script imports: no_such_package (train.py:1)" in result.err
     (shell.folder / "requirements.txt").write_text("no-such-package\n", encoding="utf-8")
     (shell.folder / "job.yaml").write_text(
         "entry: train.py\nrequirements: requirements.txt\n", encoding="utf-8"
