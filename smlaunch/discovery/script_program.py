@@ -155,12 +155,23 @@ def _iter_variable_assignments(
 ) -> Iterator[tuple[str, ast.expr, ast.Assign]]:
     """Yield each assignment ``os.environ["NAME"] = value``."""
     for node in module.nodes:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
+        if not isinstance(node, ast.Assign):
+            continue
+        for target, value in _pairs_of(node):
             if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":
                 name = literal_of(target.slice, None)
                 if isinstance(name, str):
-                    yield name, node.value, node
+                    yield name, value, node
+
+
+def _pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target with its value, also of ``a, b = 1, 2``."""
+    value = statement.value
+    for target in statement.targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            yield from zip(target.elts, value.elts, strict=False)
+        else:
+            yield target, value
 
 
 def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, FixedValue]]:
@@ -169,15 +180,18 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
     for module in modules:
         for name, value, statement in _iter_variable_assignments(module):
             is_literal = isinstance(literal_of(value, None), str)
+            has_more = len(statement.targets) > 1 or isinstance(statement.targets[0], ast.Tuple)
             if name in _LAUNCHER_VARIABLES and is_literal and module.runs_certainly(statement):
                 yield (
                     name,
                     FixedValue(
                         module.place_of(statement),
                         text_of(statement),
-                        f"{text_of(statement.targets[0]).partition('[')[0]}.setdefault"
+                        f'os.environ.setdefault("{name}", {text_of(value)})'
+                        if has_more
+                        else f"{text_of(statement.targets[0]).partition('[')[0]}.setdefault"
                         f'("{name}", {text_of(value)})',
-                        module.edit_of(statement),
+                        None if has_more else module.edit_of(statement),
                     ),
                 )
         for call in module.calls:

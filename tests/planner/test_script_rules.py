@@ -927,6 +927,8 @@ GLOO = "dist.init_process_group('gloo')"
         (f"import os\ndef local(): os.environ['RANK'] = '0'\n{GLOO}", False),
         (f"import os\ndef local(): os.environ['MASTER_ADDR'] = 'localhost'\n{GLOO}", False),
         (NCCL, True),
+        (f"import os\nos.environ['MASTER_ADDR'], os.environ['A'] = 'localhost', '1'\n{GLOO}", True),
+        (f"import os\nos.environ['MASTER_ADDR'] = x = 'localhost'\n{GLOO}", True),
         (f"def setup(): {NCCL}\nsetup()", True),
         ("BACKEND = 'nccl'\ndist.init_process_group(BACKEND)", True),
         ("dist.init_process_group(backend='NCCL')", True),
