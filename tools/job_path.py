@@ -100,7 +100,7 @@ def follow_job() -> JobPath:
             entry=str(script),
             strategy="ddp",
             compute=Compute(instance_type="ml.g5.xlarge", hosts=2),
-            role="arn:aws:iam::111122223333:role/Training",
+            role="arn:aws:iam::123456789012:role/Training",
         )
         target = fake_target()
         plan(job, target)  # imports everything
