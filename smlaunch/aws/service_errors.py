@@ -28,6 +28,9 @@ from smlaunch.errors import AccountError, EndpointError, JobError, Problem, Serv
 
 Result = TypeVar("Result")
 
+_JITTER = random.Random()  # noqa: S311 - spreads load, no secret
+"""Own numbers: the program's generator, which its user may have seeded, is left alone."""
+
 _EXPIRED_CODES = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestExpired"))
 _UNKNOWN_CALLER_CODES = frozenset(
     (
@@ -111,7 +114,7 @@ def call_with_retries(
     *,
     on_retry: Callable[[CallError, float], None] | None = None,
     sleep: Callable[[float], object] = time.sleep,
-    random_fraction: Callable[[], float] = random.random,
+    random_fraction: Callable[[], float] = _JITTER.random,
 ) -> Result:
     """Return the result of ``operation``, which raises CallError. Transient errors are retried as ``backoff``
     says, and errors of a new role that is not known everywhere yet; others are raised at once.

@@ -24,6 +24,9 @@ _TRAILING_NUMBER = re.compile(r"(\d+)$")
 _MAX_SLEEP_SECONDS = 0.5
 """The longest pause without a yield, so that a display can show the passing time."""
 
+_JITTER = random.Random()  # noqa: S311 - spreads load, no secret
+"""Own numbers: the program's generator, which its user may have seeded, is left alone."""
+
 
 @dataclass(frozen=True)
 class Polling:
@@ -91,7 +94,7 @@ class _PollTimer:
             self._interval_seconds = polling.initial_seconds
         else:
             self._interval_seconds = min(self._interval_seconds * polling.backoff_factor, polling.max_seconds)
-        jitter = random.uniform(0.8, 1.0)  # noqa: S311 - spreading load, not a secret
+        jitter = _JITTER.uniform(0.8, 1.0)
         self.next_poll_at = now + self._interval_seconds * jitter
 
 

@@ -229,7 +229,7 @@ def test_an_export_holds_the_secrets_and_says_so(endpoint_shell: Shell) -> None:
     ("script", "name", "content"),
     [
         ("print(open('configs/auth.json').read())\n", "configs/auth.json", '{"api_key": "abc"}'),
-        ("import keys_fixture\n", "keys_fixture.py", f"KEY = '''{KEY}'''\n"),
+        ("exec(open('keys_fixture.py').read())\n", "keys_fixture.py", f"KEY = '''{KEY}'''\n"),
     ],
 )
 def test_a_run_that_fails_for_a_file_that_was_left_out_says_so(
@@ -245,6 +245,17 @@ def test_a_run_that_fails_for_a_file_that_was_left_out_says_so(
     assert f"!{name} in .smlaunchignore" in result.err
     assert sentence in shell("show", "lacks-one", "--local").out
     assert json.loads(shell("show", "lacks-one", "--local", "--json").out)["hint"].startswith(sentence)
+
+
+def test_a_module_that_was_left_out_as_a_secret_is_named_before_the_run(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text("import keys_fixture\n")
+    (shell.folder / "keys_fixture.py").write_text(f"KEY = '''{KEY}'''\n")
+    result = shell("run", "train.py", "--local", "--strategy", "custom")
+    assert result.code == 2
+    assert (
+        "train.py:1 imports keys_fixture, and keys_fixture.py is not sent: it may hold secrets" in result.err
+    )
+    assert "!keys_fixture.py in .smlaunchignore" in result.err
 
 
 def test_what_is_left_out_is_named_in_full_in_json(shell: Shell) -> None:

@@ -194,7 +194,7 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
         ("from torch.distributed import init_process_group", "torch.distributed"),
         ("import torch\ntorch.distributed.barrier()", "torch.distributed"),
         ("import torch as t\nt.distributed.fsdp.X()", "torch.distributed"),
-        ("def f():\n    import torch.distributed as d\n    d.barrier()", "torch.distributed"),
+        ("def f():\n    import torch.distributed as d\n    d.barrier()\nf()", "torch.distributed"),
     ],
 )
 def test_transitive_imports(tmp_path: Path, code: str, name: str) -> None:

@@ -99,7 +99,8 @@ print("training", flush=True)
 time.sleep(600)
 """
 LAUNCHES = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
 from smlaunch import Checkpoints, Job, LogLine, launch, local_target
 def tell(event):
     if isinstance(event, LogLine) and event.text.endswith("training"):
@@ -119,8 +120,11 @@ def test_the_end_of_a_program_stores_the_checkpoints_of_its_jobs(
     script = tmp_path / "source" / "train.py"
     script.write_text(SAVES_AT_SIGTERM)
     program = start_program(LAUNCHES, str(script))
-    program.send_signal(number)
-    _, errors = program.communicate(timeout=120)
+    try:
+        program.send_signal(number)
+        _, errors = program.communicate(timeout=100)
+    finally:
+        program.kill()
     assert [path.read_text() for path in home.glob("s3/*/kept/saved")] == ["state"], errors
     assert program.returncode == (143 if number == signal.SIGTERM else -number)
     assert "Traceback" not in errors or number == signal.SIGINT

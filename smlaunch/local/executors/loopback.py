@@ -21,6 +21,8 @@ _PORT_RANGE_START, _PORT_RANGE_END = 19968, 32768
 """Both are multiples of PORTS_PER_JOB and below the ephemeral range of Linux (32768 to 60999), so that no
 outgoing connection uses one of these ports."""
 _RANDOM_SUBNETS = 500
+_SUBNET_NUMBERS = random.Random()  # noqa: S311 - no secret
+"""Own numbers: the program's generator, which its user may have seeded, is left alone."""
 _SUBNET_GUARD_PORT = 29499
 """Any port will do for the UDP socket that reserves a subnet, as long as all endpoints use the same."""
 
@@ -69,7 +71,7 @@ def _iterate_candidate_subnets() -> Iterator[str]:
     """Yield the first three numbers of loopback addresses: ``127.64.0``."""
     yield "127.64.0"
     for _ in range(_RANDOM_SUBNETS):
-        yield f"127.{random.randint(64, 127)}.{random.randint(0, 255)}"  # noqa: S311
+        yield f"127.{_SUBNET_NUMBERS.randint(64, 127)}.{_SUBNET_NUMBERS.randint(0, 255)}"
 
 
 def _reserve_port_block() -> tuple[int, socket.socket]:

@@ -171,6 +171,9 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
 # ---- packages ---------------------------------------------------------------------------------------------
 
 
+_LEFT_OUT = "an ignore file leaves it out, or it lies in an input; change that, or move it"
+
+
 @rule(
     "script.packages",
     summary="packages that the script imports and the hosts' Python lacks, where that is this Python",
@@ -183,10 +186,11 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
 def reject_missing_packages(context: PlanContext) -> Problems:
     for package in context.facts.script.missing_packages:
         if package.file_not_sent is not None:
+            reason = context.facts.source.excluded_files.get(package.file_not_sent)
             yield Problem(
                 "source",
-                f"{package.place} imports {package.name}, and {package.file_not_sent} is not sent: an ignore "
-                "file leaves it out, or it lies in an input; change that, or move it",
+                f"{package.place} imports {package.name}, and {package.file_not_sent} is not sent: "
+                + (f"it {reason}" if reason else _LEFT_OUT),
             )
     missing = [each for each in context.facts.script.missing_packages if each.file_not_sent is None]
     if not missing:
