@@ -22,7 +22,7 @@ def test_tasks_and_actors_on_both_hosts_learn_what_one_process_learns(home: Path
         "frameworks", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "rays"
     )
     assert result.code == 0, result.text
-    assert "ray makes a Ray cluster of the job's hosts" in result.err
+    assert "strategy ray" in result.err
     nodes = re.findall(r"algo-1 node (\S+) trained on 719 of 1438 rows", result.out)
     assert len(set(nodes)) == 2, result.text
     match = re.search(r"weights off by (\S+) at most from those of one process", result.out)

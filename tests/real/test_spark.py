@@ -61,7 +61,7 @@ def test_a_table_is_prepared_by_two_hosts(home: Path, tables: Path) -> None:
         timeout=500,
     )
     assert result.code == 0, result.text
-    assert "spark makes a Spark cluster" in result.err
+    assert "strategy spark" in result.err
     (output,) = home.glob("s3/*/smlaunch/tables/output/tables-s1-a1/output")
     rows = [
         row for path in output.glob("by-region/part-*.parquet") for row in pq.read_table(path).to_pylist()

@@ -20,7 +20,7 @@ def test_two_hosts_learn_what_one_learns_from_all_rows(home: Path, tmp_path: Pat
         "frameworks", home, "run", SCRIPT, "--hosts", "2", *inputs, "--local", "--name", "boosted"
     )
     assert result.code == 0, result.text
-    assert "xgboost starts one worker per host" in result.err
+    assert "strategy xgboost" in result.err
     assert "algo-1 worker 0 of 2 trained on 719 of 1438 rows" in result.out
     assert "algo-2 worker 1 of 2 trained on 719 of 1438 rows" in result.out
     match = re.search(
