@@ -188,6 +188,7 @@ SINGLE_COMMAND_PAGES = [
 ]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", SINGLE_COMMAND_PAGES, ids=page_name)
 def test_the_commands_of_a_page_run(page: Path, desk: Desk) -> None:
     prepare(page_name(page), desk)
@@ -248,6 +249,7 @@ def test_pages_run_elsewhere_have_their_test() -> None:
         assert (ROOT / test).is_file(), f"{page} is said to be run by {test}"
 
 
+@pytest.mark.timeout(900)
 def test_the_tutorial(tmp_path: Path, endpoint_environment: dict[str, str]) -> None:
     """Its blocks in one shell, after the installation, which this environment has; its script as written."""
     page = ROOT / "docs" / "tutorial.md"
