@@ -28,10 +28,10 @@ from smlaunch.discovery.script_analysis import (
     modules_mention_checkpoints,
     read_script_facts,
     transitive_features,
-    transitive_imports,
 )
 from smlaunch.discovery.script_program import read_program
 from smlaunch.discovery.sdk_images import resolve_image
+from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.facts.discovered_facts import (
     CheckpointFacts,
     DiscoveredFacts,
@@ -135,24 +135,24 @@ def _gather_script_facts(
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
         return dataclasses.replace(script, problem=problem)
+    program = read_source_program(program_file, source_root)
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):
-        script = dataclasses.replace(script, features=transitive_features(program_file, source_root))
+        script = dataclasses.replace(script, features=transitive_features(program))
     script = dataclasses.replace(
         script,
-        program=read_program(program_file, source_root),
-        outside_file=find_outside_file(program_file, source_root),
+        program=read_program(program),
+        outside_file=find_outside_file(program),
     )
     # An endpoint may run jobs by this Python, which then needs the script's packages.
     if _will_run_in_this_python(job, source, endpoint_facts):
-        missing_packages = find_missing_packages(program_file, source_root, source.files)
+        missing_packages = find_missing_packages(program, source.files)
         script = dataclasses.replace(script, missing_packages=missing_packages)
     if needs.module_sources:
         script = dataclasses.replace(
             script,
-            module_imports=transitive_imports(program_file, source_root),
-            names_checkpoint_dir=script.names_checkpoint_dir
-            or modules_mention_checkpoints(program_file, source_root),
+            module_imports=program.library_imports.names,
+            names_checkpoint_dir=script.names_checkpoint_dir or modules_mention_checkpoints(program),
         )
     return script
 

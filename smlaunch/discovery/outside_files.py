@@ -12,27 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smlaunch.discovery.protected_folders import protected_folder_reason
-from smlaunch.discovery.source_modules import parse_python
+from smlaunch.discovery.source_modules import SourceProgram
 from smlaunch.facts.source_place import OutsideFile, SourcePlace
 
 _SAME_PATH = ("absolute", "resolve", "abspath", "realpath", "Path", "PurePath", "str", "fspath", "normpath")
 """Methods and functions that return the same file's path."""
 
 
-def find_outside_file(script: Path, source_root: Path) -> OutsideFile | None:
+def find_outside_file(program: SourceProgram) -> OutsideFile | None:
     """Return the first file or folder outside the source that the script names by a path relative to its own
     and that exists here; None without one, and for a script that cannot be parsed."""
-    if script.suffix != ".py" or not script.is_file():
+    if not program.modules:
         return None
-    try:
-        tree = parse_python(script.read_bytes(), script)
-    except (OSError, SyntaxError, ValueError):
-        return None
-    if tree is None:
-        return None
+    script, source_root = program.entry, program.source_root
     root = os.path.realpath(source_root)
     try:
-        found_paths = sorted(_PathFinder(script).find_paths(tree), key=lambda found: found[1])
+        paths = _PathFinder(script).find_paths(program.modules[0].tree)
+        found_paths = sorted(paths, key=lambda found: found[1])
     except RecursionError:  # an expression that is nested too deeply
         return None
     for path, line in found_paths:

@@ -9,12 +9,12 @@ from collections.abc import Container, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from smlaunch.discovery.source_modules import SourceModule, read_source_modules
+from smlaunch.discovery.source_modules import SourceModule, SourceProgram
 from smlaunch.facts.script_program import MissingPackage
 
 
 def find_missing_packages(
-    entry: Path, source_root: Path, sent_files: Container[str] | None = None
+    program: SourceProgram, sent_files: Container[str] | None = None
 ) -> tuple[MissingPackage, ...]:
     """Return the top-level packages that the script imports unconditionally, itself or through modules of the
     source, and that neither the source nor this Python has.
@@ -23,10 +23,9 @@ def find_missing_packages(
     program changes ``sys.path``, a module anywhere in the source may be what it means. ``sent_files``: those
     of the source that are sent, relative to it; a module that only the others have is missing.
     """
-    modules = read_source_modules(entry, source_root)
+    modules, source_root, own_folders = program.modules, program.source_root, program.import_folders
     if not modules:
         return ()
-    own_folders = (entry.parent, source_root)  # where Python searches first
     changes = [change for module in modules for change in _changes_of_search_path(module)]
     if any(_may_leave_source(module, change) for module, change in changes):
         return ()

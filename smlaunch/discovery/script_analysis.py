@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
 import stat
@@ -15,10 +14,10 @@ from smlaunch.contract.segment import CHECKPOINTS_VARIABLE
 from smlaunch.discovery.code_reach import find_reach
 from smlaunch.discovery.script_features import find_features
 from smlaunch.discovery.source_modules import (
+    SourceProgram,
     find_library_imports,
     map_alias_to_imported_name,
     parse_python,
-    parse_reachable_modules,
 )
 from smlaunch.facts.discovered_facts import FeatureLocation, ScriptFacts
 from smlaunch.facts.launcher_lines import find_launcher_line
@@ -162,32 +161,20 @@ def _mentions_checkpoint_dir(texts: Iterable[str]) -> bool:
     return any(mention in text for text in texts for mention in _CHECKPOINT_DIR_TEXTS)
 
 
-def modules_mention_checkpoints(entry: Path, root: Path) -> bool:
+def modules_mention_checkpoints(program: SourceProgram) -> bool:
     """Return whether the script, or a module of the source that it imports, names the checkpoint
     directory."""
-    return any(
-        _mentions_checkpoint_dir(_string_constants(tree)) for _, tree in parse_reachable_modules(entry, root)
-    )
+    return any(_mentions_checkpoint_dir(_string_constants(module.tree)) for module in program.modules)
 
 
-def transitive_imports(entry: Path, root: Path) -> frozenset[str]:
-    """Return the dotted names that the script imports, directly or through the source's own modules.
-
-    Modules are searched where Python would: beside the script, and in the source's root. A module that cannot
-    be parsed is skipped.
-    """
-    trees = [tree for _, tree in parse_reachable_modules(entry, root)]
-    return find_library_imports(trees, (entry.parent, root)).names
-
-
-def transitive_features(entry: Path, source_root: Path) -> dict[str, FeatureLocation]:
+def transitive_features(program: SourceProgram) -> dict[str, FeatureLocation]:
     """Return the features of the entry script and of the source's modules that it imports, each with the file
     and line where it is found first. A feature is a sign, such as ``process-group``, of how a script
     distributes its work."""
     location_by_feature: dict[str, FeatureLocation] = {}
-    for path, syntax_tree in parse_reachable_modules(entry, source_root):
-        file = "" if path == entry else os.path.relpath(path, source_root)  # empty for the entry script
-        features_of_file = find_features(syntax_tree, map_alias_to_imported_name(syntax_tree), file)
+    for module in program.modules:
+        file = "" if module.is_entry else module.file  # empty for the entry script
+        features_of_file = find_features(module.tree, module.imported_names, file)
         for feature, location in features_of_file.items():
             location_by_feature.setdefault(feature, location)
     return location_by_feature

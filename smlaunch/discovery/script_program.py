@@ -7,16 +7,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from smlaunch.discovery.argument_parser import read_argument_parser
 from smlaunch.discovery.saved_files import find_saved_files
 from smlaunch.discovery.source_modules import (
     SourceModule,
-    find_library_imports,
+    SourceProgram,
     keyword_value,
     literal_of,
-    read_source_modules,
     text_of,
 )
 from smlaunch.facts.script_program import (
@@ -49,10 +47,10 @@ _SETTERS = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
 _READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 
 
-def read_program(entry: Path, source_root: Path) -> ProgramFacts:
+def read_program(program: SourceProgram) -> ProgramFacts:
     """Return what the entry script and the modules of the source that it imports show. Empty for a script
     that is not Python, or cannot be parsed."""
-    modules = read_source_modules(entry, source_root)
+    modules = program.modules
     if not modules:
         return NO_PROGRAM
     variable_uses: dict[str, VariableUse] = {}
@@ -72,9 +70,7 @@ def read_program(entry: Path, source_root: Path) -> ProgramFacts:
         for name, value, _ in _iter_variable_assignments(module)
     )
     parser = read_argument_parser(modules)
-    imports = find_library_imports(
-        [module.tree for module in modules], (entry.parent, source_root), entry_module.reach
-    )
+    imports = program.library_imports
     return ProgramFacts(
         was_read=True,
         parser=parser,

@@ -165,14 +165,34 @@ class SourceModule:
         return ".".join([first_name, *reversed(attributes)])
 
 
-def read_source_modules(entry: Path, source_root: Path) -> tuple[SourceModule, ...]:
-    """Return the entry script, first, and the modules that it imports; empty if it cannot be parsed."""
-    parsed = tuple(parse_reachable_modules(entry, source_root))
+@dataclass(frozen=True)
+class SourceProgram:
+    """A job's program, read and parsed once for all that is asked about it."""
+
+    entry: Path
+    source_root: Path
+    modules: tuple[SourceModule, ...]
+    """The entry script, first, and the modules that it imports; empty if it cannot be parsed."""
+
+    @property
+    def import_folders(self) -> tuple[Path, Path]:
+        """Where Python searches modules first."""
+        return self.entry.parent, self.source_root
+
+    @cached_property
+    def library_imports(self) -> LibraryImports:
+        trees = [module.tree for module in self.modules]
+        return find_library_imports(trees, self.import_folders, self.modules[0].reach if trees else None)
+
+
+def read_source_program(entry: Path, source_root: Path) -> SourceProgram:
+    parsed = tuple(_parse_reachable_modules(entry, source_root))
     reach = find_reach([tree for _, tree in parsed])
-    return tuple(
+    modules = tuple(
         SourceModule(path, Path(os.path.relpath(path, source_root)).as_posix(), tree, path == entry, reach)
         for path, tree in parsed
     )
+    return SourceProgram(entry, source_root, modules)
 
 
 def literal_of(node: ast.expr | None, default: Any) -> Any:
@@ -205,7 +225,7 @@ def parse_python(content: bytes, path: Path) -> ast.Module | None:
         return None
 
 
-def parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Path, ast.Module]]:
+def _parse_reachable_modules(entry: Path, source_root: Path) -> Iterator[tuple[Path, ast.Module]]:
     """Yield path and syntax tree of the entry script and of each module of the source folder that it imports,
     directly or through another one, up to a number of modules. Those that cannot be parsed are skipped."""
     if entry.suffix != ".py" or not entry.is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.discovery.script_analysis import read_script_facts, transitive_features
+from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.facts.script_capability import ScriptCapability, needs_module_scan, script_capability
 from tests.planner.fixtures import plan, region
@@ -130,7 +131,9 @@ def test_nobody_guesses_where_nobody_looked() -> None:
 )  # fmt: skip
 def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
     script = ENTRYPOINTS / f"{name}.py"
-    facts = dataclasses.replace(read_script_facts(script), features=transitive_features(script, ENTRYPOINTS))
+    facts = dataclasses.replace(
+        read_script_facts(script), features=transitive_features(read_source_program(script, ENTRYPOINTS))
+    )
     capability = script_capability(facts, script.name)
     assert (capability.accelerator_use, capability.missing_steps) == ("several", ())
 
@@ -143,7 +146,7 @@ def test_what_the_script_lacks_is_looked_for_in_its_own_modules(tmp_path: Path) 
     )
     facts = read(tmp_path, "import torch\nimport torch.distributed\nimport setup_ranks\nsetup_ranks.join()")
     assert needs_module_scan(facts)
-    signs = transitive_features(tmp_path / "train.py", tmp_path)
+    signs = transitive_features(read_source_program(tmp_path / "train.py", tmp_path))
     assert (signs["process-group"].line, signs["process-group"].file) == (4, "setup_ranks.py")
     assert script_capability(dataclasses.replace(facts, features=signs), "train.py").missing_steps == ()
 

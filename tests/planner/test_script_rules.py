@@ -15,6 +15,7 @@ from smlaunch.discovery.program_files import find_program_file
 from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.script_analysis import read_script_facts
 from smlaunch.discovery.script_program import read_program
+from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
@@ -69,7 +70,9 @@ def plan_of(folder: Path, text: str, job: dict[str, Any] | None = None, **module
         path.parent.mkdir(exist_ok=True)
         path.write_text(textwrap.dedent(module_text), encoding="utf-8")
     entry = folder / "train.py"
-    script = dataclasses.replace(read_script_facts(entry), program=read_program(entry, folder))
+    script = dataclasses.replace(
+        read_script_facts(entry), program=read_program(read_source_program(entry, folder))
+    )
     mapping = {"entry": str(entry), **(job or {})}
     facts = local(
         script=script,
@@ -659,7 +662,7 @@ def test_packages_that_this_python_lacks(text: str, expected: list[str], tmp_pat
     (tmp_path / "package" / "part.py").write_text("import needed_by_part\n")
     (tmp_path / "helper.py").write_text("import needed_by_helper\n")
     (tmp_path / "train.py").write_text(text)
-    missing = find_missing_packages(tmp_path / "train.py", tmp_path)
+    missing = find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path))
     assert [package.name for package in missing] == expected
 
 
@@ -681,17 +684,20 @@ def test_a_folder_that_the_script_adds_to_its_path_may_have_the_module(change: s
     (tmp_path / "src" / "own_module.py").touch()
     beginning = f"import os, sys, site\nfrom pathlib import Path\n{change}\n"
     (tmp_path / "train.py").write_text(beginning + "import own_module, own_package, nowhere_package\n")
-    missing = find_missing_packages(tmp_path / "train.py", tmp_path)
+    missing = find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path))
     assert [package.name for package in missing] == ["nowhere_package"]
     (tmp_path / "train.py").write_text(beginning + "sys.path.append('/opt/lib')\nimport nowhere_package\n")
-    assert find_missing_packages(tmp_path / "train.py", tmp_path) == ()
+    assert find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path)) == ()
 
 
 def test_a_module_that_is_not_sent_is_missing(tmp_path: Path) -> None:
     (tmp_path / "helper.py").touch()
     (tmp_path / "train.py").write_text("import helper\n")
-    assert find_missing_packages(tmp_path / "train.py", tmp_path, {"train.py", "helper.py"}) == ()
-    (missing,) = find_missing_packages(tmp_path / "train.py", tmp_path, {"train.py"})
+    assert (
+        find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py", "helper.py"})
+        == ()
+    )
+    (missing,) = find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py"})
     assert (missing.name, missing.file_not_sent) == ("helper", "helper.py")
 
 

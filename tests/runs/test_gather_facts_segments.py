@@ -10,7 +10,8 @@ import pytest
 
 from smlaunch.aws.botocore_client import ServiceQuotas
 from smlaunch.aws.interfaces import CallError
-from smlaunch.discovery.script_analysis import modules_mention_checkpoints, transitive_imports
+from smlaunch.discovery.script_analysis import modules_mention_checkpoints
+from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.facts.discovered_facts import CheckpointFacts, SourceFacts
 from smlaunch.job.model import Compute, Job
 from smlaunch.runs.launch_target import Target
@@ -178,7 +179,7 @@ def test_modules_of_the_source_are_followed(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    imports = transitive_imports(tmp_path / "run" / "train.py", tmp_path)
+    imports = read_source_program(tmp_path / "run" / "train.py", tmp_path).library_imports.names
     assert {"smlaunch.train", "json"} <= imports
     assert not {"transformers", "xgboost", "helper"} & imports, "helper is the source's own"
 
@@ -187,12 +188,12 @@ def test_a_relative_path_to_the_script_works(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "train.py").write_text("from . import x\nfrom .. import y\nimport own\n")
     (tmp_path / "own.py").write_text("import smlaunch.train\n")
     monkeypatch.chdir(tmp_path)
-    assert "smlaunch.train" in transitive_imports(Path("train.py"), Path("."))
+    assert "smlaunch.train" in read_source_program(Path("train.py"), Path(".")).library_imports.names
 
 
 def test_a_module_may_name_the_checkpoint_directory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from common import *\n")
     (tmp_path / "common.py").write_text("CK = '/opt/ml/checkpoints'\n")
-    assert modules_mention_checkpoints(tmp_path / "train.py", tmp_path)
+    assert modules_mention_checkpoints(read_source_program(tmp_path / "train.py", tmp_path))
     (tmp_path / "common.py").write_text("CK = 'elsewhere'\n")
-    assert not modules_mention_checkpoints(tmp_path / "train.py", tmp_path)
+    assert not modules_mention_checkpoints(read_source_program(tmp_path / "train.py", tmp_path))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from smlaunch.discovery.outside_files import find_outside_file
+from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
 from smlaunch.runs.plan_job import plan
@@ -42,7 +43,7 @@ PATH_BY_TEXT: list[tuple[str, str | None]] = [
 @table(("text", "path"), PATH_BY_TEXT)
 def test_the_path_in_a_text(folder: Path, text: str, path: str | None) -> None:
     (folder / "train.py").write_text(text)
-    outside_file = find_outside_file(Path("train.py"), Path())
+    outside_file = find_outside_file(read_source_program(Path("train.py"), Path()))
     assert (None if outside_file is None else outside_file.path) == path
     if outside_file is not None:
         assert (outside_file.folder_with_both, str(outside_file.place)) == (
