@@ -55,6 +55,18 @@ def _give_up(number: int, frame: FrameType | None) -> None:
     raise _TooSlow
 
 
+def strategies() -> Iterable[str]:
+    from smlaunch.catalog.strategies import known_strategies
+
+    return known_strategies()
+
+
+def algorithms() -> Iterable[str]:
+    from smlaunch.catalog.algorithms import known_algorithms
+
+    return known_algorithms()
+
+
 def instance_types() -> Iterable[str]:
     from smlaunch.catalog.instances import known_types
 

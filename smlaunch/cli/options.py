@@ -129,19 +129,6 @@ def _combine_decorators(
     return apply
 
 
-def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of strategies for shell completion."""
-    from smlaunch.catalog.strategies import known_strategies
-
-    return [name for name in known_strategies() if name.startswith(incomplete)]
-
-
-def _complete_algorithms(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from smlaunch.catalog.algorithms import known_algorithms
-
-    return [name for name in known_algorithms() if name.startswith(incomplete)]
-
-
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of the newest runs for shell completion, of the target that the command line names so far."""
     from smlaunch.cli.completion_values import run_names
@@ -159,6 +146,8 @@ def _complete_from(source: str) -> Callable[[click.Context, click.Parameter, str
 
     return complete
 
+
+complete_strategies = _complete_from("strategies")
 
 _JOB, _HOSTS, _DATA, _LIMITS, _TARGET = "Job", "Hosts", "Data", "Limits", "Target"
 
@@ -191,7 +180,7 @@ job_options = _combine_decorators(
             _JOB,
             "--algorithm",
             metavar="NAME",
-            shell_complete=_complete_algorithms,
+            shell_complete=_complete_from("algorithms"),
             help="A built-in algorithm instead of a script.",
         ),
         grouped_option(

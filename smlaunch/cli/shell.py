@@ -53,10 +53,11 @@ def _shell_command(state_root: Path, job: str, run: str, host: str | None) -> li
     from smlaunch.local.executors import EXECUTORS
     from smlaunch.local.executors.executor_base import EndpointContext
     from smlaunch.local.state_dir import StateDir
+    from smlaunch.runs.job_poller import host_number
 
     context = EndpointContext(StateDir(state_root), Settings())
     folders = list(_job_folders(context.state_dir.hosts_dir, job))
-    host_names = sorted({path.name for folder in folders for path in folder.iterdir()}, key=_host_number)
+    host_names = sorted({path.name for folder in folders for path in folder.iterdir()}, key=host_number)
     if host is not None and host_names and host not in host_names:
         raise JobError([Problem("--host", f"run {run} has no host {host!r}; hosts: {', '.join(host_names)}")])
     for folder in folders:
@@ -77,10 +78,6 @@ def _job_folders(hosts_folder: Path, job: str) -> Iterator[Path]:
     for endpoint_folder in hosts_folder.iterdir():
         if (endpoint_folder / job).is_dir():
             yield endpoint_folder / job
-
-
-def _host_number(host_name: str) -> int:
-    return int("".join(filter(str.isdigit, host_name)) or 0)
 
 
 _NOT_IN_A_REGION = (

@@ -84,10 +84,14 @@ class Concat(NamedTuple):
 Arg = Union[str, Ref, Concat]
 
 
+def parts_of(arg: Arg) -> Tuple[Union[str, Ref], ...]:
+    """The texts and references that an argument is joined of."""
+    return arg.parts if isinstance(arg, Concat) else (arg,)
+
+
 def host_references(arg: Arg) -> Tuple[Ref, ...]:
     """The references in an argument."""
-    arg_parts = arg.parts if isinstance(arg, Concat) else (arg,)
-    return tuple(part for part in arg_parts if isinstance(part, Ref))
+    return tuple(part for part in parts_of(arg) if isinstance(part, Ref))
 
 
 class RankSpec(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
+from smlaunch.discovery.source_modules import resolve_qualified_name
 from smlaunch.facts.discovered_facts import FeatureLocation
 
 FEATURE_BY_CALL: Mapping[str, str] = {
@@ -127,7 +128,7 @@ def _iter_features_of_call(
     """Yield each feature that a call in a script shows, with its line number. A feature is a sign, such as
     ``process-group``, of how the script distributes its work. ``imported_name_by_alias``: full names by the
     names that imports define."""
-    qualified_name = _resolve_qualified_name(
+    qualified_name = resolve_qualified_name(
         call.func, imported_name_by_alias
     )  # such as torch.save, or ?.save
     function_name = qualified_name.rpartition(".")[2]
@@ -160,20 +161,3 @@ def _is_shuffling_sampler(sampler_call: ast.Call) -> bool:
         if keyword.arg == "shuffle" and isinstance(keyword.value, ast.Constant):
             return bool(keyword.value.value)
     return True
-
-
-def _resolve_qualified_name(called: ast.expr, imported_name_by_alias: Mapping[str, str]) -> str:
-    """Return the full name of the function that a call names, such as ``torch.save``, or ``?.save`` where the
-    object is not an imported name. ``imported_name_by_alias``: full names by the names that imports
-    define."""
-    attributes: list[str] = []  # from the last to the first
-    expression = called
-    while isinstance(expression, ast.Attribute):
-        attributes.append(expression.attr)
-        expression = expression.value
-    first_name = "?"
-    if isinstance(expression, ast.Name):
-        # A plain call, such as save(), keeps its name; a variable in front of a dot says nothing.
-        name_if_not_imported = "?" if attributes else expression.id
-        first_name = imported_name_by_alias.get(expression.id, name_if_not_imported)
-    return ".".join([first_name, *reversed(attributes)])

@@ -153,16 +153,8 @@ class SourceModule:
         return any(isinstance(each, (ast.For, ast.While, ast.comprehension)) for each in self.ancestors(node))
 
     def name_of(self, node: ast.expr) -> str:
-        """The full name of an expression such as ``mp.spawn``, ``torch.multiprocessing.spawn``; its own name
-        for a name that is not imported, and ``?.method`` for a method of an object."""
-        attributes: list[str] = []
-        while isinstance(node, ast.Attribute):
-            attributes.append(node.attr)
-            node = node.value
-        first_name = "?"
-        if isinstance(node, ast.Name):
-            first_name = self.imported_names.get(node.id, "?" if attributes else node.id)
-        return ".".join([first_name, *reversed(attributes)])
+        """The full name of an expression by this module's imports: see ``resolve_qualified_name``."""
+        return resolve_qualified_name(node, self.imported_names)
 
 
 @dataclass(frozen=True)
@@ -370,11 +362,20 @@ def map_alias_to_imported_name(
 def resolve_dotted_name(node: ast.Attribute, imported_name_by_alias: Mapping[str, str]) -> str | None:
     """Return the full name that an expression such as ``nn.parallel.DDP`` stands for; None where its first
     name is not imported."""
-    attributes: list[str] = []
-    expression: ast.expr = node
-    while isinstance(expression, ast.Attribute):
-        attributes.append(expression.attr)
-        expression = expression.value
-    if isinstance(expression, ast.Name) and expression.id in imported_name_by_alias:
-        return ".".join([imported_name_by_alias[expression.id], *reversed(attributes)])
-    return None
+    name = resolve_qualified_name(node, imported_name_by_alias)
+    return None if name.startswith("?") else name
+
+
+def resolve_qualified_name(node: ast.expr, imported_name_by_alias: Mapping[str, str]) -> str:
+    """Return the full name of an expression: ``torch.multiprocessing.spawn`` for ``mp.spawn``; its own name
+    for a name that is not imported, and ``?.method`` for a method of an object. ``imported_name_by_alias``:
+    full names by the names that imports define."""
+    attributes: list[str] = []  # from the last to the first
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    first_name = "?"
+    if isinstance(node, ast.Name):
+        # A plain call, such as save(), keeps its name; a variable in front of a dot says nothing.
+        first_name = imported_name_by_alias.get(node.id, "?" if attributes else node.id)
+    return ".".join([first_name, *reversed(attributes)])

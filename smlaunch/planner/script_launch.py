@@ -7,12 +7,12 @@ the first host, the number of the host or rank, Lightning's num_nodes. What the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import hyperparameter_text
-from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref
+from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
 from smlaunch.facts.script_arguments import ScriptArgument, parse_script_arguments
 from smlaunch.facts.script_program import ProgramFacts, TrainerCall
 from smlaunch.job.model import Job
@@ -58,12 +58,13 @@ class AddedArguments:
 
     def text(self) -> str:
         """The arguments for people; what only a host knows in angle brackets."""
-        return " ".join(map(_text_of_arg, (*self.leading, *self.trailing)))
+        texts = (text_of_arg(arg, lambda ref: f"<{ref.name}>") for arg in (*self.leading, *self.trailing))
+        return " ".join(texts)
 
 
-def _text_of_arg(arg: Arg) -> str:
-    parts = arg.parts if isinstance(arg, Concat) else (arg,)
-    return "".join(f"<{part.name}>" if isinstance(part, Ref) else part for part in parts)
+def text_of_arg(arg: Arg, text_of_ref: Callable[[Ref], str]) -> str:
+    """An argument as one text. ``text_of_ref``: what stands for a value that only the host knows."""
+    return "".join(text_of_ref(part) if isinstance(part, Ref) else part for part in parts_of(arg))
 
 
 def reads_hosts(program: ProgramFacts) -> bool:
@@ -172,9 +173,7 @@ def added_arguments(
         if argument is None or argument.is_flag:
             return False
         if argument.destination not in stated:
-            name = _long_name(argument, options)
-            parts = value.parts if isinstance(value, Concat) else (value,)
-            leading.append(Concat((f"{name}=", *parts)))
+            leading.append(Concat((f"{option_name(argument, options)}=", *parts_of(value))))
         return True
 
     spawns = starts_own_ranks(job, program)
@@ -221,5 +220,6 @@ def _lightning_cli_arguments(job: Job, host_count: int, processes_per_host: int 
     return arguments
 
 
-def _long_name(argument: ScriptArgument, options: tuple[str, ...]) -> str:
+def option_name(argument: ScriptArgument, options: tuple[str, ...]) -> str:
+    """The name of an argument that is one of the options by which it was looked up."""
     return next(name for name in argument.names if name in options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from smlaunch.errors import Problem
 from smlaunch.facts.launcher_lines import LauncherLine, find_launcher
@@ -27,6 +28,7 @@ from smlaunch.planner.script_launch import (
     is_command,
     needed_processes,
     only_trainer,
+    option_name,
     starts_own_ranks,
     stated_values,
 )
@@ -115,10 +117,9 @@ def _problems_of_own_ranks(context: PlanContext) -> Problems:
 
 def _stated_for_one_host(context: PlanContext, options: tuple[str, ...], consequence: str) -> Problems:
     """Yield a problem if the job states an option that differs from host to host."""
-    parser = _program(context).parser
-    argument = None if parser is None else parser.find_option(options)
-    if argument is not None and argument.destination in stated_values(context.job, _program(context)):
-        name = next(name for name in argument.names if name in options)
+    stated = _stated_option(context, options)
+    if stated is not None:
+        name, _ = stated
         yield Problem(
             _field_of_option(context, name),
             f"{name}: {consequence}; leave it out, smlaunch gives each host its own",
@@ -126,13 +127,8 @@ def _stated_for_one_host(context: PlanContext, options: tuple[str, ...], consequ
 
 
 def _wrong_host_count(context: PlanContext, options: tuple[str, ...]) -> Problems:
-    parser = _program(context).parser
-    argument = None if parser is None else parser.find_option(options)
-    if argument is None:
-        return
-    value = stated_values(context.job, _program(context)).get(argument.destination)
+    name, value = _stated_option(context, options) or ("", None)
     if value is not None and str(value) != str(context.hosts):
-        name = next(name for name in argument.names if name in options)
         yield Problem(
             _field_of_option(context, name),
             f"{name} {value}, and there are {context.hosts} hosts; leave it out, smlaunch states the number",
@@ -141,20 +137,24 @@ def _wrong_host_count(context: PlanContext, options: tuple[str, ...]) -> Problem
 
 def _addresses_of_this_machine(context: PlanContext) -> Problems:
     """Yield a problem for an address, stated by the job, at which each host finds only itself."""
-    parser = _program(context).parser
-    stated = stated_values(context.job, _program(context))
     for options in (URL_OPTIONS, ADDRESS_OPTIONS):
-        argument = None if parser is None else parser.find_option(options)
-        if argument is None:
-            continue
-        value = str(stated.get(argument.destination, ""))
-        if any(host in value for host in _THIS_MACHINE):
-            name = next(name for name in argument.names if name in options)
+        name, value = _stated_option(context, options) or ("", "")
+        if any(host in str(value) for host in _THIS_MACHINE):
             yield Problem(
                 _field_of_option(context, name),
                 f"{name} {value} is each host itself, so that {context.hosts} hosts would train separately; "
                 "leave it out, smlaunch gives the address of the first host",
             )
+
+
+def _stated_option(context: PlanContext, options: tuple[str, ...]) -> tuple[str, Any] | None:
+    """Return name and value of the script's option among these, if the job states it."""
+    program = _program(context)
+    argument = None if program.parser is None else program.parser.find_option(options)
+    values = stated_values(context.job, program)
+    if argument is None or argument.destination not in values:
+        return None
+    return option_name(argument, options), values[argument.destination]
 
 
 def _field_of_option(context: PlanContext, name: str) -> str:
@@ -274,10 +274,8 @@ def reject_nccl_without_accelerators(context: PlanContext) -> Problems:
             if fixed.edit is None
             else fixed.edit.with_text('"nccl" if torch.cuda.is_available() else "gloo"'),
         )
-    parser = program.parser
-    argument = None if parser is None else parser.find_option(BACKEND_OPTIONS)
-    if argument is not None and stated_values(job, program).get(argument.destination) == "nccl":
-        name = next(name for name in argument.names if name in BACKEND_OPTIONS)
+    name, value = _stated_option(context, BACKEND_OPTIONS) or ("", None)
+    if value == "nccl":
         yield Problem(
             _field_of_option(context, name),
             f"{name} nccl needs GPUs, and the hosts have none; the backend for CPUs is gloo",

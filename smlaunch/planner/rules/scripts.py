@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from smlaunch.contract.launch_spec import Arg, Concat, Ref
+from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import Problem
 from smlaunch.facts.script_arguments import find_argument_mistakes
 from smlaunch.facts.script_program import ProgramFacts, distribution_of
@@ -19,6 +19,7 @@ from smlaunch.planner.script_launch import (
     is_command,
     script_arguments,
     stated_values,
+    text_of_arg,
 )
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
@@ -57,9 +58,9 @@ def reject_invalid_script_arguments(context: PlanContext) -> Iterator[Finding]:
         job, _program(context), context.hosts, count, context.launcher, context.has_accelerators
     )
     argv = [
-        *map(_example_of, added.leading),
+        *(text_of_arg(arg, _example_of) for arg in added.leading),
         *script_arguments(job, flags),
-        *map(_example_of, added.trailing),
+        *(text_of_arg(arg, _example_of) for arg in added.trailing),
     ]
     for mistake in find_argument_mistakes(parser, argv):
         keys = [name.lstrip("-") for name in mistake.names]
@@ -70,10 +71,9 @@ def reject_invalid_script_arguments(context: PlanContext) -> Iterator[Finding]:
             yield PlanWarning(f"{path}: {mistake.message}.")
 
 
-def _example_of(arg: Arg) -> str:
-    """A possible text of an argument that only the host knows."""
-    parts = arg.parts if isinstance(arg, Concat) else (arg,)
-    return "".join("0" if isinstance(part, Ref) else part for part in parts)
+def _example_of(ref: Ref) -> str:
+    """A text that a parser takes for any value that only the host knows, also for a number."""
+    return "0"
 
 
 @rule(
