@@ -180,10 +180,9 @@ def test_the_rank_that_failed_is_told_with_host_and_code(
     assert (failure["rank"], failure["host"], failure["exit_code"]) == (3, "algo-2", code), result.log
     assert failure["cause"].startswith(cause), failure
     assert ("in fail" in failure["traceback"]) == (failure_kind == "raise"), failure
+    log = mpi_endpoint.run_command("logs", f"fails-{failure_kind}", "--local")
     for host in ("algo-1", "algo-2"):
-        assert any(line.startswith(f"{host} smlaunch: rank 3 on algo-2 ") for line in result.lines), (
-            result.log
-        )
+        assert f"{host} smlaunch: rank 3 on algo-2 " in log, log
 
 
 def test_a_stop_reaches_every_rank_once(mpi_endpoint: MpiEndpoint) -> None:
