@@ -48,11 +48,11 @@ class UnexpectedFileType(OSError):
 
 
 class WalkEntry(NamedTuple):
-    """A file or directory found by ``walk``. ``name``: relative to the walked directory, empty for that
-    directory. ``error``: why it, or its content, cannot be read."""
+    """A file or directory found by ``walk_folder``. ``relative_path``: its path in the walked directory,
+    empty for that directory. ``error``: why it, or its content, cannot be read."""
 
     relative_path: str
-    status: os.stat_result | None
+    file_stat: os.stat_result | None
     error: OSError | None = None
 
 
@@ -202,15 +202,19 @@ def walk_folder(
             # Raises UnexpectedFileType, an OSError, for a link that has taken the directory's place.
             folder_fd = open_folder(root, f"{relative_path}/{folder_path}", fix_permissions)
         except OSError as error:
-            yield WalkEntry(folder_path, status=None, error=error)
+            yield WalkEntry(folder_path, file_stat=None, error=error)
             continue
         try:
             for entry in _scan_folder(folder_fd, folder_path, find_path_problem):
-                if entry.error is None and entry.status is not None and stat.S_ISDIR(entry.status.st_mode):
+                if (
+                    entry.error is None
+                    and entry.file_stat is not None
+                    and stat.S_ISDIR(entry.file_stat.st_mode)
+                ):
                     pending_folders.append(entry.relative_path)
                 yield entry
         except OSError as error:  # of reading the directory
-            yield WalkEntry(folder_path, status=None, error=error)
+            yield WalkEntry(folder_path, file_stat=None, error=error)
         finally:
             os.close(folder_fd)
 
@@ -229,7 +233,7 @@ def _scan_folder(
             except FileNotFoundError:
                 continue  # deleted meanwhile
             except OSError as error:
-                yield WalkEntry(relative_path, status=None, error=error)
+                yield WalkEntry(relative_path, file_stat=None, error=error)
                 continue
             yield WalkEntry(relative_path, file_stat, error=find_path_problem(relative_path))
 

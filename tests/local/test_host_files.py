@@ -93,7 +93,7 @@ def test_a_directory_replaced_by_a_link_is_not_followed(tree: Path) -> None:
                 read += 1
             except (UnexpectedFileType, FileNotFoundError):
                 refused += 1
-            assert all(entry.relative_path != "file" or entry.status for entry in walk_folder(tree, "a/b"))
+            assert all(entry.relative_path != "file" or entry.file_stat for entry in walk_folder(tree, "a/b"))
     finally:
         stop.set()
         thread.join()

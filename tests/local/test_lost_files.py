@@ -10,7 +10,7 @@ import pytest
 
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs import lost_files
-from smlaunch.local.jobs.lost_files import keep_lost_files
+from smlaunch.local.jobs.lost_files import save_lost_files
 
 
 def make_host(folder: Path, name: str = "algo-1") -> JobHost:
@@ -40,7 +40,7 @@ def test_new_files_are_named_and_kept(tmp_path: Path) -> None:
     write(host.opt_ml_folder.parent / "tmp/results/scores.csv", "1,2")
     write(host.opt_ml_folder.parent / "tmp/tmpab12cd34/part", "temporary")
     write(host.opt_ml_folder / "code/__pycache__/train.pyc", "code")
-    warning = keep_lost_files([host], storage)
+    warning = save_lost_files([host], storage)
     assert (
         "/opt/ml/code/out/model.pt (7 bytes, algo-1), /tmp/results/scores.csv (3 bytes, algo-1)." in warning
     )
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_run_with_a_model(tmp_path: Path) -> None:
     host, other = make_host(tmp_path), make_host(tmp_path, "algo-2")
     write(host.opt_ml_folder / "code/out/model.pt", "weights")
     write(other.opt_ml_folder / "model/model.pt", "weights")
-    assert keep_lost_files([host, other], tmp_path / "kept") == ""
+    assert save_lost_files([host, other], tmp_path / "kept") == ""
     assert not (tmp_path / "kept").exists()
 
 
@@ -68,7 +68,7 @@ def test_hostile_files_are_neither_followed_nor_kept(tmp_path: Path) -> None:
     os.link(secret, code / "hard")
     os.mkfifo(code / "fifo")
     write(code / "a\x1b[2J\nb", "odd")
-    warning = keep_lost_files([host], storage)
+    warning = save_lost_files([host], storage)
     assert "/opt/ml/code/a\\x1b[2J\\nb (3 bytes, algo-1)." in warning
     assert [path.read_text() for path in storage.rglob("*") if stat.S_ISREG(path.lstat().st_mode)] == ["odd"]
 
@@ -77,7 +77,7 @@ def test_size_and_number_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
     host, storage = make_host(tmp_path), tmp_path / "kept"
     for number in range(30):
         write(host.opt_ml_folder / f"code/{number:02}.bin", "x" * 10)
-    monkeypatch.setattr(lost_files, "MAX_KEPT_BYTES", 100)
-    warning = keep_lost_files([host], storage)
+    monkeypatch.setattr(lost_files, "MAX_SAVED_BYTES", 100)
+    warning = save_lost_files([host], storage)
     assert " and 20 more. " in warning and "10 of 30 are kept in " in warning
     assert len(list(storage.rglob("*.bin"))) == 10

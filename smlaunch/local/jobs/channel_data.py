@@ -56,11 +56,10 @@ def prepare_channels(
     raise_if_stopping: Callable[[], None],
     can_mount_writable: bool = True,
 ) -> PreparedChannels:
-    """Copy the input channels of a job to its hosts. Return the directories that are to be mounted instead of
-    copied, and a feed per host and channel in Pipe mode, which later writes the records into a FIFO. With
-    ShardedByS3Key (``is_sharded``) a host gets only its shard, a part of the channel's S3 objects.
-    ``can_mount``: whether the hosts can have mounts; ``can_mount_writable``: whether these can be writable.
-    ``raise_if_stopping`` is called between files. Raises InputDataError."""
+    """Provide the input channels of a job on its hosts: copy them, or return the directories to mount, and
+    for channels in Pipe mode the feeds that later write the records into FIFOs. ``can_mount``: whether the
+    hosts can have mounts; ``can_mount_writable``: whether these can be writable. ``raise_if_stopping`` is
+    called between files. Raises InputDataError."""
     mounts_by_host: dict[str, list[DirectoryMount]] = {host.name: [] for host in hosts}
     pipe_feeds: list[PipeFeed] = []
     for channel in spec.channels:
@@ -79,17 +78,18 @@ def prepare_channels(
         listing = list_channel(channel, object_store)
         # SageMaker's FastFile mode is read-only; in File mode a script may change its copy of the data.
         is_read_only = channel.input_mode == "FastFile"
-        mount_source: Path | None = None  # None: the objects are copied
+        store_folder: Path | None = None
         if can_mount and (is_read_only or can_mount_writable) and _can_use_mount(channel, listing, spec):
-            mount_source = _find_equal_store_folder(listing, object_store)
+            store_folder = _find_equal_store_folder(listing, object_store)
         for host_number, host in enumerate(receiving_hosts):
             channel_folder = host.opt_ml_folder / channel.target_folder
-            if mount_source is not None:
+            if store_folder is not None:
                 channel_folder.mkdir(parents=True, exist_ok=True)
                 mounts_by_host[host.name].append(
-                    DirectoryMount(mount_source, channel.target_folder, read_only=is_read_only)
+                    DirectoryMount(store_folder, channel.target_folder, read_only=is_read_only)
                 )
                 continue
+            # All objects, or with ShardedByS3Key the host's part of them.
             shard = sharding.shard_for_host(
                 listing.objects, lambda channel_object: channel_object.key, host_number
             )
@@ -109,7 +109,7 @@ def prepare_channels(
 def _can_use_mount(channel: ChannelSpec, listing: ChannelListing, spec: JobSpec) -> bool:
     """Return whether the hosts may see the directory of the object store itself instead of a copy."""
     if channel.is_sharded:
-        return False  # each host sees a part only
+        return False  # each host gets only a part of the objects
     used_folders = [*spec.required_folders, *(other.target_folder for other in spec.channels)]
     # A mount would hide other directories below its target; the channel's own is one of them.
     overlapping_folders = [folder for folder in used_folders if _overlap_paths(channel.target_folder, folder)]
@@ -143,15 +143,14 @@ def _records_of_epoch(
 def _find_equal_store_folder(listing: ChannelListing, object_store: S3ObjectStore) -> Path | None:
     """Return the directory of the object store that has exactly the objects of the listing; None if there is
     none, or if the channel is so small that a copy is as fast."""
-    is_small = (
-        len(listing.objects) <= _MAX_COPIED_FILES
-        and sum(channel_object.size for channel_object in listing.objects) <= _MAX_COPIED_BYTES
-    )
+    total_bytes = sum(channel_object.size for channel_object in listing.objects)
+    is_small = len(listing.objects) <= _MAX_COPIED_FILES and total_bytes <= _MAX_COPIED_BYTES
     if is_small or listing.folder_prefix is None:
         return None
-    mount_source = object_store.root / listing.bucket / listing.folder_prefix
+    store_folder = object_store.root / listing.bucket / listing.folder_prefix
     listed_paths = {channel_object.relative_path for channel_object in listing.objects}
-    return mount_source if listed_paths == set(_iterate_relative_paths(str(mount_source))) else None
+    stored_paths = set(_iterate_relative_paths(str(store_folder)))
+    return store_folder if stored_paths == listed_paths else None
 
 
 def _iterate_relative_paths(folder: str, parent_path: str = "") -> Iterator[str]:
@@ -175,8 +174,8 @@ def _overlap_paths(folder: str, other_folder: str) -> bool:
 
 
 def _is_written_by_job(listing: ChannelListing, output_location: S3Location) -> bool:
-    """Return whether the job writes its output below the listed folder: a mount would change while it is
-    read."""
+    """Return whether the job writes its output into the folder of the listed objects, or into one that
+    contains it: a mount of the folder would change while it is read."""
     if listing.folder_prefix is None or listing.bucket != output_location.bucket:
         return False
     output_folder = output_location.key.rstrip("/") + "/"

@@ -13,6 +13,7 @@ from typing import Any
 
 from smlaunch.local.jobs.job_spec import ChannelSpec, S3Location
 from smlaunch.local.jobs.store_interfaces import S3ObjectStore
+from smlaunch.local.json_types import JsonObject
 
 
 class InputDataError(Exception):
@@ -66,10 +67,10 @@ class PipeRecord:
 
 
 def list_channel(channel: ChannelSpec, object_store: S3ObjectStore) -> ChannelListing:
-    """Return the S3 objects of an input channel, with their paths below the channel's directory. The result's
-    ``folder_prefix`` is None unless all objects are in one S3 folder, which can then stand for the list.
-    Raises InputDataError if there is nothing below the prefix, or if an object of a manifest does not
-    exist."""
+    """Return the S3 objects of an input channel, with their paths below the channel's directory. If they are
+    all objects of one S3 folder, ``folder_prefix`` of the result is that folder, which can be mounted in
+    place of a copy; otherwise None. Raises InputDataError if there is nothing below the channel's prefix, or
+    if an object of its manifest does not exist."""
     location = S3Location.parse(channel.s3_uri)
     if channel.data_type == "ManifestFile":
         return _list_manifest(channel, location, object_store)
@@ -125,8 +126,9 @@ def list_records(channel: ChannelSpec, object_store: S3ObjectStore) -> tuple[Pip
 
 
 def _path_below_prefix(key: str, key_prefix: str) -> str:
-    """Return an object's path below the channel's directory. If the prefix is an object's whole key, or ends
-    within a name, the path keeps that name."""
+    """Return an object's path below the channel's directory: what follows the S3 prefix in its key. A prefix
+    that ends within a name, or is the whole key, leaves that name whole: the prefix ``a/b`` and the key
+    ``a/bc`` give ``bc``."""
     if key.startswith(key_prefix) and (not key_prefix or key_prefix.endswith("/")):
         return key[len(key_prefix) :]
     if key.startswith(key_prefix + "/"):
@@ -204,34 +206,16 @@ def _list_manifest(channel: ChannelSpec, location: S3Location, object_store: S3O
 def _read_augmented_manifest(
     channel: ChannelSpec, location: S3Location, object_store: S3ObjectStore
 ) -> Iterator[PipeRecord]:
-    """Yield one record per line of the augmented manifest at ``location``. Each line is a JSON object; the
-    record has those of its attributes that the channel's AttributeNames lists, in that order, each as a
-    payload. The sharding rule decides by the line's number. Empty lines are skipped. Raises
-    InputDataError."""
+    """Yield one record per line of the augmented manifest at ``location``, except empty lines. A line is a
+    JSON object such as ``{"image-ref": "s3://bucket/1.jpg", "class": 3}``; the record has a payload for each
+    attribute that the channel's AttributeNames lists, in that order. Raises InputDataError."""
     lines = _read_manifest(channel, location, object_store).split("\n")
     if not any(line.strip() for line in lines):
         raise InputDataError(f"{_manifest_error_start(channel)}it has no line")
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            value_by_attribute = json.loads(line)
-        except ValueError as error:
-            raise InputDataError(
-                f"{_manifest_error_start(channel)}line {line_number} is not JSON ({error})"
-            ) from None
-        if not isinstance(value_by_attribute, dict):
-            raise InputDataError(f"{_manifest_error_start(channel)}line {line_number} is not a JSON object")
-        missing_attributes = [
-            attribute_name
-            for attribute_name in channel.attribute_names
-            if attribute_name not in value_by_attribute
-        ]
-        if missing_attributes:
-            raise InputDataError(
-                f"{_manifest_error_start(channel)}line {line_number} has no {missing_attributes[0]!r}, "
-                "which AttributeNames asks for"
-            )
+        value_by_attribute = _parse_augmented_manifest_line(channel, line_number, line)
         payloads = tuple(
             _build_payload(
                 channel, line_number, attribute_name, value_by_attribute[attribute_name], object_store
@@ -239,6 +223,21 @@ def _read_augmented_manifest(
             for attribute_name in channel.attribute_names
         )
         yield PipeRecord(sharding_key=str(line_number), payloads=payloads)
+
+
+def _parse_augmented_manifest_line(channel: ChannelSpec, line_number: int, line: str) -> JsonObject:
+    """Return the attributes of a line. Raises InputDataError if it has not all that AttributeNames lists."""
+    error_start = f"{_manifest_error_start(channel)}line {line_number}"
+    try:
+        value_by_attribute = json.loads(line)
+    except ValueError as error:
+        raise InputDataError(f"{error_start} is not JSON ({error})") from None
+    if not isinstance(value_by_attribute, dict):
+        raise InputDataError(f"{error_start} is not a JSON object")
+    for attribute_name in channel.attribute_names:
+        if attribute_name not in value_by_attribute:
+            raise InputDataError(f"{error_start} has no {attribute_name!r}, which AttributeNames asks for")
+    return value_by_attribute
 
 
 def _build_payload(

@@ -44,7 +44,7 @@ def move_failed_uploads(
     prefix_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     saved_folder = _rename_to_free_number(host_folder.full_path, prefix_folder / host_name)
     for entry in walk_folder(prefix_folder, saved_folder.name, fix_permissions=True):
-        is_file = entry.status is not None and not stat.S_ISDIR(entry.status.st_mode)
+        is_file = entry.file_stat is not None and not stat.S_ISDIR(entry.file_stat.st_mode)
         if is_file and entry.relative_path not in failed_names:
             with suppress(OSError):  # a file too many is harmless
                 os.unlink(saved_folder / entry.relative_path)  # noqa: PTH108 - a name of any bytes
@@ -110,11 +110,11 @@ def _list_saved_files(saved_folder: Path, location: S3Location) -> list[_SavedFi
     """Return the files of a saved directory, the oldest first. ``location`` is the prefix of their keys."""
     saved_files = [
         _SavedFile(
-            modified=entry.status.st_mtime,
+            modified=entry.file_stat.st_mtime,
             key=location.join_key(os.fsencode(entry.relative_path).decode()),
             host_path=HostPath(saved_folder.parent, f"{saved_folder.name}/{entry.relative_path}"),
         )
         for entry in walk_folder(saved_folder.parent, saved_folder.name, fix_permissions=True)
-        if entry.status is not None and stat.S_ISREG(entry.status.st_mode)
+        if entry.file_stat is not None and stat.S_ISREG(entry.file_stat.st_mode)
     ]
     return sorted(saved_files, key=lambda saved_file: saved_file.modified)

@@ -23,13 +23,15 @@ so that no program has an exit code, or the endpoint itself failed."""
 _DISK_FULL_TEXTS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 
-def with_disk_full_message(failure_reason: str | None, state_directory: Path) -> str | None:
-    """Return ``failure_reason``, or a ClientError that names the full disk if the local endpoint found its
-    own disk full: such a job is not wrong, but cannot succeed before there is space."""
-    error_type, _, message = (failure_reason or "").partition(": ")
-    if f"{error_type}: " not in ("ClientError: ", INTERNAL_ERROR_PREFIX) or not any(
-        full_text in message for full_text in _DISK_FULL_TEXTS
-    ):
+def explain_if_disk_full(failure_reason: str | None, state_directory: Path) -> str | None:
+    """Return ``failure_reason``, or in its place a ClientError that names the full disk, if it says that the
+    local endpoint found its own disk full: such a job is not wrong, but cannot succeed before there is
+    space."""
+    if failure_reason is None or not failure_reason.startswith(("ClientError: ", INTERNAL_ERROR_PREFIX)):
+        return failure_reason
+    message = failure_reason.partition(": ")[2]
+    is_disk_full = any(disk_full_text in message for disk_full_text in _DISK_FULL_TEXTS)
+    if not is_disk_full:
         return failure_reason
     return f"ClientError: {disk_full_message(state_directory, message)}"[:MAX_REASON_CHARACTERS]
 
@@ -62,26 +64,26 @@ class HostReport:
 
 
 def choose_failure_reason(reports: Sequence[HostReport]) -> str | None:
-    """Return a job's FailureReason, from the host that failed first; None if all hosts ended with exit code
-    0. A failed host may have written /opt/ml/output/failure, the failure file. The text of that file is the
-    reason if there is one; otherwise what is known about the exit of the host, of kind "exited",
-    "not_started" or "lost". A program's failure gives an AlgorithmError, that of the host itself an
-    InternalServerError."""
+    """Return a job's FailureReason, which describes the host that failed first; None if all hosts ended with
+    exit code 0. If the host's program failed, it is an AlgorithmError with the text of the failure file
+    (/opt/ml/output/failure), or with the exit code if the program wrote none. If the host itself failed, it
+    is an InternalServerError."""
     failures = [report for report in reports if report.host_exit.code != 0]
     if not failures:
         return None
-    first_failure = _report_of_named_host(_find_first_failure(failures), failures)
+    first_failure = _prefer_report_of_lost_host(_find_first_failure(failures), failures)
     host_name, host_exit = first_failure.host_name, first_failure.host_exit
     # A shell exits with 126 for a program that it cannot execute, and with 127 for one that it cannot find.
     is_program_missing = host_exit.kind == "not_started" and host_exit.code in (126, 127)
-    if is_program_missing:
+    if host_exit.kind == "exited":
+        failure_text = first_failure.failure_file_text or _describe_exit_without_file(host_name, host_exit)
+    elif is_program_missing:
         # rank=None: it is not the failure of one of the host's training processes.
         failure_text = format_failure(host_name, rank=None, exit_code=host_exit.code, cause=host_exit.message)
-    elif host_exit.kind != "exited":  # lost, or not started by a fault of the endpoint
-        failure_text = format_failure(host_name, rank=None, exit_code=None, cause=host_exit.message)
-        return INTERNAL_ERROR_PREFIX + failure_text
-    else:
-        failure_text = first_failure.failure_file_text or _describe_exit_without_file(host_name, host_exit)
+    else:  # the host was lost, or could not be started by a fault of the endpoint
+        return INTERNAL_ERROR_PREFIX + format_failure(
+            host_name, rank=None, exit_code=None, cause=host_exit.message
+        )
     return algorithm_error(failure_text[:MAX_REASON_CHARACTERS], host_exit.code)
 
 
@@ -98,14 +100,18 @@ def _find_first_failure(failures: Sequence[HostReport]) -> HostReport:
     return min(unprompted_failures or failures, key=lambda report: (report.failed_at, report.host_name))
 
 
-def _report_of_named_host(report: HostReport, failures: Sequence[HostReport]) -> HostReport:
-    """Return the report of the host that the failure file of ``report`` says is lost, if that host has failed
-    by itself; else ``report``. A peer knows only that the host is gone, and may notice that first."""
+def _prefer_report_of_lost_host(report: HostReport, failures: Sequence[HostReport]) -> HostReport:
+    """Return the report of the host whose loss the failure file of ``report`` names as the cause, if that
+    host failed by itself; otherwise ``report``. A peer that loses its connection to a host may notice that
+    before the host's own failure is reported."""
     failure = parse_failure(report.failure_file_text)
-    if failure.exit_code is not None or failure.signal is not None:  # it knows how a process ended
+    names_ended_process = failure.exit_code is not None or failure.signal is not None
+    if names_ended_process:  # the host knows the cause itself
         return report
-    own_reports = (other for other in failures if other.host_name == failure.host)
-    return next((other for other in own_reports if not other.was_asked_to_stop), report)
+    for other in failures:
+        if other.host_name == failure.host and not other.was_asked_to_stop:
+            return other
+    return report
 
 
 def _describe_exit_without_file(host_name: str, host_exit: HostExit) -> str:

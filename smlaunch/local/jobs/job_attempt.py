@@ -29,7 +29,7 @@ from smlaunch.local.jobs.failure_reasons import (
     INTERNAL_ERROR_PREFIX,
     HostReport,
     choose_failure_reason,
-    with_disk_full_message,
+    explain_if_disk_full,
 )
 from smlaunch.local.jobs.host_monitor import HostMonitor
 from smlaunch.local.jobs.host_output_log import HostOutputLogger
@@ -130,7 +130,7 @@ class Attempt:
             outcome = AttemptOutcome(failure_reason=f"{INTERNAL_ERROR_PREFIX}{type(error).__name__}: {error}")
         self._output_logger.finish()  # all output of the hosts is in their logs
         # A full disk of the local endpoint itself is named, whatever has failed because of it.
-        failure_reason = with_disk_full_message(outcome.failure_reason, self._services.state_directory)
+        failure_reason = explain_if_disk_full(outcome.failure_reason, self._services.state_directory)
         if failure_reason is not None and self._failed_upload_folders:
             failure_reason += (
                 f"; files that could not be stored: {', '.join(map(str, self._failed_upload_folders))}"
@@ -179,7 +179,7 @@ class Attempt:
         if not remaining_hosts:
             return AttemptOutcome(failure_reason)  # all hosts were lost, and their output with them
         # Training and processing jobs upload different folders.
-        return self._job_handler.collect_results(
+        return self._job_handler.upload_results(
             remaining_hosts, self._handler_context, failure_reason, is_stopping
         )
 

@@ -11,7 +11,7 @@ from smlaunch.api.job_kinds import JobKind, member_value, put_member
 from smlaunch.local import api_support
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import JobHost
-from smlaunch.local.jobs.job_spec import CapacityWaitByType, JobSpec
+from smlaunch.local.jobs.job_spec import JobSpec, SecondsUntilAvailable
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.jobs.store_interfaces import S3ObjectStore
 from smlaunch.local.json_types import JsonMapping, JsonObject
@@ -79,14 +79,16 @@ class JobHandler(Protocol):
         """Return the syncs between directories of the hosts and S3, after the initial downloads.
         ``raise_if_stopping`` is called between files. Raises InputDataError."""
 
-    def collect_results(
+    def upload_results(
         self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
     ) -> AttemptOutcome:
-        """Upload the output after all hosts have ended. ``reason``: why the job failed, if it did; None for
-        a stopped job. Raises UploadError."""
+        """Upload the output of hosts that have ended, and return how this attempt at the job ended.
+        ``failure_reason``: why the job failed; None if it did not, or if it was stopped. Raises
+        UploadError."""
 
 
 class JobHandlerFactory(Protocol):
-    """Creates the handler for one attempt. ``capacity_wait`` tells how long hosts are unavailable."""
+    """Creates the handler for one attempt. ``seconds_until_available`` tells how long hosts are
+    not available."""
 
-    def __call__(self, record: JobRecord, instance_wait: CapacityWaitByType) -> JobHandler: ...
+    def __call__(self, record: JobRecord, seconds_until_available: SecondsUntilAvailable) -> JobHandler: ...

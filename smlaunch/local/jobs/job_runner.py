@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from smlaunch.local.fault_injection import AttemptFaults, FaultPlan
 from smlaunch.local.jobs import job_state, warm_pool
-from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX, with_disk_full_message
+from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX, explain_if_disk_full
 from smlaunch.local.jobs.job_attempt import Attempt, EndpointServices
 from smlaunch.local.jobs.job_control import JobControl, JobStopping
 from smlaunch.local.jobs.job_handler import AttemptOutcome, JobHandler
@@ -76,7 +76,7 @@ class JobRunner:
             outcome = AttemptOutcome()  # stopped between two attempts: there is no host and nothing to upload
         except Exception as error:
             traceback.print_exc()
-            failure_reason = with_disk_full_message(
+            failure_reason = explain_if_disk_full(
                 f"{INTERNAL_ERROR_PREFIX}{type(error).__name__}: {error}", self._services.state_directory
             )
             outcome = AttemptOutcome(failure_reason=failure_reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from smlaunch.local.json_types import JsonMapping
@@ -22,8 +23,23 @@ DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints/"
 DEFAULT_TENSORBOARD_PATH = "/opt/ml/output/tensorboard"
 OPT_ML_ROOT = "/opt/ml"
 
-CapacityWaitByType = Callable[[str], float | None]
+SecondsUntilAvailable = Callable[[str], float | None]
 """Returns the seconds until hosts of an instance type are available, or None if they never are."""
+
+
+class SelectedInstance(NamedTuple):
+    """The one of a request's InstancePreferences that its hosts have."""
+
+    instance_type: str
+    instance_count: int
+
+
+class InstanceGroupSpec(NamedTuple):
+    """Hosts of the same type."""
+
+    name: str
+    instance_type: str
+    host_count: int
 
 
 @dataclass(frozen=True)
@@ -122,8 +138,8 @@ class JobSpec:
     """Attempts after an InternalServerError."""
     metric_definitions: tuple[tuple[str, str], ...] = ()
     """Name and regular expression of each metric."""
-    selected_instance: tuple[str, int] | None = None
-    """Instance type and count selected from InstancePreferences."""
+    selected_instance: SelectedInstance | None = None
+    """None for a request without InstancePreferences."""
     capacity_wait_seconds: float | None = 0.0
     """Seconds until the hosts are available; None: never."""
 
@@ -185,10 +201,10 @@ def read_training_request(
     request: JsonMapping,
     arn: str,
     region: str,
-    capacity_wait_by_type: CapacityWaitByType = lambda instance_type: 0.0,
+    seconds_until_available: SecondsUntilAvailable = lambda instance_type: 0.0,
 ) -> TrainingSpec:
-    """Return what the runner needs to know of a CreateTrainingJob request, which is valid.
-    ``capacity_wait_by_type(instance_type)`` returns the seconds until hosts are available, None for never."""
+    """Return the content of a CreateTrainingJob request, which is valid, as the job's runner uses it.
+    ``seconds_until_available(instance_type)`` returns None for hosts that are never available."""
     algorithm = request["AlgorithmSpecification"]
     entrypoint = algorithm.get("ContainerEntrypoint") or []
     # As in Docker, arguments follow the entry point; without both, a training image gets `train`.
@@ -196,8 +212,7 @@ def read_training_request(
     output_config = request["OutputDataConfig"]
     checkpoint_config = request.get("CheckpointConfig") or {}
     resources = request["ResourceConfig"]
-    # The type and count chosen from InstancePreferences; None for a request without preferences.
-    selected_instance = choose_preferred_instance(resources, capacity_wait_by_type)
+    selected_instance = choose_preferred_instance(resources, seconds_until_available)
     hosts = _read_hosts(resources, selected_instance)
     stopping_condition = request.get("StoppingCondition") or {}
     tensorboard_config = request.get("TensorBoardOutputConfig") or {}
@@ -231,36 +246,37 @@ def read_training_request(
         metric_definitions=tuple(
             (metric["Name"], metric["Regex"]) for metric in algorithm.get("MetricDefinitions") or ()
         ),
-        tensorboard_location=_tensorboard_location(tensorboard_config["S3OutputPath"], request)
-        if tensorboard_config
-        else None,
+        tensorboard_location=_tensorboard_location(request),
         tensorboard_path=tensorboard_config.get("LocalPath") or DEFAULT_TENSORBOARD_PATH,
         selected_instance=selected_instance,
-        capacity_wait_seconds=capacity_wait_of_hosts(hosts, capacity_wait_by_type),
+        capacity_wait_seconds=seconds_until_all_available(hosts, seconds_until_available),
     )
 
 
-def capacity_wait_of_hosts(
-    hosts: Sequence[HostSpec], capacity_wait_by_type: CapacityWaitByType
+def seconds_until_all_available(
+    hosts: Sequence[HostSpec], seconds_until_available: SecondsUntilAvailable
 ) -> float | None:
     """Return the seconds until all hosts are available; None: never."""
     longest_wait_seconds = 0.0
     for instance_type in {host.instance_type for host in hosts}:
-        wait_seconds = capacity_wait_by_type(instance_type)
+        wait_seconds = seconds_until_available(instance_type)
         if wait_seconds is None:
             return None
         longest_wait_seconds = max(longest_wait_seconds, wait_seconds)
     return longest_wait_seconds
 
 
-def _tensorboard_location(uri: str, request: JsonMapping) -> S3Location:
-    location = S3Location.parse(uri)
+def _tensorboard_location(request: JsonMapping) -> S3Location | None:
+    tensorboard_config = request.get("TensorBoardOutputConfig")
+    if not tensorboard_config:
+        return None
+    location = S3Location.parse(tensorboard_config["S3OutputPath"])
     return S3Location(location.bucket, location.join_key(request["TrainingJobName"], "tensorboard-output"))
 
 
 def choose_preferred_instance(
-    resources: JsonMapping, capacity_wait_by_type: CapacityWaitByType
-) -> tuple[str, int] | None:
+    resources: JsonMapping, seconds_until_available: SecondsUntilAvailable
+) -> SelectedInstance | None:
     """Choose the instance type and count from InstancePreferences: the first that is available now,
     otherwise the one that is available soonest, otherwise the first. None if the request has no
     preferences."""
@@ -269,36 +285,35 @@ def choose_preferred_instance(
         return None
 
     def wait_seconds(preference: JsonMapping) -> float:
-        seconds = capacity_wait_by_type(preference["InstanceType"])
+        seconds = seconds_until_available(preference["InstanceType"])
         return math.inf if seconds is None else seconds
 
     chosen_preference = min(preferences, key=wait_seconds)
     instance_count = chosen_preference.get("InstanceCount") or resources.get("InstanceCount") or 1
-    return chosen_preference["InstanceType"], instance_count
+    return SelectedInstance(chosen_preference["InstanceType"], instance_count)
 
 
-def _read_hosts(resources: JsonMapping, selected_instance: tuple[str, int] | None) -> tuple[HostSpec, ...]:
+def _read_hosts(resources: JsonMapping, selected_instance: SelectedInstance | None) -> tuple[HostSpec, ...]:
+    """Return the hosts that a request's ResourceConfig asks for, by InstancePreferences, of which one was
+    selected (else None), by InstanceGroups, or by an InstanceType and an InstanceCount."""
     if selected_instance is not None:
-        groups = [(DEFAULT_GROUP, *selected_instance)]
+        groups = [InstanceGroupSpec(DEFAULT_GROUP, *selected_instance)]
     elif resources.get("InstanceGroups"):
         groups = [
-            (group["InstanceGroupName"], group["InstanceType"], group["InstanceCount"])
+            InstanceGroupSpec(group["InstanceGroupName"], group["InstanceType"], group["InstanceCount"])
             for group in resources["InstanceGroups"]
         ]
     else:
-        groups = [(DEFAULT_GROUP, resources["InstanceType"], resources["InstanceCount"])]
+        groups = [InstanceGroupSpec(DEFAULT_GROUP, resources["InstanceType"], resources["InstanceCount"])]
     return hosts_of_groups(groups)
 
 
-def hosts_of_groups(groups: Sequence[tuple[str, str, int]]) -> tuple[HostSpec, ...]:
-    """Return the hosts of groups, given as (name, instance type, number of hosts)."""
-    host_types = [
-        (group_name, instance_type)
-        for group_name, instance_type, host_count in groups
-        for _ in range(host_count)
-    ]
+def hosts_of_groups(groups: Sequence[InstanceGroupSpec]) -> tuple[HostSpec, ...]:
+    """Return the hosts of a job, which are numbered through all groups: algo-1, algo-2, ..."""
+    group_of_each_host = [group for group in groups for _ in range(group.host_count)]
     return tuple(
-        HostSpec(f"algo-{host_number}", *host_type) for host_number, host_type in enumerate(host_types, 1)
+        HostSpec(f"algo-{host_number}", group.name, group.instance_type)
+        for host_number, group in enumerate(group_of_each_host, 1)
     )
 
 

@@ -4,7 +4,7 @@ On SageMaker they are lost with the host. Here they go to
 
     <state directory>/kept/<job>/<host>/<path on the host>
 
-as far as they have not more than ``MAX_KEPT_BYTES`` altogether. Nothing deletes them.
+as far as they have not more than ``MAX_SAVED_BYTES`` altogether. Nothing deletes them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from smlaunch.local.jobs.job_spec import OPT_ML_ROOT
 from smlaunch.local.untrusted_files import hard_link, path_too_long, printable_name, walk_folder
 from smlaunch.text.format import format_size
 
-MAX_KEPT_BYTES = 10**9
+MAX_SAVED_BYTES = 10**9
 MAX_FILES = 1000
-"""Files of a host that are looked at further."""
+"""Files of a directory that are considered."""
 
 _MAX_SHOWN = 10
-_STARTED_FILE = "smlaunch/importable/smlaunch/__init__.py"
+_FILE_OF_RUNTIME = "smlaunch/importable/smlaunch/__init__.py"
 """Written by the runtime between unpacking the source and starting the ranks; relative to /opt/ml."""
 
 _CONFIGURATION_FILE = "input/config/resourceconfig.json"
@@ -42,6 +42,7 @@ _TEMPORARY_NAME = re.compile(
 class LostFile(NamedTuple):
     """A file that is not uploaded."""
 
+    host_name: str
     root: Path
     """A directory of this machine that is ``root_on_host`` on SageMaker's hosts."""
     relative_path: str
@@ -53,86 +54,96 @@ class LostFile(NamedTuple):
         return f"{self.root_on_host}/{self.relative_path}"
 
 
-def keep_lost_files(hosts: Sequence[JobHost], kept_folder: Path) -> str:
-    """Where no host has written to /opt/ml/model, keep the files of ended hosts that their scripts have
-    written to the working directory or to /tmp, and return a warning that names them; empty if there are
-    none. ``kept_folder``: for this job."""
+def save_lost_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
+    """If no host has written to /opt/ml/model, save the files that the job's script has written elsewhere (to
+    the working directory or to /tmp) in ``saved_folder``, a directory for this job. Return a warning that
+    names them; empty if there are none. The hosts have ended."""
     if any(map(_has_model, hosts)):
         return ""
-    files_by_host = {host.name: list(find_lost_files(host)) for host in hosts}
-    lost_files = [(host_name, file) for host_name, files in files_by_host.items() for file in files]
+    lost_files = [file for host in hosts for file in _find_lost_files(host)]
     if not lost_files:
         return ""
-    kept_count, kept_bytes = 0, 0
-    for host_name, file in lost_files:
-        target = kept_folder / host_name / file.path_on_host.lstrip("/")
-        if kept_bytes + file.size <= MAX_KEPT_BYTES and _keep(file, target):
-            kept_count += 1
-            kept_bytes += file.size
-    texts = [
-        f"{printable_name(file.path_on_host)} ({format_size(file.size)}, {host_name})"
-        for host_name, file in lost_files[:_MAX_SHOWN]
+    saved_count = _save_files(lost_files, saved_folder)
+    file_texts = [
+        f"{printable_name(file.path_on_host)} ({format_size(file.size)}, {file.host_name})"
+        for file in lost_files[:_MAX_SHOWN]
     ]
     more_text = f" and {len(lost_files) - _MAX_SHOWN} more" if len(lost_files) > _MAX_SHOWN else ""
-    kept_text = "All are" if kept_count == len(lost_files) else f"{kept_count} of {len(lost_files)} are"
+    saved_text = "All are" if saved_count == len(lost_files) else f"{saved_count} of {len(lost_files)} are"
     return (
         f"warning: the model is empty, but the script has written files that are not uploaded, and that "
-        f"SageMaker deletes with the host: {', '.join(texts)}{more_text}. Save results in the folder of the "
-        f"variable SM_MODEL_DIR (/opt/ml/model). {kept_text} kept in {kept_folder}"
+        f"SageMaker deletes with the host: {', '.join(file_texts)}{more_text}. Save results in the folder of "
+        f"the variable SM_MODEL_DIR (/opt/ml/model). {saved_text} kept in {saved_folder}"
     )
+
+
+def _save_files(lost_files: Sequence[LostFile], saved_folder: Path) -> int:
+    """Save files as ``saved_folder/HOST/PATH``, up to ``MAX_SAVED_BYTES`` altogether. Return how many could
+    be saved."""
+    saved_count, saved_bytes = 0, 0
+    for file in lost_files:
+        target = saved_folder / file.host_name / file.path_on_host.lstrip("/")
+        if saved_bytes + file.size <= MAX_SAVED_BYTES and _try_hard_link(file, target):
+            saved_count += 1
+            saved_bytes += file.size
+    return saved_count
 
 
 def _has_model(host: JobHost) -> bool:
     return any(
-        entry.status is not None and not stat.S_ISDIR(entry.status.st_mode)
+        entry.file_stat is not None and not stat.S_ISDIR(entry.file_stat.st_mode)
         for entry in walk_folder(host.opt_ml_folder, "model", fix_permissions=True)
     )
 
 
-def find_lost_files(host: JobHost) -> Iterator[LostFile]:
-    """Yield the new files of an ended host that are not uploaded, at most ``MAX_FILES``."""
+def _find_lost_files(host: JobHost) -> Iterator[LostFile]:
+    """Yield the files that the programs of an ended host have written and that are not uploaded, at most
+    ``MAX_FILES`` of each directory."""
     try:
-        configured_at = (host.opt_ml_folder / _CONFIGURATION_FILE).lstat().st_mtime
+        host_start_time = (host.opt_ml_folder / _CONFIGURATION_FILE).lstat().st_mtime
     except OSError:
         return
     # Without the runtime nobody knows which files in the working directory are the unpacked source.
     with suppress(OSError):
-        started_at = (host.opt_ml_folder / _STARTED_FILE).lstat().st_mtime
-        yield from _new_files(host.opt_ml_folder, "code", f"{OPT_ML_ROOT}/code", started_at)
+        rank_start_time = (host.opt_ml_folder / _FILE_OF_RUNTIME).lstat().st_mtime
+        yield from _files_written_after(
+            rank_start_time, host, host.opt_ml_folder, "code", path_on_host=f"{OPT_ML_ROOT}/code"
+        )
     tmp_folder = host.opt_ml_folder.parent / "tmp"
     if tmp_folder.is_dir() and not tmp_folder.is_symlink():
-        yield from _new_files(tmp_folder, "", "/tmp", configured_at)  # noqa: S108
+        yield from _files_written_after(host_start_time, host, tmp_folder, "", path_on_host="/tmp")  # noqa: S108
 
 
-def _new_files(root: Path, folder: str, folder_on_host: str, after: float) -> Iterator[LostFile]:
-    """Yield the regular files below ``root/folder`` that were written after a time, unless their names say
-    that they are temporary. A hard link to another file is left out: it may be one of this machine."""
-    count = 0
-    for entry in walk_folder(root, folder, _path_problem, fix_permissions=True):
-        status = entry.status
-        if status is None or entry.error is not None or not stat.S_ISREG(status.st_mode):
+def _files_written_after(
+    start_time: float, host: JobHost, root: Path, folder: str, path_on_host: str
+) -> Iterator[LostFile]:
+    """Yield the regular files below ``root/folder``, which is ``path_on_host`` on SageMaker, that were
+    written after a time (seconds since the epoch), unless their names say that they are temporary. A file
+    with another hard link is left out: it may be one of this machine."""
+    file_count = 0
+    for entry in walk_folder(root, folder, _reject_temporary_name, fix_permissions=True):
+        file_stat = entry.file_stat
+        if file_stat is None or entry.error is not None or not stat.S_ISREG(file_stat.st_mode):
             continue
-        if status.st_size and status.st_nlink == 1 and status.st_mtime > after:
-            yield LostFile(root / folder, entry.relative_path, folder_on_host, status.st_size)
-            count += 1
-            if count == MAX_FILES:
+        if file_stat.st_size and file_stat.st_nlink == 1 and file_stat.st_mtime > start_time:
+            yield LostFile(host.name, root / folder, entry.relative_path, path_on_host, file_stat.st_size)
+            file_count += 1
+            if file_count == MAX_FILES:
                 return
 
 
-def _path_problem(relative_path: str) -> OSError | None:
-    """Return an error for what the walk leaves out and does not enter."""
+def _reject_temporary_name(relative_path: str) -> OSError | None:
+    """Return an error for a path that the walk leaves out and does not enter."""
     name = relative_path.rpartition("/")[2]
     return OSError(0, "temporary") if _TEMPORARY_NAME.match(name) else path_too_long(relative_path)
 
 
-def _keep(file: LostFile, target: Path) -> bool:
-    """Link a file to its place among those that are kept. Return whether that worked: the disk may be
-    another."""
+def _try_hard_link(file: LostFile, target: Path) -> bool:
+    """Make ``target`` a hard link to a file. Return whether that worked: it may be on another disk."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         hard_link(file.root, file.relative_path, str(target))
-        status = target.lstat()
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISREG(target.lstat().st_mode):
             return True
         target.unlink()
     except OSError:

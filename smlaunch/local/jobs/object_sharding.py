@@ -8,6 +8,7 @@ A key that a manifest names twice stays on one host.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -26,10 +27,13 @@ def assign_keys_to_hosts(keys: Sequence[str], host_count: int, rule: ShardingRul
         return {key: _hash_key(key) % host_count for key in distinct_keys}
     if rule == "round-robin":
         return {key: key_number % host_count for key_number, key in enumerate(distinct_keys)}
-    # Contiguous: host n gets the keys from key_count * n // host_count on.
-    key_count = len(distinct_keys)
+    first_key_number_by_host = [
+        len(distinct_keys) * host_number // host_count for host_number in range(host_count + 1)
+    ]
     return {
-        key: ((key_number + 1) * host_count - 1) // key_count for key_number, key in enumerate(distinct_keys)
+        key: host_number
+        for host_number, (start, end) in enumerate(itertools.pairwise(first_key_number_by_host))
+        for key in distinct_keys[start:end]
     }
 
 
@@ -39,7 +43,7 @@ def _hash_key(key: str) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def split_by_host(
+def split_items_by_host(
     items: Sequence[_ShardedItem], key_of: Callable[[_ShardedItem], str], host_count: int, rule: ShardingRule
 ) -> list[list[_ShardedItem]]:
     """Return one list per host, each in the order of ``items``. ``key_of`` returns an item's key."""
@@ -103,4 +107,4 @@ class ChannelSharding:
     def _shard_of(
         self, items: Sequence[_ShardedItem], key_of: Callable[[_ShardedItem], str], host_number: int
     ) -> Sequence[_ShardedItem]:
-        return split_by_host(items, key_of, self._host_count, self._rule)[host_number]
+        return split_items_by_host(items, key_of, self._host_count, self._rule)[host_number]

@@ -27,13 +27,14 @@ from smlaunch.local.jobs.job_spec import (
     DEFAULT_GROUP,
     DEFAULT_MAX_RUNTIME,
     OPT_ML_ROOT,
-    CapacityWaitByType,
     ChannelSpec,
+    InstanceGroupSpec,
     JobSpec,
     S3Location,
-    capacity_wait_of_hosts,
+    SecondsUntilAvailable,
     choose_preferred_instance,
     hosts_of_groups,
+    seconds_until_all_available,
 )
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.json_types import JsonMapping
@@ -77,9 +78,9 @@ class ProcessingJobHandler(JobHandler):
     working_directory = "processing"
     reads_failure_file = False
 
-    def __init__(self, record: JobRecord, instance_wait: CapacityWaitByType) -> None:
+    def __init__(self, record: JobRecord, seconds_until_available: SecondsUntilAvailable) -> None:
         self.spec: ProcessingSpec = read_processing_request(
-            record.request, record.arn, record.region, instance_wait
+            record.request, record.arn, record.region, seconds_until_available
         )
         self.request = record.request
         self._syncs: list[S3FolderSync] = []
@@ -123,7 +124,7 @@ class ProcessingJobHandler(JobHandler):
         ]
         return self._syncs
 
-    def collect_results(
+    def upload_results(
         self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
     ) -> AttemptOutcome:
         """Upload the outputs of hosts that have ended, and return how this attempt at the job ended, with the
@@ -177,21 +178,22 @@ def read_processing_request(
     request: JsonMapping,
     arn: str,
     region: str,
-    capacity_wait_by_type: CapacityWaitByType = lambda instance_type: 0.0,
+    seconds_until_available: SecondsUntilAvailable = lambda instance_type: 0.0,
 ) -> ProcessingSpec:
-    """Return what the runner needs to know of a CreateProcessingJob request, which is valid. Inputs and
-    outputs with AppManaged are left out: the program accesses their S3 addresses itself. ``channels`` are the
-    inputs. ``capacity_wait_by_type(instance_type)`` returns the seconds until hosts are available, None for
-    never."""
+    """Return the content of a CreateProcessingJob request, which is valid, as the job's runner uses it; its
+    inputs are the ``channels``. Inputs and outputs with AppManaged are left out: the program accesses their
+    S3 addresses itself. ``seconds_until_available(instance_type)`` returns None for hosts that are never
+    available."""
     application = request["AppSpecification"]
     entrypoint = application.get("ContainerEntrypoint") or ()
     arguments = application.get("ContainerArguments") or ()
     cluster = request["ProcessingResources"]["ClusterConfig"]
-    selected_instance = choose_preferred_instance(cluster, capacity_wait_by_type)
-    instance_count = cluster.get("InstanceCount") or 1
-    hosts = hosts_of_groups(
-        [(DEFAULT_GROUP, *(selected_instance or (cluster["InstanceType"], instance_count)))]
+    selected_instance = choose_preferred_instance(cluster, seconds_until_available)
+    instance_type, instance_count = selected_instance or (
+        cluster["InstanceType"],
+        cluster.get("InstanceCount") or 1,
     )
+    hosts = hosts_of_groups([InstanceGroupSpec(DEFAULT_GROUP, instance_type, instance_count)])
     stopping_condition = request.get("StoppingCondition") or {}
     outputs = (request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
     return ProcessingSpec(
@@ -218,7 +220,7 @@ def read_processing_request(
         max_runtime_seconds=stopping_condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
         network_isolation=bool((request.get("NetworkConfig") or {}).get("EnableNetworkIsolation")),
         selected_instance=selected_instance,
-        capacity_wait_seconds=capacity_wait_of_hosts(hosts, capacity_wait_by_type),
+        capacity_wait_seconds=seconds_until_all_available(hosts, seconds_until_available),
     )
 
 

@@ -61,9 +61,9 @@ class S3FolderSync:
         file_noun: str = "checkpoint",
         deletes_in_s3: bool = True,
     ) -> None:
-        """``local_path`` is the directory's path on the hosts. ``log_to_host(host_name, text)`` writes to a
-        host's log. ``file_noun`` is what notes call a file. ``deletes_in_s3``: whether a file that was
-        deleted on a host is deleted in S3."""
+        """Sync the directory ``local_path`` of the hosts with the S3 prefix ``location``, in a thread that
+        ``start`` starts. ``log_to_host(host_name, text)`` writes to a host's log. ``file_noun`` is what notes
+        call a file. ``deletes_in_s3``: whether a file that was deleted on a host is deleted in S3."""
         self._file_noun = file_noun
         self._deletes_in_s3 = deletes_in_s3
         self._s3_location = location
@@ -274,23 +274,20 @@ class S3FolderSync:
     def _delete_removed_files(
         self, host_name: str, scan: FolderScan, uploaded_names: Collection[str], hosts_have_ended: bool
     ) -> None:
-        """Delete in S3 the files that a host has deleted since their upload. ``scan`` is what the host has
-        now. ``uploaded_names`` are the files that any host has uploaded in this sync: their objects stay. A
-        fingerprint identifies the content of a file; S3 has the files with an uploaded one."""
-        uploaded_fingerprints = self._uploaded_fingerprints_by_host[host_name]
+        """Delete the S3 objects of files that a host has deleted since their upload. ``scan`` has the files
+        that it has now; ``uploaded_names`` are the files that any host has uploaded in this sync."""
+        uploaded_fingerprints = self._uploaded_fingerprints_by_host[host_name]  # by name, of files in S3
         deleted_names = uploaded_fingerprints.keys() - scan.fingerprint_by_file.keys()
+        existing_names_in_s3 = uploaded_fingerprints.keys() - deleted_names
+        schedule = self._schedule_by_host[host_name]
         for file_name in deleted_names:
             if scan.may_have_unread_file(file_name):
-                continue  # a file that cannot be read was not deleted
-            if not hosts_have_ended:
-                # While a new checkpoint is incomplete, S3 keeps the one that it replaces.
-                stored_names = uploaded_fingerprints.keys() - deleted_names
-                if not self._schedule_by_host[host_name].may_delete_in_s3(file_name, stored_names):
-                    continue
-            needs_no_retry = self._delete_in_s3(
-                host_name, file_name, is_overwritten=file_name in uploaded_names
-            )
-            if needs_no_retry:
+                continue  # the scan could not read it: perhaps it was not deleted
+            # While the next checkpoint is incomplete, S3 keeps the one that it replaces.
+            if not hosts_have_ended and not schedule.may_delete_in_s3(file_name, existing_names_in_s3):
+                continue
+            # An object that another host has just uploaded stays.
+            if file_name in uploaded_names or self._delete_in_s3(host_name, file_name):
                 del uploaded_fingerprints[file_name]
 
     def _folders_of_remaining_hosts(self) -> list[tuple[str, HostPath]]:
@@ -320,10 +317,10 @@ class S3FolderSync:
                 f"{note_text}: what S3 has of it may be torn; it is stored again when its host has ended",
             )
 
-    def _delete_in_s3(self, host_name: str, file_name: str, is_overwritten: bool) -> bool:
-        """Delete an object whose file a host has deleted. Return False if that must be tried again.
-        ``is_overwritten``: another host has uploaded the name in this sync, so that the object must stay."""
-        if not self._deletes_in_s3 or is_overwritten or self._upload_order.drops_change(host_name, file_name):
+    def _delete_in_s3(self, host_name: str, file_name: str) -> bool:
+        """Delete an object whose file a host has deleted, if this sync deletes in S3. Return False after an
+        error: the next sync has to try again."""
+        if not self._deletes_in_s3 or self._upload_order.drops_change(host_name, file_name):
             return True
         try:
             self._object_store.delete_object(

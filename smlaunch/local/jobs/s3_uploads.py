@@ -184,9 +184,10 @@ def _copy_file(opener: FileOpener, host_path: HostPath, copy_path: str) -> None:
 
 
 def _require_unchanged(descriptor: int, required_fingerprint: FileFingerprint | None) -> None:
-    if required_fingerprint is not None and not (
-        fingerprint_of(os.fstat(descriptor)) == required_fingerprint and has_no_writer(descriptor)
-    ):
+    """Raise FileStillChanging unless the open file has this fingerprint (None: any) and no writer."""
+    if required_fingerprint is None:
+        return
+    if fingerprint_of(os.fstat(descriptor)) != required_fingerprint or not has_no_writer(descriptor):
         raise FileStillChanging
 
 

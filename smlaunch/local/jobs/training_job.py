@@ -11,7 +11,7 @@ from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs import artifact_upload, contract_files, lost_files
 from smlaunch.local.jobs.job_handler import AttemptOutcome, HandlerContext, JobHandler
-from smlaunch.local.jobs.job_spec import CapacityWaitByType, TrainingSpec, read_training_request
+from smlaunch.local.jobs.job_spec import SecondsUntilAvailable, TrainingSpec, read_training_request
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -21,9 +21,9 @@ class TrainingJobHandler(JobHandler):
     working_directory = "code"
     reads_failure_file = True
 
-    def __init__(self, record: JobRecord, instance_wait: CapacityWaitByType) -> None:
+    def __init__(self, record: JobRecord, seconds_until_available: SecondsUntilAvailable) -> None:
         self.spec: TrainingSpec = read_training_request(
-            record.request, record.arn, record.region, instance_wait
+            record.request, record.arn, record.region, seconds_until_available
         )
         self.request = record.request
 
@@ -47,19 +47,21 @@ class TrainingJobHandler(JobHandler):
             syncs.append(sync)
         return syncs
 
-    def collect_results(
+    def upload_results(
         self, hosts: Sequence[JobHost], context: HandlerContext, failure_reason: str | None, is_stopped: bool
     ) -> AttemptOutcome:
+        """Upload model, output and checkpoints of hosts that have ended, and return how this attempt at the
+        job ended. ``failure_reason``: why the job failed; None if it did not. Raises UploadError."""
         if failure_reason is not None:
             if context.settings.upload_output_of_failed:
-                # The failure stays what it is, whatever becomes of the upload, which logs its problems.
+                # A failed upload logs its problems, but does not replace the reason of the failure.
                 with suppress(artifact_upload.UploadError):
                     self._upload_output(hosts, context, replace(context.settings, upload_empty_model=False))
             return AttemptOutcome(failure_reason)
         # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
         model_uri = self._upload_output(hosts, context, context.settings)
-        kept_folder = context.object_store.root.parent / "kept" / self.spec.name
-        warning = lost_files.keep_lost_files(hosts, kept_folder)
+        saved_folder = context.object_store.root.parent / "kept" / self.spec.name
+        warning = lost_files.save_lost_files(hosts, saved_folder)
         if warning:
             context.log_to_host(hosts[0].name, warning)
         return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})

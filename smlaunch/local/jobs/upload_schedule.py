@@ -42,8 +42,8 @@ class UploadSchedule:
         """Fingerprints of files that were uploaded while they may have been written to."""
         self._successive_scans_with_waiting_files = 0
         self._scan_start_ns = 0
-        self._waiting_names_by_deleted_name: dict[str, set[str]] = {}
-        """For each deleted file, the files that must be stored before its object may be deleted."""
+        self._awaited_names_by_deleted_name: dict[str, set[str]] = {}
+        """For each deleted file, the files that must be in S3 before its object may be deleted."""
 
     def begin_scan(self) -> None:
         """Begin a scan of the host's directory."""
@@ -66,9 +66,9 @@ class UploadSchedule:
         """Return whether a changed file can be uploaded now: "whole" if it is complete, "torn" if it may be
         written to during the upload but has waited for many scans, None if it must wait. ``fingerprint``
         identifies the content that the current scan has found. ``files_newer_than_scan`` are the files that
-        changed after the scan began. ``check_closed`` returns whether nobody has the file open for writing,
-        None if that is unknown."""
-        # Number of earlier scans in which the file was changed, but not complete.
+        changed after the scan began. ``check_closed`` returns whether no process has the file open for
+        writing, None if that is unknown."""
+        # In how many scans before this one the file had to wait.
         waiting_scans = self._waiting_scans_before_by_name.get(file_name, 0)
         completeness: Completeness | None = None
         if self._is_complete(file_name, fingerprint, files_newer_than_scan, is_closed=check_closed()):
@@ -105,29 +105,29 @@ class UploadSchedule:
         else:
             self._torn_fingerprint_by_name.pop(file_name, None)
 
-    def may_delete_in_s3(self, file_name: str, stored_names: Collection[str]) -> bool:
-        """Return whether S3 may delete a file that the host has deleted: only when the files that the host
-        had at that time, and S3 had not, are in S3 (``stored_names``).
+    def may_delete_in_s3(self, deleted_name: str, names_in_s3: Collection[str]) -> bool:
+        """Return whether the S3 object of a file that the host has deleted may be deleted now.
+        ``names_in_s3`` are the host's existing files that are in S3.
 
-        A program that keeps one checkpoint deletes it when the next one is complete; otherwise S3 would have
-        neither. If one of these files is deleted before it is stored, the files that exist then take its
-        place.
+        A program that keeps one checkpoint deletes it when the next one is complete. S3 must not lose the old
+        one before it has the new one: the object waits for the uploads that were pending when the deletion
+        was noticed. If one of those files is itself deleted before its upload, the object waits for the
+        uploads that are pending now.
         """
-        waiting_names = {
+        pending_names = {
             file_name
-            for file_name, count in self._waiting_scans_by_name.items()
-            if count <= SCANS_BEFORE_TORN_UPLOAD
+            for file_name, waiting_scans in self._waiting_scans_by_name.items()
+            if waiting_scans <= SCANS_BEFORE_TORN_UPLOAD
         }
-        required_names = self._waiting_names_by_deleted_name.get(file_name, waiting_names)
-        has_vanished = any(
-            file_name not in waiting_names and file_name not in stored_names for file_name in required_names
+        awaited_names = self._awaited_names_by_deleted_name.get(deleted_name, pending_names)
+        was_awaited_file_deleted = any(
+            file_name not in pending_names and file_name not in names_in_s3 for file_name in awaited_names
         )
-        self._waiting_names_by_deleted_name[file_name] = (
-            waiting_names if has_vanished else required_names & waiting_names
-        )
-        if self._waiting_names_by_deleted_name[file_name]:
+        awaited_names = pending_names if was_awaited_file_deleted else awaited_names & pending_names
+        if awaited_names:
+            self._awaited_names_by_deleted_name[deleted_name] = awaited_names
             return False
-        del self._waiting_names_by_deleted_name[file_name]
+        self._awaited_names_by_deleted_name.pop(deleted_name, None)
         return True
 
     def end_scan(self, fingerprint_by_name: Mapping[str, FileFingerprint]) -> None:
@@ -138,10 +138,11 @@ class UploadSchedule:
             for file_name, fingerprint in self._torn_fingerprint_by_name.items()
             if file_name in fingerprint_by_name
         }
-        self._waiting_names_by_deleted_name = {
-            file_name: required_names
-            for file_name, required_names in self._waiting_names_by_deleted_name.items()
-            if file_name not in fingerprint_by_name
+        # A file that exists again is not deleted.
+        self._awaited_names_by_deleted_name = {
+            deleted_name: awaited_names
+            for deleted_name, awaited_names in self._awaited_names_by_deleted_name.items()
+            if deleted_name not in fingerprint_by_name
         }
         self._successive_scans_with_waiting_files = (
             self._successive_scans_with_waiting_files + 1 if self._waiting_scans_by_name else 0

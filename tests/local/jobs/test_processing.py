@@ -84,7 +84,7 @@ def test_of_which_jobs_outputs_are_uploaded(
     for end in "csf":
         write_outputs(hosts)
         reason = "AlgorithmError: , exit code: 1" if end == "f" else None
-        outcome = make_work().collect_results(
+        outcome = make_work().upload_results(
             hosts, make_tools(objects, [], processing_outputs_of=setting), reason, end == "s"
         )
         assert outcome.failure_reason == reason
@@ -109,7 +109,7 @@ def test_what_is_deleted_on_a_host_while_it_runs(
     sync._sync_once(hosts_have_ended=True)
     assert ("kept/deep/0" in stored_outputs(objects)) is not deletes
     assert stored_outputs(objects).keys() >= {"kept/same", "kept/deep/1"}
-    job.collect_results(hosts, make_tools(objects, []), None, False)
+    job.upload_results(hosts, make_tools(objects, []), None, False)
     assert ("kept/deep/0" in stored_outputs(objects)) is not deletes
 
 
@@ -121,7 +121,7 @@ def test_names_that_clash_and_links_are_told(
     (tmp_path / "secret/key").write_text("of this machine")
     (hosts[0].opt_ml_folder / "processing/out/away").symlink_to(tmp_path / "secret")
     notes: list[str] = []
-    make_work().collect_results(hosts, make_tools(objects, notes), None, False)
+    make_work().upload_results(hosts, make_tools(objects, notes), None, False)
     assert stored_outputs(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
     assert any("same exists on algo-1 too" in note for note in notes)
     assert any("away is a symbolic link" in note for note in notes)
@@ -140,7 +140,7 @@ def test_an_output_that_became_a_link_is_not_followed(
     (tmp_path / "out/key").write_text("of this machine")
     (hosts[1].opt_ml_folder / "processing").symlink_to(tmp_path)
     notes: list[str] = []
-    outcome = make_work().collect_results(hosts, make_tools(objects, notes), None, False)
+    outcome = make_work().upload_results(hosts, make_tools(objects, notes), None, False)
     assert (outcome.failure_reason or "").startswith(
         "ClientError: Data upload failed:output out: /opt/ml/processing/out"
     )
@@ -158,13 +158,13 @@ def test_an_output_that_cannot_be_stored_fails_the_job_and_keeps_no_other(
     job = make_work(S3UploadMode=mode)
     for sync in job.create_syncs(hosts, make_tools(objects, notes), lambda: None):
         sync.finish()
-    outcome = job.collect_results(hosts, make_tools(objects, notes), None, False)
+    outcome = job.upload_results(hosts, make_tools(objects, notes), None, False)
     assert (outcome.failure_reason or "").startswith("ClientError: Data upload failed:output out: ")
     assert "odd-\\xff" in (outcome.failure_reason or "")
     assert "its name is not UTF-8" in (outcome.failure_reason or "")
     assert stored_outputs(objects).keys() == {"kept/same", "kept/deep/0", "kept/deep/1"}
     # An earlier failure stays the job's failure.
-    assert job.collect_results(
+    assert job.upload_results(
         hosts, make_tools(objects, notes), "AlgorithmError: , exit code: 1", False
     ).failure_reason == ("AlgorithmError: , exit code: 1")
 
@@ -182,7 +182,7 @@ def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(
     write_outputs(hosts)
     (hosts[0].opt_ml_folder / "output").mkdir()
     (hosts[0].opt_ml_folder / "output/message").write_text("done")
-    outcome = make_work(S3Uri="s3://absent/x").collect_results(hosts, make_tools(objects, []), None, False)
+    outcome = make_work(S3Uri="s3://absent/x").upload_results(hosts, make_tools(objects, []), None, False)
     assert (outcome.failure_reason or "").startswith("ClientError: Data upload failed:s3://absent/x/")
     assert outcome.describe_members == {"ExitMessage": "done"}
 

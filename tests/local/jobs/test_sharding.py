@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlaunch.local.endpoint_settings import ShardingRule
-from smlaunch.local.jobs.object_sharding import ChannelSharding, shuffle, split_by_host
+from smlaunch.local.jobs.object_sharding import ChannelSharding, shuffle, split_items_by_host
 
 keys = st.lists(st.text(min_size=1), unique=True, max_size=60)
 rules = st.sampled_from(get_args(ShardingRule))
 
 
 def shares_of(names: list[str], hosts: int, rule: ShardingRule) -> list[list[str]]:
-    return split_by_host(names, str, hosts, rule)
+    return split_items_by_host(names, str, hosts, rule)
 
 
 @given(keys, st.integers(1, 20), rules)
