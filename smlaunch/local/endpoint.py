@@ -22,7 +22,7 @@ from smlaunch.local.executors import DEFAULT_EXECUTOR, EXECUTORS, load_executor
 from smlaunch.local.executors.executor_base import EndpointContext
 from smlaunch.local.fault_injection import read_fault_plan
 from smlaunch.local.front.request_context import ACCOUNT, DEFAULT_REGION, ROLE_ARN
-from smlaunch.local.state_dir import JobOwner, StateDir, default_root, write_private_file
+from smlaunch.local.state_dir import EndpointRegistration, StateDir, default_root, write_private_file
 
 if TYPE_CHECKING:
     from smlaunch.local.executors.executor_base import Executor
@@ -143,7 +143,7 @@ class Endpoint:
         metrics = MetricStore(state_dir.metrics_database)
         pipelines = PipelineStore(state_dir.pipelines_database)
         self._stores = (objects, job_store, metrics, pipelines)
-        owner = JobOwner(state_dir)
+        owner = EndpointRegistration(state_dir)
         job_services = EndpointServices(
             *(job_store, objects, logs, metrics, self._executor, owner, settings, self._script_environment),
             self._remove_leftovers,

@@ -175,8 +175,8 @@ def write_private_file(path: Path, data: bytes, overwrite: bool = True) -> None:
         temporary_path.unlink()
 
 
-class JobOwner:
-    """This endpoint process as the owner of its jobs, among the endpoints that share a state directory.
+class EndpointRegistration:
+    """The entry of this endpoint process in a state directory, which several endpoints may share.
 
     Its lock file is locked while the process lives, however it ends. Other endpoints write messages about its
     jobs to its mailbox, a named pipe (unlike a socket's, its path may have any length).
@@ -191,7 +191,7 @@ class JobOwner:
         self._mailbox_path = _mailbox_path(state, self.id)
         os.mkfifo(self._mailbox_path, 0o600)
         # Opened for reading and writing: otherwise the last writer's exit would be an end of file.
-        self.inbox_fd = liveness_fds.close_after_fork(
+        self.mailbox_fd = liveness_fds.close_after_fork(
             os.open(self._mailbox_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         )
         temporary_lock.replace(state.owners_dir / f"{self.id}.lock")
@@ -219,7 +219,7 @@ class JobOwner:
             liveness_fds.close(self._hosts_dir_fd)
         (self._state.owners_dir / f"{self.id}.lock").unlink(missing_ok=True)
         self._mailbox_path.unlink(missing_ok=True)
-        liveness_fds.close(self.inbox_fd)
+        liveness_fds.close(self.mailbox_fd)
         liveness_fds.close(self._lock_fd)
 
 

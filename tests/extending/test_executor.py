@@ -138,7 +138,7 @@ def test_a_killed_host_leaves_no_process(
     executor = import_example("wrapped_executor.py").Wrapped(EndpointContext(StateDir(home), Settings()))
     endpoint_id = f"killed-{os.getpid()}-{time.monotonic_ns()}"
     folder = home / "hosts" / "job"
-    request = HostsRequest(job="job", endpoint_id=endpoint_id, folder=folder, host_names=["algo-1"])
+    request = HostsRequest(job_id="job", endpoint_id=endpoint_id, folder=folder, host_names=["algo-1"])
     allocation = executor.allocate(request)
     try:
         (folder / "algo-1" / "ml" / "code").mkdir()

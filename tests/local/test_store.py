@@ -44,7 +44,7 @@ def test_names_are_unique_per_kind_and_region(store: JobStore) -> None:
 def test_only_unfinished_jobs_of_an_owner(store: JobStore) -> None:
     for name in ("open", "closed"):
         store.insert_job(record(name))
-    store.insert_job(replace(record("other"), owner="another"))
+    store.insert_job(replace(record("other"), endpoint_id="another"))
     store.save_job_state(record("closed").arn, job_state.fail(record("closed").state, "why", 2.0))
     assert [job.name for job in store.unfinished_jobs("owner")] == ["open"]
 

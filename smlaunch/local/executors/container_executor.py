@@ -105,12 +105,12 @@ class Containers(Executor):
         return Path("/proc/self/ns").is_dir() and (self.engine.kind == "podman" or is_local_daemon)
 
     def shell_command(
-        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+        self, endpoint_id: str, job_id: str, host_name: str, has_terminal: bool
     ) -> list[str] | None:
         engine = vars(self).get("engine") or load_cached_engine(self.context.state_dir.engine_cache)
         if engine is None:  # no container was ever run here
             return None
-        container_name = f"{_resource_name(endpoint_id, job)}-{host_name}"
+        container_name = f"{_resource_name(endpoint_id, job_id)}-{host_name}"
         inspect_result = run_short_command(
             engine.command_line("inspect", "--format={{.State.Running}}", container_name)
         )
@@ -175,7 +175,7 @@ class ContainerAllocation:
         self._endpoint_id = request.endpoint_id
         self._image = request.image
         self._folder = request.folder
-        self._network_name = _resource_name(request.endpoint_id, request.job)
+        self._network_name = _resource_name(request.endpoint_id, request.job_id)
         self._supervised_hosts: list[SupervisedHost] = []
         isolated_network, host_names = request.isolated_network, request.host_names
         self._can_reach_endpoint = not isolated_network and executor.enters_networks
@@ -303,9 +303,9 @@ class ContainerAllocation:
         }
 
 
-def _resource_name(endpoint_id: str, job: str) -> str:
+def _resource_name(endpoint_id: str, job_id: str) -> str:
     """Return the name of a job's network, with which its containers' names begin: unique on this machine."""
-    return f"smlaunch-{endpoint_id}-{job}"
+    return f"smlaunch-{endpoint_id}-{job_id}"
 
 
 def _convert_to_container_mount(mount: DirectoryMount) -> ContainerMount:

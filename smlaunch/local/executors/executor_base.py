@@ -77,11 +77,11 @@ class Executor(ABC):
         EndpointError if the next endpoint must try again."""
 
     def shell_command(
-        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+        self, endpoint_id: str, job_id: str, host_name: str, has_terminal: bool
     ) -> list[str] | None:
         """Return a command that runs a shell in a running host of this executor, with the standard streams
         of the caller, and exits with its exit code; None where this executor has no such host running.
-        ``endpoint_id`` and ``job`` are those of the HostsRequest."""
+        ``endpoint_id`` and ``job_id`` are those of the HostsRequest."""
         return None
 
     @classmethod

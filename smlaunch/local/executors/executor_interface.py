@@ -30,7 +30,7 @@ class ImageProblem(Exception):
 class HostsRequest:
     """The hosts that a job needs."""
 
-    job: str
+    job_id: str
     """Unique among the running jobs of an endpoint; a part of a path."""
     endpoint_id: str
     """Unique on this machine; ``Executor.remove_leftovers`` gets it if the endpoint dies."""

@@ -42,7 +42,7 @@ class Processes(Executor):
 
         return ProcessAllocation(
             request.folder,
-            f"{request.endpoint_id}/{request.job}",
+            f"{request.endpoint_id}/{request.job_id}",
             request.host_names,
             self._level.name,
             request.isolated_network,
@@ -55,11 +55,11 @@ class Processes(Executor):
         process_allocation.remove_leftovers(dead_endpoint_id)
 
     def shell_command(
-        self, endpoint_id: str, job: str, host_name: str, has_terminal: bool
+        self, endpoint_id: str, job_id: str, host_name: str, has_terminal: bool
     ) -> list[str] | None:
         from smlaunch.local.executors.process_shell import shell_command
 
-        return shell_command(f"{endpoint_id}/{job}/{host_name}/")
+        return shell_command(f"{endpoint_id}/{job_id}/{host_name}/")
 
     @classmethod
     def warnings(cls, isolation: str) -> Iterator[str]:

@@ -83,19 +83,18 @@ def upload_training_output(
     existing directory on the hosts' disk, for temporary files; ``log_to_host(host_name, line)`` writes to a
     host's log. Raises UploadError, also if a single file could not be uploaded."""
     key_prefix = spec.output_location.join_key(spec.name, "output")
+    artifacts = (
+        _Artifact(name="model", output_folder="model", uploads_if_empty=settings.upload_empty_model),
+        _Artifact(name="output", output_folder="output/data", uploads_if_empty=settings.upload_empty_output),
+    )
     problems: list[str] = []
     try:
-        for artifact in (
-            _Artifact(name="model", output_folder="model", uploads_if_empty=settings.upload_empty_model),
-            _Artifact(
-                name="output", output_folder="output/data", uploads_if_empty=settings.upload_empty_output
-            ),
-        ):
+        for artifact in artifacts:
             merged_output = merge_host_folders(hosts, artifact.output_folder, log_to_host)
             problems += merged_output.problems
             if not merged_output.entry_by_path and not artifact.uploads_if_empty:
                 continue
-            # Both take a mapping from paths to files and return sentences about files that are not in S3.
+            # Both return a sentence about each file that could not be stored.
             upload_entries = _upload_archive if spec.compresses_output else upload_each_file
             problems += upload_entries(
                 merged_output.entry_by_path,

@@ -39,7 +39,7 @@ from smlaunch.local.jobs.metric_definitions import MetricReader
 from smlaunch.local.jobs.pipe_mode import PipeFeeder
 from smlaunch.local.jobs.s3_folder_sync import S3FolderSync
 from smlaunch.local.jobs.store_interfaces import LogStorage, MetricStorage, S3ObjectStore
-from smlaunch.local.state_dir import JobOwner
+from smlaunch.local.state_dir import EndpointRegistration
 from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.object_bodies import DamagedObject
 
@@ -57,7 +57,7 @@ class EndpointServices:
     log_store: LogStorage
     metric_store: MetricStorage
     executor: Executor
-    owner: JobOwner
+    registration: EndpointRegistration
     """This endpoint among those that share a state directory."""
     settings: Settings
     credentials: Mapping[str, str]
@@ -152,11 +152,11 @@ class Attempt:
         JobStopping if the job is stopped before its programs run."""
         spec = self._spec
         # Job names are unique per region only, and two regions' jobs may run at once.
-        job = f"{spec.name}.{spec.region}"
+        job_id = f"{spec.name}.{spec.region}"
         request = HostsRequest(
-            job=job,
-            endpoint_id=self._services.owner.id,
-            folder=self._services.owner.create_hosts_dir() / job,
+            job_id=job_id,
+            endpoint_id=self._services.registration.id,
+            folder=self._services.registration.create_hosts_dir() / job_id,
             host_names=[host.name for host in spec.hosts],
             isolated_network=spec.network_isolation,
             image=spec.image,

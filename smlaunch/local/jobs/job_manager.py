@@ -15,7 +15,7 @@ from typing import Protocol
 from smlaunch.local import state_dir
 from smlaunch.local.jobs import job_state
 from smlaunch.local.jobs.job_runner import EndpointServices, JobRunner
-from smlaunch.local.state_dir import JobOwner, StateDir
+from smlaunch.local.state_dir import EndpointRegistration, StateDir
 from smlaunch.local.stores.job_store import JobRecord
 
 _CLOSED_MESSAGE = "The endpoint that ran this job was closed"
@@ -37,9 +37,12 @@ class JobEventListener(Protocol):
 class JobManager:
     """The jobs of one endpoint."""
 
-    def __init__(self, services: EndpointServices, state: StateDir, owner: JobOwner) -> None:
-        """``owner`` is this endpoint's entry in the state directory, which several endpoints may share."""
-        self.owner = owner
+    def __init__(
+        self, services: EndpointServices, state: StateDir, registration: EndpointRegistration
+    ) -> None:
+        """``registration`` is this endpoint's entry in the state directory, which several endpoints may
+        share."""
+        self.registration = registration
         self._services = services
         self._state_dir = state
         self._lock = threading.Lock()
@@ -70,9 +73,9 @@ class JobManager:
 
     def stop(self, record: JobRecord) -> None:
         """Ask a job to stop, whichever endpoint runs it. The job of a dead endpoint becomes Failed."""
-        if record.owner == self.owner.id:
+        if record.endpoint_id == self.registration.id:
             self._stop_own_job(record.arn)
-        elif not self.send_command(record.owner, f"stop {record.arn}"):
+        elif not self.send_command(record.endpoint_id, f"stop {record.arn}"):
             self.clean_up_dead_endpoints()
 
     def send_command(self, endpoint_id: str, command: str) -> bool:
@@ -90,7 +93,7 @@ class JobManager:
     def clean_up_if_dead(self, endpoint_ids: Iterable[str]) -> bool:
         """Return whether one of these endpoints has died; its jobs are Failed then. A program with an
         endpoint of its own may ask about jobs of others for days."""
-        others = set(endpoint_ids) - {self.owner.id}
+        others = set(endpoint_ids) - {self.registration.id}
         if all(state_dir.is_endpoint_reachable(self._state_dir, endpoint_id) for endpoint_id in others):
             return False
         self.clean_up_dead_endpoints()
@@ -129,7 +132,7 @@ class JobManager:
         self._mailbox_thread.join()
         os.close(self._close_write_fd)
         os.close(self._close_read_fd)
-        self.owner.close()
+        self.registration.close()
 
     @property
     def can_mount_anywhere(self) -> bool:
@@ -184,13 +187,13 @@ class JobManager:
         ``stop ARN``."""
         unfinished_line = b""
         mailbox_poll = select.poll()
-        mailbox_poll.register(self.owner.inbox_fd, select.POLLIN)
+        mailbox_poll.register(self.registration.mailbox_fd, select.POLLIN)
         mailbox_poll.register(self._close_read_fd, select.POLLIN)  # readable when this endpoint closes
         while True:
             ready_events = dict(mailbox_poll.poll())  # events by descriptor
             if self._close_read_fd in ready_events:
                 return
-            received_bytes = unfinished_line + os.read(self.owner.inbox_fd, 1 << 16)
+            received_bytes = unfinished_line + os.read(self.registration.mailbox_fd, 1 << 16)
             *lines, unfinished_line = received_bytes.split(b"\n")
             for line in lines:
                 command, _, arn = line.decode(errors="replace").partition(" ")

@@ -96,20 +96,21 @@ class JobRunner:
         self._release_hosts()
 
     def _run_attempts(self) -> AttemptOutcome:
-        """Run attempts at the job until one ends it: one without a spot interruption, and without an
-        InternalServerError that the request's RetryStrategy retries. Return its outcome. A fault plan (fault
-        injection) draws the faults of each attempt. Raises JobStopping if the job is asked to stop between
-        two attempts."""
-        # A handler reads the request; this one, without faults, runs nothing.
+        """Run attempts at the job until one ends it, and return its outcome. A spot interruption leads to a
+        new attempt, and so does an InternalServerError if the request's RetryStrategy allows it. The faults
+        of each attempt come from the fault plan (fault injection). Raises JobStopping if the job is asked to
+        stop between two attempts."""
+        # This handler only reads the request: it runs nothing.
         retries_left = self._create_handler(AttemptFaults()).spec.max_retries
         for attempt_number in itertools.count(1):
             attempt_faults = self._fault_plan.draw_faults_of_attempt(self._record.name, attempt_number)
             outcome = self._run_attempt(self._create_handler(attempt_faults), attempt_faults)
+            has_internal_error = (outcome.failure_reason or "").startswith(INTERNAL_ERROR_PREFIX)
             if outcome.is_spot_interrupted:
                 self._release_hosts()
                 self._job_control.move_to_status("Interrupted")
                 self._job_control.wait_unless_stopping(attempt_faults.retry_delay_seconds)
-            elif (outcome.failure_reason or "").startswith(INTERNAL_ERROR_PREFIX) and retries_left > 0:
+            elif has_internal_error and retries_left > 0:
                 retries_left -= 1
                 self._release_hosts()
                 self._job_control.move_to_status("Restarting", f"Restarting after {outcome.failure_reason}")
@@ -184,10 +185,9 @@ class JobRunner:
 
 def _max_wait_deadline(record: JobRecord, now: float) -> float | None:
     """Return the time on the monotonic clock at which MaxWaitTimeInSeconds, counted from the job's creation,
-    is over; None without a limit."""
+    is over; None without a limit. ``now`` is in seconds since the epoch."""
     max_wait_seconds = (record.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
-    return (
-        None
-        if max_wait_seconds is None
-        else time.monotonic() + max_wait_seconds - max(0.0, now - record.state.created)
-    )
+    if max_wait_seconds is None:
+        return None
+    seconds_since_creation = max(0.0, now - record.state.created)
+    return time.monotonic() + float(max_wait_seconds) - seconds_since_creation

@@ -166,13 +166,16 @@ class _FeedWriter:
 
     def _fail_job_and_await_its_end(self, error: InputDataError | OSError) -> None:
         """Report an error, which fails the job, and wait for the end of the job."""
-        if isinstance(error, OSError):
-            problem = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
-            error = InputDataError(f"Data download failed:channel {self._pipe_feed.channel.name}: {problem}")
-        self._on_error(error)
-        poll = select.poll()
-        poll.register(self._job_end_fd, select.POLLIN)
-        poll.poll()  # nothing is ever written: it becomes readable when the write end is closed
+        if isinstance(error, InputDataError):
+            self._on_error(error)
+        else:
+            cause = f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+            self._on_error(
+                InputDataError(f"Data download failed:channel {self._pipe_feed.channel.name}: {cause}")
+            )
+        job_end_poll = select.poll()
+        job_end_poll.register(self._job_end_fd, select.POLLIN)
+        job_end_poll.poll()  # the descriptor becomes readable when the write end of its pipe is closed
 
     def _create_fifo(self, epoch: int) -> _Fifo:
         return _Fifo(self._folder_fd, f"{self._pipe_feed.channel.name}_{epoch}")

@@ -16,14 +16,14 @@ from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX
 from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.stores.job_store import JobQuery, JobRecord, JobStore
 
-_MATCHING_RESOURCE_MEMBERS = (
+_COMPARED_RESOURCE_FIELDS = (
     "InstanceType",
     "InstanceCount",
     "InstanceGroups",
     "VolumeKmsKeyId",
     "VolumeSizeInGB",
 )
-_MATCHING_MEMBERS = (
+_COMPARED_REQUEST_FIELDS = (
     "RoleArn",
     "VpcConfig",
     "EnableInterContainerTrafficEncryption",
@@ -33,21 +33,21 @@ _WARM_POOL_STATUS_MEMBER = "WarmPoolStatus"
 _AVAILABLE_TEXT = '"Available"'
 
 
-def keep_alive_seconds(request: JsonMapping) -> int:
+def requested_keep_alive_seconds(request: JsonMapping) -> int:
     """Return KeepAlivePeriodInSeconds; 0 if the request asks for no pool."""
     resources = request.get("ResourceConfig") or {}  # processing jobs have no ResourceConfig and no pool
     return int(resources.get("KeepAlivePeriodInSeconds") or 0)
 
 
 def can_take_over_pool(pool_request: JsonMapping, job_request: JsonMapping) -> bool:
-    """Return whether the hosts of the request ``pool_request`` can be taken over by the request
-    ``job_request``."""
+    """Return whether a job with the request ``job_request`` can take over the warm hosts of the ended job
+    with the request ``pool_request``: SageMaker compares some fields of the two."""
 
     def compared_values(request: JsonMapping) -> list[Any]:
         resources = request["ResourceConfig"]
         return [
-            *(resources.get(name) or None for name in _MATCHING_RESOURCE_MEMBERS),
-            *(request.get(name) or None for name in _MATCHING_MEMBERS),
+            *(resources.get(name) or None for name in _COMPARED_RESOURCE_FIELDS),
+            *(request.get(name) or None for name in _COMPARED_REQUEST_FIELDS),
         ]
 
     return compared_values(pool_request) == compared_values(job_request)
@@ -59,13 +59,13 @@ def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
     over is computed here."""
     stored_status = record.result.get(_WARM_POOL_STATUS_MEMBER)
     if stored_status is None:  # the job runs, or has no pool
-        has_pool = keep_alive_seconds(record.request) > 0 and not record.state.has_ended
+        has_pool = requested_keep_alive_seconds(record.request) > 0 and not record.state.has_ended
         return {"Status": "InUse"} if has_pool else None
     if stored_status["Status"] != "Available":
         return dict(stored_status)  # Reused or Terminated: it does not change any more
     job_end_time = record.state.modified  # the state of a job that has ended does not change any more
     idle_seconds = max(0.0, now - job_end_time)
-    max_idle_seconds = keep_alive_seconds(record.request)
+    max_idle_seconds = requested_keep_alive_seconds(record.request)
     if idle_seconds < max_idle_seconds:
         return {"Status": "Available", **_retained_seconds_member(idle_seconds)}
     return {"Status": "Terminated", **_retained_seconds_member(max_idle_seconds)}
@@ -74,24 +74,19 @@ def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
 def pool_status_at_job_end(
     store: JobStore, arn: str, failure_reason: str | None, max_warm_hosts: int | None, now: float
 ) -> dict[str, JsonObject]:
-    """Return the part of a job's result that records its pool. ``max_warm_hosts`` is the maximum number of
-    warm hosts in a region. A pool does not survive an infrastructure failure."""
+    """Return the field WarmPoolStatus for the result of a job that ends; an empty mapping if it asks for no
+    warm pool. The pool ends at once after an infrastructure failure, or if the region would have more warm
+    hosts than ``max_warm_hosts`` (None: no limit)."""
     record = store.get_job_by_arn(arn)
-    if record is None or not keep_alive_seconds(record.request):
+    if record is None or not requested_keep_alive_seconds(record.request):
         return {}
     is_infrastructure_failure = failure_reason is not None and failure_reason.startswith(
         (INTERNAL_ERROR_PREFIX, "CapacityError")
     )
-    exceeds_limit = (
-        max_warm_hosts is not None
-        and _warm_host_count(store, record.region, now) + requested_host_count(record.request)
-        > max_warm_hosts
-    )
-    return {
-        _WARM_POOL_STATUS_MEMBER: {"Status": "Terminated"}
-        if is_infrastructure_failure or exceeds_limit
-        else {"Status": "Available"}
-    }
+    warm_hosts = _warm_host_count(store, record.region, now) + requested_host_count(record.request)
+    exceeds_limit = max_warm_hosts is not None and warm_hosts > max_warm_hosts
+    pool_status = "Terminated" if is_infrastructure_failure or exceeds_limit else "Available"
+    return {_WARM_POOL_STATUS_MEMBER: {"Status": pool_status}}
 
 
 def take_matching_pool(job_store: JobStore, new_job: JobRecord, now: float) -> JobRecord | None:
@@ -115,21 +110,21 @@ def take_matching_pool(job_store: JobStore, new_job: JobRecord, now: float) -> J
     return None
 
 
-def change_keep_alive(record: JobRecord, keep_alive_period: int, now: float) -> JobRecord | None:
-    """Return a training job's record with another KeepAlivePeriodInSeconds, ``keep_alive_period``; 0 ends its
-    warm pool, the hosts that SageMaker keeps for that time after the job. None if the job has no pool that
+def change_keep_alive(record: JobRecord, keep_alive_seconds: int, now: float) -> JobRecord | None:
+    """Return a training job's record with another KeepAlivePeriodInSeconds, for which SageMaker keeps the
+    hosts of the job, its warm pool, after its end; 0 ends the pool at once. None if the job has no pool that
     could change. ``now`` is in seconds since the epoch."""
     pool_status = pool_status_at(record, now)
     if pool_status is None or pool_status["Status"] not in ("InUse", "Available"):
         return None
-    resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": keep_alive_period}
+    resources = {**record.request["ResourceConfig"], "KeepAlivePeriodInSeconds": keep_alive_seconds}
     changed_record = replace(record, request={**record.request, "ResourceConfig": resources})
-    if pool_status["Status"] == "InUse" or pool_status_at(changed_record, now) == pool_status:
+    is_new_period_over = (
+        pool_status["Status"] == "Available" and pool_status_at(changed_record, now) != pool_status
+    )
+    if not is_new_period_over:
         return changed_record
-    retained_seconds = pool_status["ResourceRetainedBillableTimeInSeconds"]
-    if keep_alive_period > retained_seconds:
-        return changed_record
-    # The shorter period is over: the pool ends now, after the seconds that its hosts were really kept.
+    # The pool ends now, after the seconds for which its hosts were really kept.
     terminated_status = {**pool_status, "Status": "Terminated"}
     return replace(changed_record, result={**record.result, _WARM_POOL_STATUS_MEMBER: terminated_status})
 

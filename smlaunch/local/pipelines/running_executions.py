@@ -34,9 +34,9 @@ class PipelineExecutions:
         self._is_closed = False
 
     @property
-    def owner(self) -> str:
+    def endpoint_id(self) -> str:
         """Id of this endpoint process."""
-        return self._jobs.owner.id
+        return self._jobs.registration.id
 
     def start(self, execution: Execution, definition: Definition) -> None:
         """Run an execution that is in the store, without the steps that have succeeded already."""
@@ -55,7 +55,7 @@ class PipelineExecutions:
     def stop(self, execution: Execution) -> None:
         """Stop an execution of this endpoint or of another one. If its endpoint has died, it is closed as
         failed."""
-        if execution.owner == self.owner:
+        if execution.owner == self.endpoint_id:
             self._stop_own_execution(execution.id)
         elif not self._jobs.send_command(execution.owner, f"{_STOP_COMMAND} {execution.arn}"):
             self._jobs.clean_up_dead_endpoints()

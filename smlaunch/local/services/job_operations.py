@@ -96,7 +96,7 @@ class JobOperations:
             region=caller.region,
             name=name,
             arn=caller.resource_arn("sagemaker", f"{kind.arn_resource}/{name.lower()}"),
-            owner=self._job_manager.owner.id,
+            endpoint_id=self._job_manager.registration.id,
             request={key: value for key, value in params.items() if key != "Tags"},
             state=job_state.initial_state(time.time(), billable_share),
             tags={tag["Key"]: tag["Value"] for tag in params.get("Tags") or []},
@@ -123,7 +123,7 @@ class JobOperations:
         record = self._job_store.get_job(kind.arn_resource, current_request_context().region, name)
         if record is None:
             raise ApiError(missing_job_code, self.missing_job_message.format(name=name))
-        if not record.state.has_ended and self._job_manager.clean_up_if_dead([record.owner]):
+        if not record.state.has_ended and self._job_manager.clean_up_if_dead([record.endpoint_id]):
             return self._job_store.get_job_by_arn(record.arn) or record
         return record
 

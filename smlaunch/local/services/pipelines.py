@@ -167,7 +167,7 @@ class PipelineOperations:
             pipeline=pipeline.arn,
             pipeline_name=pipeline.name,
             region=caller.region,
-            owner=self._executions.owner,  # the endpoint that runs it
+            owner=self._executions.endpoint_id,  # the endpoint that runs it
             definition=pipeline.definition,
             values=parameter_values,
             status="Executing",
@@ -248,7 +248,7 @@ class PipelineOperations:
         )
         restarted = replace(
             execution,
-            owner=self._executions.owner,
+            owner=self._executions.endpoint_id,
             status="Executing",
             failure=None,
             modified=time.time(),

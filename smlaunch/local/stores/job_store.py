@@ -39,13 +39,13 @@ class JobNameTaken(Exception):
 @dataclass(frozen=True)
 class JobRecord:
     """A stored job. ``request``: the create request without tags; ``result``: further members of the Describe
-    response, such as ModelArtifacts; ``owner``: id of the endpoint that runs it (JobOwner)."""
+    response, such as ModelArtifacts; ``endpoint_id``: of the endpoint that runs it."""
 
     kind: str
     region: str
     name: str
     arn: str
-    owner: str
+    endpoint_id: str
     request: JsonMapping
     state: JobState
     result: JsonMapping = field(default_factory=dict)
@@ -90,7 +90,7 @@ class JobStore:
     def insert_job(self, record: JobRecord) -> None:
         """Store a new job. Raises JobNameTaken."""
         row = (
-            *(record.kind, record.region, record.name, record.arn, record.owner),
+            *(record.kind, record.region, record.name, record.arn, record.endpoint_id),
             *(record.state.created, record.state.modified, record.state.status),
             *map(json.dumps, (record.request, record.state.to_dict(), record.result, record.tags)),
         )
@@ -162,11 +162,11 @@ class JobStore:
         with self._db.write_transaction() as connection:
             connection.execute("DELETE FROM jobs WHERE arn = ?", (arn,))
 
-    def unfinished_jobs(self, owner: str) -> list[JobRecord]:
+    def unfinished_jobs(self, endpoint_id: str) -> list[JobRecord]:
         """Return the jobs of one endpoint that are not in a terminal state."""
         return self._select(
             f"owner = ? AND status NOT IN ({','.join('?' * len(TERMINAL_STATUSES))})",
-            (owner, *TERMINAL_STATUSES),
+            (endpoint_id, *TERMINAL_STATUSES),
         )
 
     def owners_of_unfinished_jobs(self) -> list[str]:
@@ -222,7 +222,7 @@ def _record_from_row(row: Sequence[Any]) -> JobRecord:
         region=row[1],
         name=row[2],
         arn=row[3],
-        owner=row[4],
+        endpoint_id=row[4],
         request=json.loads(row[5]),
         state=JobState.from_dict(json.loads(row[6])),
         result=json.loads(row[7]),

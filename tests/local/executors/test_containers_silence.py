@@ -114,7 +114,7 @@ def test_a_host_is_given_back_whatever_the_engine_does(tmp_path: Path, silent: t
     """A job that is stopped meanwhile ends, and nothing that waits for the engine is left."""
     engine = make_hanging_engine(tmp_path, *silent)
     request = HostsRequest(
-        job="job",
+        job_id="job",
         endpoint_id="o",
         folder=tmp_path / "hosts" / "job",
         host_names=["algo-1"],
