@@ -110,7 +110,7 @@ JOB_HASH = Format("job hash")
 
 WORKFLOW = Format("workflow")
 GROUP = Format("list of a group's runs")
-EXCLUDED = Format("list of excluded files")
+EXCLUDED = Format("list of excluded files", "1.1")
 
 # ---- inside a job -----------------------------------------------------------------------------------------
 

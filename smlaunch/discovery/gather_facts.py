@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Collection
 from datetime import datetime, timezone
 from itertools import islice
@@ -22,7 +23,11 @@ from smlaunch.discovery.caller_identity import Caller, UnknownCaller, find_execu
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
 from smlaunch.discovery.outside_files import find_outside_file
-from smlaunch.discovery.program_files import find_program_file, missing_module_reason
+from smlaunch.discovery.program_files import (
+    find_program_file,
+    find_unknown_command,
+    missing_module_reason,
+)
 from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.script_analysis import (
     modules_mention_checkpoints,
@@ -31,6 +36,7 @@ from smlaunch.discovery.script_analysis import (
 )
 from smlaunch.discovery.script_program import read_program
 from smlaunch.discovery.sdk_images import resolve_image
+from smlaunch.discovery.shell_script import read_shell_script
 from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.facts.discovered_facts import (
     CheckpointFacts,
@@ -73,11 +79,8 @@ def gather_facts(
         else find_execution_role_of_caller(job.role, target, caller)
     )
     source_root = Path(source.root)
-    script = ScriptFacts()  # what the program's file shows without running it
+    script = gather_script_facts(job, source, target.facts, needs, analyzed_file)
     if job.entry is not None:
-        program_file = analyzed_file or find_program_file(job.entry, source_root)
-        if program_file is not None:
-            script = _gather_script_facts(job, program_file, source, target.facts, needs)
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
     checkpoints = None
@@ -115,7 +118,30 @@ def gather_facts(
     )
 
 
-def _gather_script_facts(
+def gather_script_facts(
+    job: Job,
+    source: SourceFacts,
+    endpoint_facts: EndpointFacts | None,
+    needs: FactNeeds,
+    analyzed_file: Path | None = None,
+) -> ScriptFacts:
+    """Return what the job's program shows without running it. ``analyzed_file`` is read instead of the
+    program's own file. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region."""
+    if job.entry is None:
+        return ScriptFacts()
+    program_file = analyzed_file or find_program_file(job.entry, Path(source.root))
+    script = ScriptFacts()
+    if program_file is not None:
+        script = _read_program_file(job, program_file, source, endpoint_facts, needs)
+    if job.entry.command and "PATH" not in job.environment:
+        is_here = endpoint_facts is not None and endpoint_facts.same_python
+        path = os.environ.get("PATH") if is_here else None
+        unknown_command = find_unknown_command(job.entry.command, source.files or (), path)
+        script = dataclasses.replace(script, unknown_command=unknown_command)
+    return script
+
+
+def _read_program_file(
     job: Job,
     program_file: Path,
     source: SourceFacts,
@@ -135,6 +161,8 @@ def _gather_script_facts(
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
         return dataclasses.replace(script, problem=problem)
+    if program_file.suffix == ".sh" and script.problem is None:
+        return dataclasses.replace(script, program=read_shell_script(program_file, source_root))
     program = read_source_program(program_file, source_root)
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from shutil import which
 
+from smlaunch.facts.interpreter_call import interpreter_call
+from smlaunch.facts.script_program import UnknownCommand
 from smlaunch.job.model import Entry, Job
 from smlaunch.text.did_you_mean import nearest_match
 from smlaunch.text.home_folder import expand_home
-
-_INTERPRETER = re.compile(r"(python|pypy)[0-9.]*|(ba|da|k|z)?sh")
-_OPTIONS_WITH_VALUE = ("-W", "-X", "-o", "-O")
-"""Options of an interpreter whose value is the next argument: of Python, and of a shell."""
 
 
 def source_folder(job: Job) -> Path:
@@ -72,8 +71,12 @@ def _command_file(command: tuple[str, ...], source_root: Path) -> Path | None:
     """Return the script that an interpreter is to run, a program that is named by its path in the source, or
     the first script of the source among the arguments of another program."""
     program, *arguments = command
-    if _INTERPRETER.fullmatch(Path(program).name):
-        return _interpreter_file(arguments, source_root)
+    call = interpreter_call(command)
+    if call is not None:
+        if call.script is not None:
+            return _path_in_source(call.script, source_root)
+        path = None if call.module is None else _module_file(call.module, source_root)
+        return path if path is not None and path.is_file() else None
     if "/" in program:
         return _path_in_source(program, source_root)
     for argument in arguments:
@@ -82,21 +85,21 @@ def _command_file(command: tuple[str, ...], source_root: Path) -> Path | None:
     return None
 
 
-def _interpreter_file(arguments: list[str], source_root: Path) -> Path | None:
-    """Return the file that Python or a shell runs with these arguments; None for a program text, for an
-    installed module, and without a file."""
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "-m":
-            path = _module_file(next(remaining, "-"), source_root)
-            return path if path.is_file() else None
-        if argument == "-c":
-            return None
-        if argument in _OPTIONS_WITH_VALUE:
-            next(remaining, None)
-        elif not argument.startswith("-"):
-            return _path_in_source(argument, source_root)
-    return None
+def find_unknown_command(
+    command: tuple[str, ...], sent_files: Collection[str], path: str | None
+) -> UnknownCommand | None:
+    """Return the program of a command that is a bare name and that neither ``path`` nor, without it, the name
+    itself makes known. ``path``: where the hosts search programs, if that is known here; else only a script
+    of the source that the name may mean makes it suspect."""
+    name = command[0]
+    if "/" in name or interpreter_call(command) is not None or which(name, path=path) is not None:
+        return None
+    by_name = {PurePosixPath(file).name: file for file in sorted(sent_files, reverse=True)}
+    is_script = name.endswith((".py", ".sh"))
+    similar_name = nearest_match(name, by_name, cutoff=0.75)
+    if path is None and not (is_script and similar_name is not None):
+        return None
+    return UnknownCommand(name, None if similar_name is None else by_name[similar_name], path is not None)
 
 
 def _path_in_source(path: str, source_root: Path) -> Path | None:

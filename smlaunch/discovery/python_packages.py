@@ -17,7 +17,7 @@ def find_missing_packages(
     program: SourceProgram, sent_files: Container[str] | None = None
 ) -> tuple[MissingPackage, ...]:
     """Return the top-level packages that the script imports unconditionally, itself or through modules of the
-    source, and that neither the source nor this Python has.
+    source, and that neither the source nor this Python has; also modules that packages of the source lack.
 
     Imports inside of functions, ``if`` and ``try`` do not count: the script may work without them. Once the
     program changes ``sys.path``, a module anywhere in the source may be what it means. ``sent_files``: those
@@ -32,7 +32,9 @@ def find_missing_packages(
     modules_of_source = _module_names(source_root) if changes else frozenset()
     missing_by_name: dict[str, MissingPackage] = {}
     for module in _unconditionally_imported(modules, own_folders):
-        for statement in module.tree.body:
+        for statement in _unconditional_statements(module.tree):
+            for missing in _missing_submodules(statement, module, program, sent_files):
+                missing_by_name.setdefault(missing.name, missing)
             for package in _top_level_packages(statement):
                 if package in missing_by_name or _is_importable(package):
                     continue
@@ -45,6 +47,48 @@ def find_missing_packages(
                 elif not found and package not in modules_of_source:
                     missing_by_name[package] = MissingPackage(package, module.place_of(statement))
     return tuple(missing_by_name.values())
+
+
+def _unconditional_statements(tree: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, with those in the bodies of its classes."""
+    for statement in tree.body:
+        yield statement
+        if isinstance(statement, ast.ClassDef):
+            yield from _unconditional_statements(statement)
+
+
+def _missing_submodules(
+    statement: ast.stmt, module: SourceModule, program: SourceProgram, sent_files: Container[str] | None
+) -> Iterator[MissingPackage]:
+    """Yield each module that a statement imports from a package of the source, and that the package lacks or
+    that is not sent. What ``from package import name`` names may also be no module."""
+    certain = {statement.module or ""} if isinstance(statement, ast.ImportFrom) else None
+    is_relative = isinstance(statement, ast.ImportFrom) and statement.level > 0
+    for dotted_name in filter(None, _imported_modules(statement)):
+        for folder in _folders_of(statement, module, program.import_folders):
+            *packages, name = dotted_name.split(".")
+            package_folder = folder.joinpath(*packages)
+            init = package_folder / "__init__.py"
+            if not (packages or is_relative) or not package_folder.is_dir():
+                continue
+            if not init.is_file() and packages and _is_importable(packages[0]):
+                continue  # an installed package comes before a folder without __init__.py
+            found = _module_paths(package_folder, name)
+            is_certain = certain is None or dotted_name in certain
+            package_text = init.read_text("utf-8", "replace") if init.is_file() else ""
+            if not is_certain and name in package_text:
+                break
+            not_sent = [] if sent_files is None else _paths_not_sent(found, program.source_root, sent_files)
+            if found and len(not_sent) == len(found):
+                yield MissingPackage(dotted_name, module.place_of(statement), not_sent[0])
+            elif not found and is_certain and init.is_file() and not _may_find_elsewhere(package_text):
+                yield MissingPackage(dotted_name, module.place_of(statement), package=package_folder.name)
+            break
+
+
+def _may_find_elsewhere(package_text: str) -> bool:
+    """Whether a package's ``__init__.py`` may define modules, or search them in other folders."""
+    return "__path__" in package_text or "modules" in package_text
 
 
 def _paths_not_sent(paths: Sequence[Path], source_root: Path, sent_files: Container[str]) -> list[str]:
@@ -118,11 +162,14 @@ def _unconditionally_imported(
     while pending:
         module = pending.pop(0)
         yield module
-        for statement in module.tree.body:
+        for statement in _unconditional_statements(module.tree):
             for dotted_name in _imported_modules(statement):
                 for folder in _folders_of(statement, module, own_folders):
-                    base = folder.joinpath(*dotted_name.split(".")) if dotted_name else folder
-                    for path in (base.with_suffix(".py"), base / "__init__.py"):
+                    path_without_suffix = folder.joinpath(*dotted_name.split("."))
+                    paths = [path_without_suffix / "__init__.py"]
+                    if dotted_name:  # not ``from . import name``
+                        paths.append(path_without_suffix.with_suffix(".py"))
+                    for path in paths:
                         if path in module_by_path and path not in known:
                             known.add(path)
                             pending.append(module_by_path[path])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from smlaunch.discovery.argument_parser import read_argument_parser
 from smlaunch.discovery.saved_files import find_saved_files
@@ -22,6 +23,7 @@ from smlaunch.facts.script_program import (
     FixedValue,
     ProgramFacts,
     RankStart,
+    RelativeImport,
     TrainerCall,
     VariableUse,
 )
@@ -42,7 +44,7 @@ _VARIABLES_OF_ALL_CHANNELS = frozenset(
     ("SM_INPUT_DIR", "SM_INPUT_DATA_CONFIG", "SM_CHANNELS", "SM_TRAINING_ENV", "SM_INPUT_DATA_DIR")
 )
 _ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
-_TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
+TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
 _SETTERS = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
 _READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 
@@ -90,10 +92,46 @@ def read_program(program: SourceProgram) -> ProgramFacts:
             for call in module.calls
         ),
         saved_files=tuple(find_saved_files(modules, parser)),
+        relative_import=_find_relative_import(entry_module),
         imports=imports.names,
         optional_imports=imports.optional,
         files_of_imports={name: modules[number].file for name, number in imports.module_by_name.items()},
     )
+
+
+def _find_relative_import(entry: SourceModule) -> RelativeImport | None:
+    """Return the first relative import that the entry script certainly runs, and how it can be run."""
+    statement = min(
+        (
+            node
+            for node in entry.nodes
+            if isinstance(node, ast.ImportFrom) and node.level and entry.runs_certainly(node)
+        ),
+        key=lambda node: node.lineno,
+        default=None,
+    )
+    names = (node.id for node in entry.nodes if isinstance(node, ast.Name))
+    if statement is None or "__package__" in names:
+        return None
+    if statement.module is None:
+        absolute = text_of(ast.Import(statement.names))
+    else:
+        absolute = text_of(ast.ImportFrom(statement.module, statement.names, level=0))
+    module, folder = _module_of_file(Path.cwd() / entry.path, statement.level)
+    return RelativeImport(entry.place_of(statement), text_of(statement), absolute, module, folder)
+
+
+def _module_of_file(path: Path, level: int) -> tuple[str, str]:
+    """Return the dotted name of a file that lies in packages, at least ``level`` of them, and the folder from
+    which Python finds it; empty for the working directory. No name for a file whose folder is no package."""
+    names = [] if path.stem == "__main__" else [path.stem]
+    folder = path.parent
+    if not (folder / "__init__.py").is_file():
+        return "", ""
+    while folder.name and (level > 0 or (folder / "__init__.py").is_file()):
+        names.insert(0, folder.name)
+        folder, level = folder.parent, level - 1
+    return ".".join(names), "" if folder == Path.cwd() else str(folder)
 
 
 # ---- variables --------------------------------------------------------------------------------------------
@@ -120,7 +158,7 @@ def _reads_any_channel(modules: Sequence[SourceModule], variable_uses: Mapping[s
         for node in module.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 is_one_channel = _ONE_CHANNEL.fullmatch(node.value) is not None
-                if not is_one_channel and any(text in node.value for text in _TEXTS_OF_CHANNELS):
+                if not is_one_channel and any(text in node.value for text in TEXTS_OF_CHANNELS):
                     return True
             elif isinstance(node, ast.Call) and module.name_of(node.func).startswith("smlaunch.train"):
                 return True

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 from smlaunch.facts.launcher_lines import LauncherLine
-from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts
+from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts, UnknownCommand
 from smlaunch.facts.source_place import OutsideFile
 
 
@@ -68,6 +69,11 @@ class InputFacts:
     """Reason, by file name, why a file is not uploaded."""
 
 
+def ignored_reason(path: str) -> str:
+    """Return why a file or folder that an ignore file names is not uploaded, a clause, with what sends it."""
+    return f"is left out of the source by an ignore file; add a line '!{path}' to .smlaunchignore"
+
+
 @dataclass(frozen=True)
 class SourceFacts:
     """The source directory, which is uploaded as a content-addressed archive."""
@@ -105,10 +111,29 @@ class SourceFacts:
     """Sentences for the user, such as about files that are not uploaded."""
 
     excluded_files: Mapping[str, str] = field(default_factory=dict)
-    """Reason, by file name, why a file is not uploaded."""
+    """Reason, by file name, why a file is not uploaded; without those that ignore files name."""
+
+    ignored_files: tuple[str, ...] = field(default=(), repr=False)
+    """Files and folders that ignore files name, up to a number."""
 
     files: frozenset[str] | None = field(default=None, repr=False)
     """What is uploaded; None if not known."""
+
+    def why_not_sent(self, path: str) -> str | None:
+        """Return why a path of the source is not uploaded, a clause; None if that is not known."""
+        for each in (path, *map(str, PurePosixPath(path).parents)):
+            if each in self.excluded_files:
+                return self.excluded_files[each]
+            channel = next(
+                (name for name, input_path in self.input_paths.items() if input_path == each), None
+            )
+            if channel is not None:
+                return (
+                    f"is part of the input {channel!r}, which the hosts have in /opt/ml/input/data/{channel}"
+                )
+            if each in self.ignored_files:
+                return ignored_reason(each)
+        return None
 
 
 NO_SOURCE = SourceFacts("", "", "", 0, 0)
@@ -157,6 +182,7 @@ class ScriptFacts:
     launcher_line: LauncherLine | None = None
     """Of a shell script: the first line that starts another launcher for one host alone."""
 
+    unknown_command: UnknownCommand | None = None
     outside_file: OutsideFile | None = None
     """The first file outside the source that the script names by its own path, and that exists here."""
 

@@ -243,6 +243,7 @@ def _unknown_arguments(
 ) -> Iterator[ArgumentMistake]:
     """Yield a mistake for each argument that the script's parser does not know."""
     options = [name for argument in parser.arguments if not argument.is_positional for name in argument.names]
+    positional_names = {argument.names[0] for argument in parser.arguments if argument.is_positional}
     for token in unknown_tokens:
         match = _UNRECOGNIZED_OPTION.match(token)
         if match is None:
@@ -258,6 +259,8 @@ def _unknown_arguments(
                 if tool_option
                 else "; smlaunch sets it, leave it out"
             )
+        elif name.lstrip("-") in positional_names:
+            hint = f"; {name.lstrip('-')} is given by its place: put its value after --, without a name"
         else:
             hint = did_you_mean(name, options)
         yield ArgumentMistake(f"the script has no argument {name} ({parser.place}){hint}", (name,))

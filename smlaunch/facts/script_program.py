@@ -78,13 +78,43 @@ class SavedFile(NamedTuple):
     """The option of the script whose default the path is; None for a fixed one."""
 
 
+class RelativeImport(NamedTuple):
+    """An import such as ``from . import data`` of the entry script, which fails in a script."""
+
+    place: SourcePlace
+    statement: str
+    absolute_statement: str
+    """Without the dots: for a script in no package."""
+
+    module: str
+    """What ``python -m`` runs; empty for a script whose folder is no package."""
+
+    folder: str
+    """Where it can be run as that module; empty for the working directory."""
+
+
+class UnknownCommand(NamedTuple):
+    """The program of a command, without a folder, that the hosts' PATH probably lacks."""
+
+    name: str
+    similar_file: str | None
+    """File of the source with the same or a similar name."""
+
+    is_certain: bool
+    """The hosts are processes of this machine, whose PATH was searched."""
+
+
 class MissingPackage(NamedTuple):
-    """A package that the script imports unconditionally and the hosts' Python does not have."""
+    """A package that the script imports unconditionally and the hosts' Python does not have, or a module of a
+    package of the source."""
 
     name: str
     place: SourcePlace
     file_not_sent: str | None = None
     """The module of the source that an ignore file leaves out, or that lies in an input."""
+
+    package: str | None = None
+    """The package of the source that lacks the module; None for another one."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +122,16 @@ class ProgramFacts:
     """The program that the entry script and its modules form."""
 
     was_read: bool = False
-    """False for a program that is not Python, or cannot be parsed."""
+    """False for a program that is not Python, or cannot be parsed. Of a shell script the channels that it
+    reads are known."""
 
     parser: ArgumentParserFacts | None = None
     """Of the command line; None without argparse."""
 
     rank_start: RankStart | None = None
+    relative_import: RelativeImport | None = None
+    """The first one that the entry script certainly runs."""
+
     fixed_values: Mapping[str, FixedValue] = field(default_factory=dict)
     """By the environment variable that a launcher sets for the purpose: MASTER_ADDR, RANK ..."""
 

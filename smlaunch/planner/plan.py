@@ -262,16 +262,9 @@ class RunPlan:
         return [planned_job.request for planned_job in self.planned_jobs]
 
     @property
-    def excluded_files(self) -> dict[str, str]:
-        """Reason, by file name, why a file of the source or of a local input is not uploaded."""
-        return {
-            name: reason
-            for files_of_field in self.excluded_by_field.values()
-            for name, reason in files_of_field.items()
-        }
-
-    @property
     def excluded_by_field(self) -> dict[str, Mapping[str, str]]:
+        """Reason, by field of the job and by file name, why a file of the source or of a local input is not
+        uploaded although no ignore file names it."""
         input_facts_by_channel = self.facts.inputs.items()
         return {
             **{f"inputs.{name}": facts.excluded_files for name, facts in input_facts_by_channel},

@@ -425,7 +425,7 @@ def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagn
         diagnostics.add_problem("source", source.problem)
     has_stated_requirements = job.requirements not in (None, NO_REQUIREMENTS)
     if job.entry is not None and has_stated_requirements and not source.has_requirements:
-        exclusion_reason = source.excluded_files.get(job.requirements or "")
+        exclusion_reason = source.why_not_sent(job.requirements or "")
         message = f"{job.requirements!r} is not in {source.root}; it is relative to the source"
         if exclusion_reason:
             message = f"{job.requirements} {exclusion_reason}"

@@ -26,7 +26,7 @@ from smlaunch.runs.plan_job import (
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
 from smlaunch.runs.run_driver import MessageCallback, checked_callback
-from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.runs.run_kinds import (
     prefix_messages,
     run_of_chain,
@@ -86,7 +86,7 @@ def _launch_prepared(
         existing_job = _find_job_of_earlier_launch(prepared_run, first_job)
         if existing_job is None:
             upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
-            run_folder.save_excluded_files(plan.excluded_files, target.storage)
+            run_folder.save_unsent_files(_unsent_files(plan), target.storage)
         chain_driver = None
         if not plan.workflow.is_single_job:
             from smlaunch.runs.chain_driver import ChainDriver
@@ -109,6 +109,13 @@ def _launch_prepared(
     if chain_driver is None:
         return run_of_single_job(plan.run, target, first_job.name, attached=job.attached)
     return run_of_chain(chain_driver, target, attached=job.attached)
+
+
+def _unsent_files(plan: RunPlan) -> UnsentFiles:
+    source = plan.facts.source
+    reasons = {path: why for files in plan.excluded_by_field.values() for path, why in files.items()}
+    inputs = {path: channel for channel, path in source.input_paths.items()}
+    return UnsentFiles(reasons, inputs, source.ignored_files)
 
 
 def _find_job_of_earlier_launch(prepared_run: PreparedRun, first_job: PlannedJob) -> SubmittedJob | None:
@@ -193,7 +200,7 @@ def _prepare_shard(
     shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
     workflow = _load_current_workflow(shard_plan.workflow, shard_folder, target, has_existing_job)
     shard_folder.save_workflow(workflow, target.storage)
-    shard_folder.save_excluded_files(plan.excluded_files, target.storage)
+    shard_folder.save_unsent_files(_unsent_files(plan), target.storage)
     return ChainDriver(
         workflow,
         shard_folder,

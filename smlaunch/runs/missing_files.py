@@ -1,4 +1,4 @@
-"""Hint for a failed run: the missing file was excluded from the upload, or the missing package is named."""
+"""Hint for a failed run: the missing file was not uploaded, or the missing package is named."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.contract.run_names import parse_job_name
+from smlaunch.facts.discovered_facts import ignored_reason
 from smlaunch.facts.script_program import distribution_of
 from smlaunch.runs.launch_target import Target
-from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.runs.run_outcome import RunOutcome
 
 AnyOutcome = TypeVar("AnyOutcome", bound=RunOutcome)
@@ -41,10 +42,14 @@ def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
         run_folder = RunFolder.from_description(
             job_name.run, target.control_plane.describe_job(outcome.last_job.name)
         )
-        excluded_files = {} if run_folder is None else run_folder.load_excluded_files(target.storage)
+        unsent = UnsentFiles() if run_folder is None else run_folder.load_unsent_files(target.storage)
     except (CallError, ValueError, KeyError, AttributeError):
-        excluded_files = {}  # the list cannot be read: without it there is only no hint of them
-    hint = missing_file_hint(failure_text, excluded_files) or missing_package_hint(failure_text)
+        unsent = UnsentFiles()  # the list cannot be read: without it there is only no hint of them
+    hint = (
+        missing_file_hint(failure_text, unsent.reasons)
+        or unsent_data_hint(failure_text, unsent)
+        or missing_package_hint(failure_text)
+    )
     return replace(outcome, hint=hint or outcome.hint)
 
 
@@ -78,9 +83,45 @@ def missing_file_hint(failure_text: str, reason_by_excluded_file: Mapping[str, s
     return ""
 
 
-def _iter_possible_paths_in_text(failure_text: str) -> Iterator[PurePosixPath]:
-    """Yield what may be paths in the text of a failure: every word. Modules that could not be imported are
-    yielded first, as the files that would define them."""
+def unsent_data_hint(failure_text: str, unsent: UnsentFiles) -> str:
+    """Return a sentence about the file that a failure's text reports as missing and that lies, where the run
+    was launched, in an input or in what an ignore file names; empty when there is none."""
+    for reported in _iter_possible_paths_in_text(failure_text, plain_words=False):
+        path = _path_in_source(reported)
+        if path is None:
+            continue
+        for folder in (path, *path.parents):
+            channel = unsent.inputs.get(str(folder))
+            if channel is not None:
+                on_host = PurePosixPath("/opt/ml/input/data", channel)
+                part = "" if path == folder else f": name {on_host / path.relative_to(folder)}"
+                return (
+                    f"{path} was not sent with the source, because {folder} is the input {channel!r}, which "
+                    f"the hosts have in {on_host}{part}"
+                )
+            if str(folder) in unsent.ignored:
+                return f"{path} was not sent: {folder} {ignored_reason(str(folder))}"
+    return ""
+
+
+_SOURCE_ON_HOST = ("ml", "code")
+"""Last folders of the place to which hosts unpack the source."""
+
+
+def _path_in_source(reported: PurePosixPath) -> PurePosixPath | None:
+    """Return a path of a failure's text relative to the source, in whose folder programs start; None for a
+    path elsewhere."""
+    parts = reported.parts
+    if reported.is_absolute():
+        starts = [i + 2 for i in range(len(parts)) if parts[i : i + 2] == _SOURCE_ON_HOST]
+        return PurePosixPath(*parts[starts[0] :]) if starts else None
+    return PurePosixPath(*(part for part in parts if part != ".."))
+
+
+def _iter_possible_paths_in_text(failure_text: str, plain_words: bool = True) -> Iterator[PurePosixPath]:
+    """Yield what may be paths in the text of a failure: every word, or without ``plain_words`` those that are
+    quoted or have a slash or dot. Modules that could not be imported are yielded first, as the files that
+    would define them."""
     # Either "No module named 'missing_module'" or "cannot import name 'attribute' from 'package'".
     for missing_module, attribute, package in _MODULE_IMPORT_ERROR.findall(failure_text):
         dotted_names = (missing_module,) if missing_module else (f"{package}.{attribute}", package)
@@ -88,7 +129,9 @@ def _iter_possible_paths_in_text(failure_text: str) -> Iterator[PurePosixPath]:
             module_path = dotted_name.replace(".", "/")
             yield PurePosixPath(f"{module_path}.py")
             yield PurePosixPath(module_path)
-    for word in (*_QUOTED_WORDS.findall(failure_text), *_UNQUOTED_WORD.findall(failure_text)):
+    unquoted = _UNQUOTED_WORD.findall(failure_text)
+    unquoted = [word for word in unquoted if plain_words or "/" in word or "." in word.strip(".")]
+    for word in (*_QUOTED_WORDS.findall(failure_text), *unquoted):
         yield PurePosixPath(word.strip())
 
 

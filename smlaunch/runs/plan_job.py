@@ -254,6 +254,7 @@ def pack_job_source(
         warnings=(*archive.warnings, *(() if program is None else program.warnings)),
         variables={} if program is None else program.variables,
         excluded_files=archive.excluded_files,
+        ignored_files=archive.ignored_files,
         files=frozenset(archive.files),
     )
     return source_facts, archive

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from smlaunch.aws.interfaces import ObjectStorage
 from smlaunch.aws.service_errors import call_with_retries
@@ -17,11 +18,24 @@ GROUP_FILE = "group.json"
 """In the folder of a sharded run: the names of its shards' runs."""
 
 EXCLUDED_FILE = "excluded.json"
-"""Files of the source and of local inputs that were not uploaded, with reasons. Read when a run fails because
+"""Files of the source and of local inputs that were not uploaded. Read when a run fails because
 of a missing file."""
 
 STOP_FILE = "stop"
 """Exists while a person wants the run to submit no further job."""
+
+
+class UnsentFiles(NamedTuple):
+    """What exists on the machine that launched a run and was not sent with the source."""
+
+    reasons: Mapping[str, str] = MappingProxyType({})
+    """Why, a clause, by the path relative to the source or to a local input: secrets, links out of it."""
+
+    inputs: Mapping[str, str] = MappingProxyType({})
+    """The channel of each input that lies in the source, by its path there."""
+
+    ignored: tuple[str, ...] = ()
+    """Paths in the source that ignore files name."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +109,26 @@ class RunFolder:
             return None
         return [str(run) for run in formats.GROUP.upgrade_document(json.loads(content), GROUP_FILE)["runs"]]
 
-    def save_excluded_files(self, files: Mapping[str, str], storage: ObjectStorage) -> None:
-        if files:
-            content = json.dumps(formats.EXCLUDED.stamp({"files": dict(files)})) + "\n"
+    def save_unsent_files(self, files: UnsentFiles, storage: ObjectStorage) -> None:
+        if any(files):
+            members = {
+                "files": dict(files.reasons),
+                "inputs": dict(files.inputs),
+                "ignored": [*files.ignored],
+            }
+            content = json.dumps(formats.EXCLUDED.stamp(members)) + "\n"
             storage.put_bytes(self.bucket, self.prefix + EXCLUDED_FILE, content.encode())
 
-    def load_excluded_files(self, storage: ObjectStorage) -> dict[str, str]:
+    def load_unsent_files(self, storage: ObjectStorage) -> UnsentFiles:
         content = storage.get_bytes(self.bucket, self.prefix + EXCLUDED_FILE)
         if content is None:
-            return {}
+            return UnsentFiles()
         document = formats.EXCLUDED.upgrade_document(json.loads(content), EXCLUDED_FILE)
-        return {str(path): str(reason) for path, reason in document["files"].items()}
+        return UnsentFiles(
+            {str(path): str(reason) for path, reason in document["files"].items()},
+            {str(path): str(channel) for path, channel in document.get("inputs", {}).items()},
+            tuple(map(str, document.get("ignored", ()))),
+        )
 
     def is_stop_requested(self, storage: ObjectStorage) -> bool:
         return (

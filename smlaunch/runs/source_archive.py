@@ -23,6 +23,7 @@ from smlaunch.discovery.local_files import FULL_LIST_HINT, INCLUDE_HINT, exclude
 from smlaunch.discovery.protected_folders import protected_folder_reason
 from smlaunch.discovery.script_analysis import unreadable_path_reason
 from smlaunch.errors import JobError, Problem
+from smlaunch.facts.discovered_facts import ignored_reason
 from smlaunch.runs.source_tree import ExcludedFiles, SourceEntry, SourceTree
 from smlaunch.text.format import list_names
 
@@ -48,7 +49,10 @@ class SourceArchive:
     warnings: tuple[str, ...]
     tar_bytes: bytes = field(repr=False)
     excluded_files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Reason why a file or folder was excluded, a clause, by its path."""
+    """Reason why a file or folder was excluded, a clause, by its path; without those that ignore files
+    name."""
+    ignored_files: tuple[str, ...] = field(default=(), repr=False)
+    """Files and folders that ignore files name, up to a number."""
 
     def compressed(self) -> bytes:
         """Return the .tar.gz file. Level 1: source is small, and the user waits for it."""
@@ -67,10 +71,7 @@ class SourceArchive:
         )
         if path_without_links in self.files:
             return f"{relative_path} is behind a link; name it by its own path, {path_without_links}"
-        return (
-            f"{relative_path} is left out of the source by an ignore file; add a line '!{relative_path}' to "
-            ".smlaunchignore"
-        )
+        return f"{relative_path} {ignored_reason(relative_path)}"
 
 
 def pack_source(
@@ -120,6 +121,7 @@ def pack_source(
         warnings=tuple(warnings),
         tar_bytes=tar_bytes,
         excluded_files=_exclusion_reasons(tree.excluded_files),
+        ignored_files=tuple(tree.excluded_files.ignored),
     )
 
 

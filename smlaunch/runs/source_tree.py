@@ -59,9 +59,13 @@ class SourceEntry(NamedTuple):
     """Sent with any content."""
 
 
+_MAX_RECORDED_IGNORED_FILES = 1_000
+"""A folder counts as one. Only explanations of failures need them."""
+
+
 @dataclass
 class ExcludedFiles:
-    """Files that are not sent although no ignore file names them, by relative path."""
+    """Files that are not sent, by relative path."""
 
     secrets: dict[str, str] = field(default_factory=dict)
     """The kind of secret that the file seems to hold."""
@@ -69,6 +73,8 @@ class ExcludedFiles:
     """Where the link leads, out of the source."""
     special_files: dict[str, str] = field(default_factory=dict)
     """What the file is."""
+    ignored: list[str] = field(default_factory=list)
+    """What ignore files name, up to a number."""
 
 
 class _PendingFolder(NamedTuple):
@@ -134,6 +140,8 @@ class SourceTree:
                 if relative_path in self._left_out_paths:
                     continue
                 if rules and is_ignored(rules, relative_path, is_folder):
+                    if len(self.excluded_files.ignored) < _MAX_RECORDED_IGNORED_FILES:
+                        self.excluded_files.ignored.append(relative_path)
                     continue
                 try:
                     status = item.stat(follow_symlinks=False)

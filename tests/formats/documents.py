@@ -36,7 +36,7 @@ from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.metric_store import MetricStore
 from smlaunch.local.stores.object_store import ObjectStore
 from smlaunch.planner.plan import job_hash
-from smlaunch.runs.run_folder import RunFolder
+from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.train.snapshot import Snapshotter
 from smlaunch.train.tree_format import Buffer, decode_tree, encode_tree
 from tests.planner.fixtures import region
@@ -100,6 +100,7 @@ ENDPOINT = EndpointInfo(
     *("http://127.0.0.1:4000", "us-east-1", "AKIA", "secret", "000000000000", "arn:aws:iam::0:role/r"),
     *("bucket", 17, "plain", "processes", "/home/user/.smlaunch"),
 )
+UNSENT = UnsentFiles({".env": "it looks like a secret"}, {"data": "train"}, ("helper.py",))
 TREE = {"step": 120, "weights": Buffer("float32", (2,), b"\0\0\x80?\0\0\0@"), "more": (1, float("inf"))}
 
 
@@ -108,7 +109,7 @@ def documents(folder: Path) -> list[Golden]:
     run_folder, storage = RunFolder.for_run(BUCKET, RUN), FakeStorage()
     storage.create_bucket(BUCKET, "us-east-1")
     run_folder.save_shard_runs([f"{RUN}-p1", f"{RUN}-p2"], storage)
-    run_folder.save_excluded_files({".env": "it looks like a secret"}, storage)
+    run_folder.save_unsent_files(UNSENT, storage)
     key = Credentials("AKIA0123456789ABCDEF", "secret")
 
     def stored_content(name: str) -> bytes:
@@ -145,8 +146,8 @@ def documents(folder: Path) -> list[Golden]:
         Golden(
             "excluded.json",
             stored_content("excluded.json"),
-            lambda c: run_folder.load_excluded_files(put("excluded.json", c)),
-            {".env": "it looks like a secret"},
+            lambda c: run_folder.load_unsent_files(put("excluded.json", c)),
+            UNSENT,
         ),
         Golden(
             "shards.json", SHARDS.to_json().encode(), lambda c: ShardListIndex.from_json(c.decode()), SHARDS

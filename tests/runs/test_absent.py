@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smlaunch.runs.missing_files import missing_file_hint
+from smlaunch.runs.missing_files import missing_file_hint, unsent_data_hint
+from smlaunch.runs.run_folder import UnsentFiles
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,35 @@ def test_hint_names_the_excluded_file(text: str, name: str) -> None:
 )
 def test_other_failures_have_no_hint(text: str) -> None:
     assert missing_file_hint(text, {"configs/auth.json": "may hold secrets"}) == ""
+
+
+UNSENT = UnsentFiles({}, {"data": "a", "eval.csv": "b"}, ("helper.py", "logs", "pkg/sub"))
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: "
+NO_MODULE = "ModuleNotFoundError: No module named "
+IN_A = "data/m.csv was not sent with the source, because data is the input 'a', which the hosts have in"
+IS_B = "eval.csv was not sent with the source, because eval.csv is the input 'b', which the"
+LEFT_OUT = "is left out of the source by an ignore file; add a line"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (f"{NO_FILE}'data/m.csv'", f"{IN_A} /opt/ml/input/data/a: name /opt/ml/input/data/a/m.csv"),
+        (f"{NO_FILE}'/opt/ml/code/data/m.csv'", IN_A),
+        ("head: cannot open './data/m.csv' for reading: No such file or directory", IN_A),
+        ("cat: ../data/m.csv: No such file or directory", IN_A),
+        (f"{NO_FILE}'eval.csv'", IS_B),
+        (f"{NO_MODULE}'data.m'", "data/m.py was not sent with the source, because data"),
+        (f"{NO_FILE}'logs/a.txt'", f"logs/a.txt was not sent: logs {LEFT_OUT} '!logs'"),
+        (f"{NO_MODULE}'helper'", f"helper.py was not sent: helper.py {LEFT_OUT} '!helper.py'"),
+        (f"{NO_MODULE}'pkg.sub.x'", f"pkg/sub/x.py was not sent: pkg/sub {LEFT_OUT}"),
+        # another file, or only a word of the text
+        (f"{NO_FILE}'/opt/ml/input/data/a/m.csv'", ""),
+        (f"{NO_FILE}'/data/m.csv'", ""),
+        (f"{NO_FILE}'other/data'", ""),
+        ("No such file or directory: the logs of data are gone", ""),
+    ],
+)  # fmt: skip
+def test_hint_names_the_channel_or_the_ignore_file(text: str, hint: str) -> None:
+    result = unsent_data_hint(text, UNSENT)
+    assert result.startswith(hint) if hint else result == ""

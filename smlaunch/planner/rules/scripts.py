@@ -6,10 +6,14 @@ may be wrong about a script into warnings.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 
 from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import Problem
+from smlaunch.facts.discovered_facts import ignored_reason
+from smlaunch.facts.interpreter_call import arguments_of_python_file, interpreter_call
 from smlaunch.facts.script_arguments import find_argument_mistakes
 from smlaunch.facts.script_program import ProgramFacts, distribution_of
 from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning
@@ -50,21 +54,28 @@ def _script_fields(*fields: str) -> tuple[str, ...]:
 def reject_invalid_script_arguments(context: PlanContext) -> Iterator[Finding]:
     """A script that certainly parses its command line so fails before it trains."""
     job, parser = context.job, _program(context).parser
-    if parser is None or job.options or is_command(job):
+    if parser is None or job.options:
         return
-    flags = parser.flags()
-    count = job.compute.processes_per_host or 1
-    added = added_arguments(
-        job, _program(context), context.hosts, count, context.launcher, context.has_accelerators
-    )
-    argv = [
-        *(text_of_arg(arg, _example_of) for arg in added.leading),
-        *script_arguments(job, flags),
-        *(text_of_arg(arg, _example_of) for arg in added.trailing),
-    ]
+    stated_path = "args"
+    if is_command(job):
+        command_arguments = arguments_of_python_file(job.entry.command if job.entry is not None else ())
+        if command_arguments is None:
+            return
+        stated_path = "args" if job.args else "entry.command"
+        argv = [*command_arguments, *script_arguments(job, {})]
+    else:
+        count = job.compute.processes_per_host or 1
+        added = added_arguments(
+            job, _program(context), context.hosts, count, context.launcher, context.has_accelerators
+        )
+        argv = [
+            *(text_of_arg(arg, _example_of) for arg in added.leading),
+            *script_arguments(job, parser.flags()),
+            *(text_of_arg(arg, _example_of) for arg in added.trailing),
+        ]
     for mistake in find_argument_mistakes(parser, argv):
         keys = [name.lstrip("-") for name in mistake.names]
-        path = next((f"hyperparameters.{key}" for key in keys if key in job.hyperparameters), "args")
+        path = next((f"hyperparameters.{key}" for key in keys if key in job.hyperparameters), stated_path)
         if parser.is_certain:
             yield Problem(path, mistake.message)
         else:
@@ -112,6 +123,63 @@ def reject_value_of_flag(context: PlanContext) -> Problems:
             yield Problem(f"hyperparameters.{name}", message)
 
 
+# ---- the program itself ------------------------------------------------------------------------------------
+
+
+@rule(
+    "script.relative-import",
+    summary="a relative import of a file that runs as a script and not as a module of its package",
+    source="https://docs.python.org/3/reference/import.html#package-relative-imports",
+    quote="relative imports are based on the name of the current module's package",
+    fields=_script_fields(),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_relative_import_of_script(context: PlanContext) -> Problems:
+    entry, found = context.job.entry, _program(context).relative_import
+    if entry is None or found is None or entry.module is not None:
+        return
+    call = interpreter_call(entry.command) if entry.command else None
+    if entry.command and (call is None or call.module is not None):
+        return  # another program may run the file as a module
+    clause = f"{found.place}: a file that runs as a script is in no package, so {found.statement!r} fails"
+    if not found.module:
+        yield Problem("entry", f"{clause}; write {found.absolute_statement!r}")
+    else:
+        source = f" --source {shlex.quote(found.folder)}" if found.folder else ""
+        yield Problem("entry", f"{clause}; run it as a module: smlaunch run -m {found.module}{source}")
+
+
+@rule(
+    "script.command",
+    summary="a command whose program the hosts lack, as far as that is known here",
+    source="https://docs.python.org/3/library/os.html#os.execvpe",
+    quote="use the PATH environment variable to locate the program file",
+    fields=_script_fields("environment"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_unknown_command(context: PlanContext) -> Iterator[Finding]:
+    command = context.facts.script.unknown_command
+    if command is None:
+        return
+    file = command.similar_file
+    if file is not None and PurePosixPath(file).name == command.name:
+        remedy = f"; it is a file of the source: write {_started_as(file)}"
+    else:
+        remedy = f", did you mean {_started_as(file)}?" if file is not None else ""
+    if command.is_certain:
+        yield Problem("entry", f"there is no program {command.name!r} on the PATH of the hosts{remedy}")
+    else:
+        yield PlanWarning(f"entry: {command.name!r} is a program of the image, if it has one{remedy}")
+
+
+def _started_as(file: str) -> str:
+    """The words of a command that start a file of the source."""
+    interpreter = {".py": "python ", ".sh": "bash "}.get(PurePosixPath(file).suffix, "./")
+    return f"{interpreter}{shlex.quote(file)}"
+
+
 # ---- channels ---------------------------------------------------------------------------------------------
 
 
@@ -141,7 +209,8 @@ def reject_missing_channels(context: PlanContext) -> Iterator[Finding]:
         similar = nearest_match(channel, unread) or (unread[0] if len(unread) == 1 else None)
         clause = f"{use.place} reads {_CHANNEL_VARIABLE}{variable}, and no input is called {channel}"
         if similar is not None:
-            remedy = f"call {similar!r}, which nothing reads, so: --input {channel}={job.inputs[similar].uri}"
+            unread_clause = "which nothing reads" if program.was_read else "if nothing else reads it"
+            remedy = f"call {similar!r}, {unread_clause}, so: --input {channel}={job.inputs[similar].uri}"
         else:
             remedy = f"give it: --input {channel}=URI"
         if use.is_required:
@@ -171,9 +240,6 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
 # ---- packages ---------------------------------------------------------------------------------------------
 
 
-_LEFT_OUT = "an ignore file leaves it out, or it lies in an input; change that, or move it"
-
-
 @rule(
     "script.packages",
     summary="packages that the script imports and the hosts' Python lacks, where that is this Python",
@@ -184,15 +250,18 @@ _LEFT_OUT = "an ignore file leaves it out, or it lies in an input; change that, 
     may_be_allowed=True,
 )
 def reject_missing_packages(context: PlanContext) -> Problems:
+    missing = []
     for package in context.facts.script.missing_packages:
-        if package.file_not_sent is not None:
-            reason = context.facts.source.excluded_files.get(package.file_not_sent)
-            yield Problem(
-                "source",
-                f"{package.place} imports {package.name}, and {package.file_not_sent} is not sent: "
-                + (f"it {reason}" if reason else _LEFT_OUT),
-            )
-    missing = [each for each in context.facts.script.missing_packages if each.file_not_sent is None]
+        file = package.file_not_sent
+        if file is not None:
+            reason = context.facts.source.why_not_sent(file) or ignored_reason(file)
+            message = f"{package.place} imports {package.name}, and {file} is not sent: it {reason}"
+            yield Problem("source", message)
+        elif package.package is not None:
+            message = f"{package.place} imports {package.name}, which the package {package.package!r} lacks"
+            yield Problem("entry", message)
+        else:
+            missing.append(package)
     if not missing:
         return
     imports = ", ".join(f"{package.name} ({package.place})" for package in missing)

@@ -1,0 +1,174 @@
+"""What a plan reports about a program as it is started: a package's file as a script, a mistyped command, the
+arguments of the script that a command runs, the channels of a shell script."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smlaunch.discovery.gather_facts import gather_script_facts
+from smlaunch.errors import JobError
+from smlaunch.facts.discovered_facts import DiscoveredFacts, EndpointFacts, InputFacts
+from smlaunch.job.model import Job
+from smlaunch.planner.plan_context import fact_needs
+from smlaunch.render.plan import Plan
+from smlaunch.runs.plan_job import pack_job_source
+from tests.planner.fixtures import local, make_plan
+from tests.tables import table
+
+ARGPARSE = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--y')\n"
+ARGPARSE += "parser.add_argument('places', nargs='?')\nparser.parse_args()\n"
+
+
+def facts_of(job: Job, *, is_here: bool = True) -> DiscoveredFacts:
+    """The facts of a job with its source in the working directory; inputs are not looked for."""
+    source, _ = pack_job_source(job)
+    endpoint = EndpointFacts(hosts="isolation full", same_python=is_here)
+    script = gather_script_facts(job, source, endpoint, fact_needs(job))
+    inputs = {name: InputFacts(channel.uri, "s3") for name, channel in job.inputs.items()}
+    return local(source=source, script=script, inputs=inputs, endpoint=endpoint)
+
+
+def plan_here(mapping: dict[str, Any], *, is_here: bool = True) -> Plan:
+    job = Job.from_mapping(mapping)
+    return make_plan(job, facts_of(job, is_here=is_here), "digits")
+
+
+def write_files(files: dict[str, str]) -> None:
+    for path in Path().iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+PACKAGE = {"churn/__init__.py": "", "churn/data.py": "", "churn/train.py": "from . import data\n"}
+LACKS = "train.py:1 imports churn.b, which the package 'churn' lacks (if"
+IGNORES_B = {"churn/b.py": "", ".gitignore": "b.py\n"}
+NOT_SENT = (
+    "train.py:1 imports churn.b, and churn/b.py is not sent: it is left out of the source by an ignore file; "
+    "add a line '!churn/b.py' to .smlaunchignore (if"
+)
+ARGUMENT_X = "the script has no argument --x (train.py:5)"
+
+
+@table(
+    ("files", "job", "expected"),
+    [
+        # a package's file as a script
+        (PACKAGE, {"entry": "churn/train.py"}, "run it as a module: smlaunch run -m churn.train (if"),
+        (PACKAGE, {"entry": {"command": ["python", "churn/train.py"]}}, "smlaunch run -m churn.train (if"),
+        (PACKAGE, {"entry": {"module": "churn.train"}}, ""),
+        (PACKAGE, {"entry": {"command": ["python", "-m", "churn.train"]}}, ""),
+        (
+            {**PACKAGE, "churn/train.py": "try:\n  from . import data\nexcept ImportError:\n  import data\n"},
+            {"entry": "churn/train.py"},
+            "",
+        ),
+        (
+            {"lib/churn/__init__.py": "", "lib/churn/__main__.py": "from .data import load\n"},
+            {"entry": "lib/churn/__main__.py"},
+            "smlaunch run -m churn --source {here}/lib",
+        ),
+        ({"train.py": "from .data import load"}, {"entry": "train.py"}, "write 'from data import load' (if"),
+        ({"train.py": "from . import data"}, {"entry": "train.py"}, "write 'import data' (if"),
+        # a module of a package that is missing, or not sent
+        ({**PACKAGE, "train.py": "import churn.b"}, {"entry": "train.py"}, LACKS),
+        ({**PACKAGE, "train.py": "from churn.b import x"}, {"entry": "train.py"}, LACKS),
+        ({**PACKAGE, "train.py": "class A: import churn.b"}, {"entry": "train.py"}, LACKS),
+        ({**PACKAGE, "train.py": "import churn.data\nfrom churn import data, x"}, {"entry": "train.py"}, ""),
+        ({**PACKAGE, **IGNORES_B, "train.py": "import churn.b"}, {"entry": "train.py"}, NOT_SENT),
+        ({**PACKAGE, **IGNORES_B, "train.py": "from churn import b"}, {"entry": "train.py"}, NOT_SENT),
+        (
+            {**PACKAGE, **IGNORES_B, "churn/__init__.py": "b = 1", "train.py": "from churn import b"},
+            {"entry": "train.py"},
+            "",
+        ),
+        (
+            {**PACKAGE, **IGNORES_B, "train.py": "import churn.data", "churn/data.py": "from . import b"},
+            {"entry": "train.py"},
+            "churn/data.py:1 imports b, and churn/b.py is not sent",
+        ),
+        (
+            {"train.py": "import data.m", "data/m.py": ""},
+            {"entry": "train.py", "inputs": {"all": "data"}},
+            "data/m.py is not sent: it is part of the input 'all', which the hosts have in /opt/ml/input/",
+        ),
+        # the arguments of the script that a command runs
+        ({"train.py": ARGPARSE}, {"entry": {"command": ["python", "train.py", "--x", "1"]}}, ARGUMENT_X),
+        ({"train.py": ARGPARSE}, {"entry": {"command": ["python", "-u", "train.py", "--y=1"]}}, ""),
+        ({"train.py": ARGPARSE}, {"entry": {"command": ["python3", "-m", "train", "--x=1"]}}, ARGUMENT_X),
+        ({"train.py": ARGPARSE}, {"entry": {"command": ["env", "A=1", "./train.py", "--x=1"]}}, ""),
+        (
+            {"train.py": ARGPARSE},
+            {"entry": {"command": ["python", "train.py"]}, "hyperparameters": {"xx": 1}},
+            "hyperparameters.xx: the script has no argument --xx",
+        ),
+        (
+            {"train.py": ARGPARSE},
+            {"entry": "train.py", "hyperparameters": {"places": 1}},
+            "places is given by its place: put its value after --",
+        ),
+        # a mistyped command
+        ({"run.sh": ""}, {"entry": {"command": ["ran.sh"]}}, "PATH of the hosts, did you mean bash run.sh?"),
+        ({"run.sh": ""}, {"entry": {"command": ["run.sh"]}}, "of the source: write bash run.sh"),
+        ({"run.sh": ""}, {"entry": {"command": ["nosuchtool", "--a"]}}, "no program 'nosuchtool'"),
+        ({"run.sh": ""}, {"entry": {"command": ["env", "A=1"]}}, ""),
+        ({"run.sh": ""}, {"entry": {"command": ["x"]}, "environment": {"PATH": "/opt/x"}}, ""),
+    ],
+)  # fmt: skip
+def test_a_program_that_cannot_start_is_refused(
+    files: dict[str, str], job: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    write_files(files)
+    problems = []
+    try:
+        plan_here(job)
+    except JobError as error:
+        problems = [str(problem) for problem in error.problems]
+    assert expected.format(here=tmp_path) in "".join(problems) if expected else problems == []
+
+
+@table(
+    ("text", "inputs", "expected"),
+    [
+        (
+            "python fit.py ${SM_CHANNEL_TRAINING:-./data}\n",
+            {"train": "s3://b/d/"},
+            "inputs: run.sh:1 reads SM_CHANNEL_TRAINING, and no input is called training; call 'train', if "
+            "nothing else reads it, so: --input training=s3://b/d/.",
+        ),
+        ("ls\n", {"train": "s3://b/d/"}, "inputs: fit.py:2 reads SM_CHANNEL_TEST, and no input is called "),
+        ("ls\n", {"test": "s3://b/d/"}, ""),
+        ("# $SM_CHANNEL_TRAINING\n", {"test": "s3://b/d/"}, ""),
+        (": ${SM_CHANNEL_TRAINING:=data}\nls $SM_CHANNEL_TRAINING\n", {"test": "s3://b/d/"}, ""),
+        ("ls $SM_CHANNEL_TRAINING\n", {}, ""),
+    ],
+)
+def test_a_channel_that_a_shell_script_reads_by_another_name(
+    text: str, inputs: dict[str, str], expected: str
+) -> None:
+    fit = "import os\nos.environ['SM_CHANNEL_TEST']\n"
+    write_files({"run.sh": text + "python fit.py\n", "fit.py": fit})
+    warnings = [
+        each for each in plan_here({"entry": "run.sh", "inputs": inputs}).warnings if "inputs" in each
+    ]
+    assert any(warning.startswith(expected) for warning in warnings) if expected else warnings == []
+
+
+def test_a_command_of_an_image_is_only_suspect() -> None:
+    write_files({"run.sh": ""})
+    plan = plan_here({"entry": {"command": ["ran.sh"]}}, is_here=False)
+    assert (
+        "entry: 'ran.sh' is a program of the image, if it has one, did you mean bash run.sh?" in plan.warnings
+    )
+    plan = plan_here({"entry": {"command": ["nosuchtool"]}}, is_here=False)
+    assert not [warning for warning in plan.warnings if "nosuchtool" in warning]
