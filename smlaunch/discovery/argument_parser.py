@@ -52,20 +52,21 @@ def _calls_function_around(entry: SourceModule, module: SourceModule) -> bool:
     functions = {
         function.name
         for call in module.calls
-        if _is_parse_call(call) and (function := module.function_around(call)) is not None
+        if is_parse_call(call) and (function := module.function_around(call)) is not None
     }
     called_names = {entry.name_of(call.func).rpartition(".")[2] for call in entry.calls}
     return not functions.isdisjoint(called_names)
 
 
-def _is_parse_call(call: ast.Call) -> bool:
+def is_parse_call(call: ast.Call) -> bool:
+    """Whether a call is that of a method by which a parser parses the command line."""
     return isinstance(call.func, ast.Attribute) and call.func.attr in _PARSE_METHODS
 
 
 def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> ArgumentParserFacts | None:
     """Return the only parser that the module makes; None where it does not parse the command line."""
     parser_call = next(call for call in module.calls if _is_parser_call(module, call))
-    parse_calls = [call for call in module.calls if _is_parse_call(call)]
+    parse_calls = [call for call in module.calls if is_parse_call(call)]
     if len(parse_calls) != 1 or not _parses_command_line(module, parse_calls[0]):
         return None
     if any(_changes_command_line(node) for each in modules for node in each.nodes):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smlaunch.discovery.argument_parser import read_argument_parser
+from smlaunch.discovery.option_uses import find_group_options, find_option_of
 from smlaunch.discovery.saved_files import find_saved_files
 from smlaunch.discovery.source_modules import (
     SourceModule,
@@ -18,6 +19,7 @@ from smlaunch.discovery.source_modules import (
     literal_of,
     text_of,
 )
+from smlaunch.facts.script_arguments import ArgumentParserFacts
 from smlaunch.facts.script_program import (
     NO_PROGRAM,
     FixedValue,
@@ -85,7 +87,8 @@ def read_program(program: SourceProgram) -> ProgramFacts:
         calls=frozenset(
             module.name_of(call.func).rpartition(".")[2] for module in modules for call in module.calls
         ),
-        trainer_calls=tuple(_iter_trainer_calls(modules)),
+        trainer_calls=tuple(_iter_trainer_calls(modules, parser)),
+        group_options=dict(find_group_options(modules, parser)),
         has_lightning_cli=any(
             module.name_of(call.func).rpartition(".")[2] == "LightningCLI"
             for module in modules
@@ -304,7 +307,9 @@ def _is_body_of(module: SourceModule, node: ast.AST, test: ast.expr) -> bool:
     return False
 
 
-def _iter_trainer_calls(modules: Sequence[SourceModule]) -> Iterator[TrainerCall]:
+def _iter_trainer_calls(
+    modules: Sequence[SourceModule], parser: ArgumentParserFacts | None
+) -> Iterator[TrainerCall]:
     """Yield each call of Lightning's Trainer or Fabric."""
     for module in modules:
         for call in module.calls:
@@ -314,14 +319,24 @@ def _iter_trainer_calls(modules: Sequence[SourceModule]) -> Iterator[TrainerCall
                 continue
             keywords = {keyword.arg: keyword.value for keyword in call.keywords}
             devices, num_nodes = (_literal_setting(keywords.get(name)) for name in ("devices", "num_nodes"))
+            options = {
+                name: find_option_of(module, keywords.get(name), modules, parser)
+                for name in ("devices", "num_nodes")
+            }
+            is_known = None not in keywords and all(
+                value is not _COMPUTED or options[name] is not None
+                for name, value in (("devices", devices), ("num_nodes", num_nodes))
+            )
             yield TrainerCall(
                 place=module.place_of(call),
                 class_name=class_name,
                 devices=devices if isinstance(devices, (int, str)) else None,
                 num_nodes=num_nodes if isinstance(num_nodes, int) else None,
-                is_known=None not in keywords and _COMPUTED not in (devices, num_nodes),
+                is_known=is_known,
                 num_nodes_edit=module.edit_for_keyword(call, "num_nodes"),
                 devices_edit=module.edit_for_keyword(call, "devices"),
+                num_nodes_option=options["num_nodes"],
+                devices_option=options["devices"],
             )
 
 

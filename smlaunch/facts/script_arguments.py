@@ -84,6 +84,11 @@ class ScriptArgument(NamedTuple):
         return (long_names or self.names)[0].lstrip("-").replace("-", "_")
 
     @property
+    def long_name(self) -> str:
+        """Its first option string with two dashes, or the only kind that it has."""
+        return next((name for name in self.names if name.startswith("--")), self.names[0])
+
+    @property
     def is_flag(self) -> bool:
         """Whether it is given without a value, and means true or false."""
         return self.action in _FLAG_ACTIONS
@@ -111,6 +116,10 @@ class ArgumentParserFacts:
     def find_option(self, names: Sequence[str]) -> ScriptArgument | None:
         """The first argument of which one of the names, such as ``--rank``, is an option string."""
         return next((each for each in self.arguments if not set(names).isdisjoint(each.names)), None)
+
+    def argument_of(self, destination: str) -> ScriptArgument | None:
+        """The first argument whose value becomes this attribute of the parsed arguments."""
+        return next((each for each in self.arguments if each.destination == destination), None)
 
     def flags(self) -> dict[str, str]:
         """Return, by a flag's name without dashes, the option that states the opposite; empty without one."""

@@ -58,12 +58,24 @@ class TrainerCall(NamedTuple):
     """As a literal; None where it is not stated."""
 
     is_known: bool
-    """Neither devices nor num_nodes is computed."""
+    """Devices and num_nodes are literals, or come from options of the script."""
 
     num_nodes_edit: LineEdit | None = None
     """Where ``num_nodes=N`` is written; None for one of several lines."""
 
     devices_edit: LineEdit | None = None
+    num_nodes_option: str | None = None
+    """The attribute of the script's parsed arguments that it is; None for any other value."""
+
+    devices_option: str | None = None
+
+
+class OptionUse(NamedTuple):
+    """A call that takes a value from the script's command line."""
+
+    place: SourcePlace
+    destination: str
+    """The attribute of the parsed arguments."""
 
 
 class SavedFile(NamedTuple):
@@ -148,6 +160,9 @@ class ProgramFacts:
     """The script sets RANK by its host's number among SM_HOSTS: one rank for each host."""
 
     trainer_calls: tuple[TrainerCall, ...] = ()
+    group_options: Mapping[str, OptionUse] = field(default_factory=dict)
+    """The options by which the script makes its process group: of ``rank`` and ``world_size``."""
+
     calls: frozenset[str] = frozenset()
     """Last parts of the names of all called functions and classes."""
 

@@ -193,6 +193,7 @@ class RequestCompiler:
             flags=added.flags,
             host_count=job.compute.hosts,
             processes_per_host=processes_per_host,
+            has_accelerators=may_have_accelerators(job, facts),
             environment_names=frozenset(job.environment),
             requirements=requirements_to_install(job, facts.source),
             max_runtime_seconds=template.max_seconds,
@@ -270,6 +271,8 @@ class RequestCompiler:
                 f"{format_duration(int(launch_spec.hang_seconds))} counts as hung, and fails with the stacks "
                 "of its ranks.",
             )
+        for rule, sentence in self.strategy.find_reasons(context):
+            self.diagnostics.add_reason(rule, sentence)
         # Advice of the strategy about this job.
         for sentence in self.strategy.find_all_warnings(context):
             self.diagnostics.add_warning(sentence + ".")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
 from smlaunch.facts.script_arguments import ScriptArgument, parse_script_arguments
-from smlaunch.facts.script_program import ProgramFacts, TrainerCall
+from smlaunch.facts.script_program import OptionUse, ProgramFacts, TrainerCall
 from smlaunch.job.model import Job
 from smlaunch.runtime.hyperparameters import decode_hyperparameters
 
@@ -131,7 +131,7 @@ def needed_processes(job: Job, program: ProgramFacts) -> ProcessNeed | None:
         ].place
         sentence = f"The script's rank is the number of its host among SM_HOSTS ({place}): one rank per host."
         return ProcessNeed(1, "processes.rank-of-host", sentence)
-    trainer = only_trainer(program)
+    trainer = only_trainer(job, program)
     if trainer is not None and isinstance(trainer.devices, int) and trainer.devices > 0:
         sentence = (
             f"{trainer.place} has {trainer.class_name}(devices={trainer.devices}): as many ranks per host."
@@ -140,10 +140,38 @@ def needed_processes(job: Job, program: ProgramFacts) -> ProcessNeed | None:
     return None
 
 
-def only_trainer(program: ProgramFacts) -> TrainerCall | None:
-    """The only Lightning Trainer of the program, if literals show its devices and hosts."""
+def only_trainer(job: Job, program: ProgramFacts) -> TrainerCall | None:
+    """The only Lightning Trainer of the program, if literals or options of the script show its devices and
+    hosts: with the values of options that the job states, otherwise with their defaults."""
     trainers = program.trainer_calls
-    return trainers[0] if len(trainers) == 1 and trainers[0].is_known else None
+    if len(trainers) != 1 or not trainers[0].is_known:
+        return None
+    trainer = trainers[0]
+    if trainer.devices_option is not None:
+        trainer = trainer._replace(devices=_count_of(option_value(job, program, trainer.devices_option)))
+    if trainer.num_nodes_option is not None:
+        num_nodes = _count_of(option_value(job, program, trainer.num_nodes_option))
+        trainer = trainer._replace(num_nodes=num_nodes if isinstance(num_nodes, int) else None)
+    return trainer
+
+
+def option_value(job: Job, program: ProgramFacts, destination: str) -> Any:
+    """The value of the script's option that gets this attribute: as the job states it, otherwise its
+    default; None where that is computed."""
+    argument = None if program.parser is None else program.parser.argument_of(destination)
+    return stated_values(job, program).get(destination, None if argument is None else argument.default)
+
+
+def _count_of(value: Any) -> int | str | None:
+    """A number of devices or hosts as Lightning reads it: of ``"0,1"`` two."""
+    if isinstance(value, str) and "," in value:
+        return len([part for part in value.split(",") if part.strip()])
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return value if isinstance(value, str) else None
 
 
 def added_arguments(
@@ -176,6 +204,14 @@ def added_arguments(
             leading.append(Concat((f"{option_name(argument, options)}=", *parts_of(value))))
         return True
 
+    def add_for(destination: str | None, value: Arg, number: int | None = None) -> None:
+        """Add the option that gets this attribute, unless its default is the number that it would get."""
+        argument = None if destination is None else parser.argument_of(destination)
+        if argument is None or argument.is_positional:
+            return
+        if number is None or _count_of(argument.default) != number:
+            add((argument.long_name,), value)
+
     spawns = starts_own_ranks(job, program)
     has_one_rank = host_count == processes_per_host == 1
     if not spawns and launcher == RUNTIME:
@@ -197,7 +233,22 @@ def added_arguments(
                 add(WORLD_SIZE_OPTIONS, Ref("hosts"))
         elif launcher == RUNTIME and not reads_rank and url is not None and add(RANK_OPTIONS, Ref("rank")):
             add(WORLD_SIZE_OPTIONS, Ref("world_size"))
+        elif launcher == RUNTIME:
+            for name, use in unread_group_options(program).items():
+                add_for(use.destination, Ref(name))
+    for trainer in program.trainer_calls if not spawns else ():
+        add_for(trainer.num_nodes_option, Ref("hosts"), host_count)
+        if isinstance(job.compute.processes_per_host, int):  # otherwise the trainer's devices decide
+            add_for(trainer.devices_option, Ref("per_host"), job.compute.processes_per_host)
     return AddedArguments(tuple(leading), tuple(trailing), _flags_among_hyperparameters(job, program))
+
+
+def unread_group_options(program: ProgramFacts) -> dict[str, OptionUse]:
+    """The options from which the script takes rank and world size of its process group, by ``rank`` and
+    ``world_size``; without those that it may take from torchrun's variables instead."""
+    return {
+        name: use for name, use in program.group_options.items() if name.upper() not in program.variable_uses
+    }
 
 
 def _flags_among_hyperparameters(job: Job, program: ProgramFacts) -> tuple[tuple[str, str], ...]:

@@ -55,6 +55,9 @@ class LaunchContext:
     processes_per_host: int | str = 1
     """A number, or ``auto``."""
 
+    has_accelerators: bool = True
+    """False for hosts that certainly have none."""
+
     environment_names: frozenset[str] = frozenset()
     """Names of the job's own variables, which take precedence over the strategy's."""
 
@@ -338,6 +341,10 @@ class Strategy:
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
         """Environment variables of every rank; the job's own take precedence."""
         return ()
+
+    def find_reasons(self, context: LaunchContext) -> list[tuple[str, str]]:
+        """What the plan says of the strategy's variables: a rule and a sentence for each."""
+        return []
 
     def hyperparameters(self, context: LaunchContext) -> Mapping[str, Any]:
         """Hyperparameters that the request contains in addition to the job's."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from smlaunch.strategies.base import LaunchContext, Strategy, TrainiumSupport
+from smlaunch.contract.launch_spec import Arg
+from smlaunch.strategies.base import LaunchContext, Strategy, TrainiumSupport, find_imported_library
+
+_USE_CPU = "ACCELERATE_USE_CPU"
 
 
 class DDP(Strategy):
@@ -30,3 +33,23 @@ class DDP(Strategy):
             "imports nothing that joins ranks (torch.distributed, accelerate, lightning, transformers): "
             "unless one of its modules does, every rank trains separately on the same data"
         )
+
+    def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
+        return ((_USE_CPU, "true"),) if _must_state_cpu(context) else ()
+
+    def find_reasons(self, context: LaunchContext) -> list[tuple[str, str]]:
+        if not _must_state_cpu(context) or _USE_CPU in context.environment_names:
+            return []
+        sentence = (
+            "transformers' Trainer and accelerate join ranks without accelerators only where they are told "
+            f"to use the CPU: ranks get {_USE_CPU}=true."
+        )
+        return [("huggingface.cpu", sentence)]
+
+
+def _must_state_cpu(context: LaunchContext) -> bool:
+    """Whether ranks of accelerate, which transformers' Trainer uses, would train separately because they find
+    no accelerator. Source: accelerate 1.15, state.py, PartialState._prepare_backend (``and cpu``), and
+    AcceleratorState.__init__; transformers 5.23, training_args.py, _setup_devices."""
+    uses_accelerate = find_imported_library(context.imports, ("accelerate", "transformers")) is not None
+    return uses_accelerate and not context.has_accelerators and not context.is_single_process

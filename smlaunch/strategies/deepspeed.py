@@ -68,12 +68,12 @@ class DeepSpeed(DDP):
         return (*arguments, *config_arguments, hyperparameters)
 
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
-        is_cpu_only = (
-            context.target == "aws"
-            and context.instance_spec is not None
-            and not context.instance_spec.accelerators
-        )
+        # On this machine DeepSpeed finds out by itself.
+        is_cpu_only = context.target == "aws" and not context.has_accelerators
         return (("DS_ACCELERATOR", "cpu"),) if is_cpu_only else ()
+
+    def find_reasons(self, context: LaunchContext) -> list[tuple[str, str]]:
+        return []
 
 
 def _count_data_parallel_ranks(context: LaunchContext) -> int | None:

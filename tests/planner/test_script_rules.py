@@ -310,6 +310,36 @@ LIGHTNING = "import lightning as L\nL.Trainer(devices={}, num_nodes={}).fit(m)\n
 LIGHTNING_PLAIN = "import lightning as L\nL.Trainer(max_epochs=1).fit(m)\n"
 LIGHTNING_COMPUTED = "import os, lightning as L\nL.Trainer(num_nodes=int(os.environ['N'])).fit(m)\n"
 LIGHTNING_CLI = "from lightning.pytorch.cli import LightningCLI\nLightningCLI(A, B)\n"
+LIGHTNING_OPTIONS = """
+import argparse, lightning as L
+parser = argparse.ArgumentParser()
+parser.add_argument("-n", "--num-nodes", type=int, default=1)
+parser.add_argument("--gpus", default=1, dest="devices")
+{}
+"""
+TRAINER = LIGHTNING_OPTIONS.format(
+    "args = parser.parse_args()\nL.Trainer(devices=args.devices, num_nodes=args.num_nodes).fit(m)"
+)
+TRAINERS = {  # the ways in which an option reaches the Trainer
+    "unknown arguments": "args, _ = parser.parse_known_args()\nL.Trainer(num_nodes=args.num_nodes).fit(m)",
+    "variable": "a = parser.parse_args()\nn = int(a.num_nodes)\nL.Trainer(num_nodes=n).fit(m)",
+    "vars": "c = vars(parser.parse_args())\nL.Trainer(num_nodes=c['num_nodes']).fit(m)",
+    "function": "def main(c):\n  L.Trainer(num_nodes=c.num_nodes).fit(m)\nmain(parser.parse_args())",
+    "parameter": "def main(n):\n  L.Trainer(num_nodes=n).fit(m)\nargs = parser.parse_args()\n"
+    "main(n=args.num_nodes)",
+    "getter": "def get():\n  return parser.parse_args()\na = get()\nL.Trainer(num_nodes=a.num_nodes).fit(m)",
+    "attribute": "class X:\n  def fit(self):\n    L.Trainer(num_nodes=self.args.num_nodes).fit(m)\n"
+    "X(parser.parse_args()).fit()",
+}
+GROUP_OPTIONS = """
+import argparse, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_world", type=int, default=1)
+parser.add_argument("--id", type=int, default=0)
+parser.add_argument("--size", type=int, default=1)
+args = parser.parse_args()
+dist.init_process_group("gloo", rank=args.id, world_size=args.size)
+"""
 
 
 def hosts(count: int, processes: int | None = None, **job: Any) -> dict[str, Any]:
@@ -371,6 +401,23 @@ def hosts(count: int, processes: int | None = None, **job: Any) -> dict[str, Any
             ["fit", "--trainer.num_nodes", "2", "--trainer.devices=1"],
         ),
         (LIGHTNING_CLI, hosts(1, args=["fit"]), 1, ["fit"]),
+        (TRAINER, hosts(2), 1, ["--num-nodes=<hosts>"]),
+        (TRAINER, hosts(1), 1, []),
+        (TRAINER, hosts(2, 2), 2, ["--num-nodes=<hosts>", "--gpus=<per_host>"]),
+        (TRAINER.replace("default=1, dest", "default=2, dest"), hosts(2), 2, ["--num-nodes=<hosts>"]),
+        (TRAINER, hosts(2, args=["-n", "2", "--gpus=0,1"]), 2, ["-n", "2", "--gpus=0,1"]),
+        (TRAINER, hosts(2, hyperparameters={"num-nodes": 2}), 1, []),
+        (TRAINER.replace("args.num_nodes", "3 * args.num_nodes"), hosts(2), 1, []),
+        (
+            TRAINER.replace("args = parser.parse_args()", "parser.parse_args()\nargs = load()"),
+            hosts(2),
+            1,
+            [],
+        ),
+        *((LIGHTNING_OPTIONS.format(way), hosts(2), 1, ["--num-nodes=<hosts>"]) for way in TRAINERS.values()),
+        (GROUP_OPTIONS, hosts(2, 2), 2, ["--id=<rank>", "--size=<world_size>"]),
+        (GROUP_OPTIONS, hosts(1), 1, []),
+        (GROUP_OPTIONS + "import os; os.environ['RANK']", hosts(2), 1, ["--size=<world_size>"]),
         (ADDRESS, hosts(1, 2), 2, []),
         (GUARDED, hosts(2, 2), 2, []),
     ],
@@ -460,6 +507,18 @@ def test_a_script_for_another_launcher_gets_what_that_would_pass(
             LIGHTNING.format(2, 1),
             hosts(1, 4),
             ["compute.processes_per_host: train.py:2: Trainer has devices=2, and there are 4 ranks"],
+        ),
+        (TRAINER, hosts(2, args=["-n", "1"]), ["args: --num-nodes 1, and there are 2 hosts; leave it out"]),
+        (
+            TRAINER,
+            hosts(2, hyperparameters={"num-nodes": 4}),
+            ["hyperparameters.num-nodes: --num-nodes 4, and there are 2 hosts"],
+        ),
+        (TRAINER, hosts(2, 2, args=["--gpus", "4"]), ["args: --gpus 4, and there are 2 ranks per host"]),
+        (
+            GROUP_OPTIONS,
+            hosts(2, args=["--id=0", "--size=1"]),
+            ["args: --id: every rank would have the same", "args: --size 1, and there are 2 ranks"],
         ),
     ],
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from smlaunch.facts.discovered_facts import ScriptFacts
-from tests.planner.fixtures import local, plan, region
+from tests.planner.fixtures import TORCH, local, plan, region
+from tests.tables import table
 
 TRAINER = ScriptFacts(imports=frozenset({"torch", "transformers", "transformers.Trainer"}))
 ACCELERATE = ScriptFacts(imports=frozenset({"torch.distributed", "accelerate.Accelerator"}))
@@ -36,3 +39,26 @@ def test_without_gpus_it_takes_pytorchs_image_and_says_what_that_lacks() -> None
     )
     assert not any("neither transformers" in warning for warning in own_image_plan.warnings)
     assert not any("neither transformers" in warning for warning in plan({}, local(script=TRAINER)).warnings)
+
+
+@table(
+    ("job", "script", "is_set"),
+    [
+        ({"compute": {"hosts": 2}}, TRAINER, True),
+        ({"compute": {"hosts": 1, "processes_per_host": 2}}, ACCELERATE, True),
+        ({"compute": {"hosts": 2}, "strategy": "ddp"}, ACCELERATE, True),
+        ({"compute": {"hosts": 2}, "strategy": "ddp"}, TORCH, False),
+        ({"compute": {"hosts": 2}, "environment": {"ACCELERATE_USE_CPU": "false"}}, TRAINER, False),
+        ({"compute": {"hosts": 1}}, TRAINER, False),
+        ({"compute": {"hosts": 2}, "strategy": "deepspeed"}, TRAINER, False),
+        ({"compute": {"hosts": 2, "instance_type": "ml.g5.xlarge"}}, TRAINER, False),
+    ],
+)
+def test_ranks_without_accelerators_are_told_to_join_on_the_cpu(
+    job: dict[str, Any], script: ScriptFacts, is_set: bool
+) -> None:
+    job_plan = plan(job, region(script=script))
+    spec = job_plan.planned_jobs[0].launch_spec
+    assert spec is not None
+    assert (("ACCELERATE_USE_CPU", "true") in spec.ranks.env) == is_set
+    assert ("huggingface.cpu" in [reason.rule for reason in job_plan.reasons]) == is_set

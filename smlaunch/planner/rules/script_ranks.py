@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from smlaunch.contract.launch_spec import RUNTIME
 from smlaunch.errors import Problem
 from smlaunch.facts.launcher_lines import LauncherLine, find_launcher
 from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
@@ -31,6 +32,7 @@ from smlaunch.planner.script_launch import (
     option_name,
     starts_own_ranks,
     stated_values,
+    unread_group_options,
 )
 from smlaunch.strategies.base import find_imported_library
 
@@ -122,7 +124,7 @@ def _stated_for_one_host(context: PlanContext, options: tuple[str, ...], consequ
         name, _ = stated
         yield Problem(
             _field_of_option(context, name),
-            f"{name}: {consequence}; leave it out, smlaunch gives each host its own",
+            f"{name}: {consequence}; leave it out, smlaunch gives each its own",
         )
 
 
@@ -179,12 +181,35 @@ def reject_values_of_launcher(context: PlanContext) -> Problems:
     need = needed_processes(job, program)
     processes = job.compute.processes_per_host or (None if need is None else need.processes)
     may_have_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
+    found: list[Problem] = []
     if context.hosts > 1 and not program.computes_rank_of_host:
-        yield from _with_one_change(context, _addresses_of_this_machine(context))
+        found += _addresses_of_this_machine(context)
+    if may_have_several_ranks and context.launcher == RUNTIME:
+        default_processes = None if context.has_accelerators else 1
+        found += _stated_ranks(context, processes if isinstance(processes, int) else default_processes)
+    yield from _with_one_change(context, found)
     for name, fixed in program.fixed_values.items():
         separates = context.hosts > 1 if name == "MASTER_ADDR" else may_have_several_ranks
         if name != "MASTER_PORT" and separates:
             yield _fixed_value_problem(name, fixed)
+
+
+def _stated_ranks(context: PlanContext, processes: int | None) -> Problems:
+    """Yield a problem for rank and world size of the process group, where the job states them and they are
+    not those that there are. ``processes``: per host; None where it is not known."""
+    options = unread_group_options(_program(context))
+    if "rank" in options:
+        names = _names_of(context, options["rank"].destination)
+        yield from _stated_for_one_host(context, names, "every rank would have the same number")
+    if "world_size" not in options or processes is None:
+        return
+    name, value = _stated_option(context, _names_of(context, options["world_size"].destination)) or ("", None)
+    ranks = context.hosts * processes
+    if value is not None and str(value) != str(ranks):
+        yield Problem(
+            _field_of_option(context, name),
+            f"{name} {value}, and there are {ranks} ranks; leave it out, smlaunch states the number",
+        )
 
 
 def _fixed_value_problem(name: str, fixed: FixedValue) -> Problem:
@@ -207,11 +232,17 @@ def _fixed_value_problem(name: str, fixed: FixedValue) -> Problem:
 )
 def reject_other_hosts_than_lightning(context: PlanContext) -> Problems:
     """Where both differ from the ranks that there are, Lightning fails, or each rank trains alone."""
-    trainer = only_trainer(_program(context))
+    trainer = only_trainer(context.job, _program(context))
     if not context.strategy.rendezvous or trainer is None or is_command(context.job):
         return
+    yield from _with_one_change(context, _problems_of_trainer(context, trainer))
+
+
+def _problems_of_trainer(context: PlanContext, trainer: TrainerCall) -> Problems:
     num_nodes = trainer.num_nodes or 1
-    if num_nodes != context.hosts:
+    if trainer.num_nodes_option is not None:  # smlaunch states it where the job does not
+        yield from _wrong_host_count(context, _names_of(context, trainer.num_nodes_option))
+    elif num_nodes != context.hosts:
         stated = f"num_nodes={num_nodes}" if trainer.num_nodes is not None else "no num_nodes, which means 1"
         existing = "there is 1 host" if context.hosts == 1 else f"there are {context.hosts} hosts"
         new_text, option = f"num_nodes={context.hosts}", f"--hosts {num_nodes}"
@@ -226,26 +257,45 @@ def reject_other_hosts_than_lightning(context: PlanContext) -> Problems:
     yield from _other_devices(context, trainer)
 
 
+def _names_of(context: PlanContext, destination: str) -> tuple[str, ...]:
+    """The names of the script's option that gets this attribute."""
+    parser = _program(context).parser
+    argument = None if parser is None else parser.argument_of(destination)
+    return () if argument is None else (argument.long_name,)
+
+
 def _other_devices(context: PlanContext, trainer: TrainerCall) -> Problems:
     """Yield a problem if the job states other ranks per host than the trainer has devices."""
     processes = context.job.compute.processes_per_host
     if not isinstance(processes, int):
         return
+    names = () if trainer.devices_option is None else _names_of(context, trainer.devices_option)
+    name, value = _stated_option(context, names) or ("", None)
+    if trainer.devices_option is not None and value is None:
+        return  # smlaunch states it
     if isinstance(trainer.devices, int) and trainer.devices != -1:
         devices, stated = trainer.devices, f"devices={trainer.devices}"
     elif trainer.devices in (None, "auto", -1, "-1") and not context.has_accelerators:
         devices, stated = 1, "the default devices, which is 1 without accelerators"
     else:
         return
-    if devices != processes:
-        option = f"--processes-per-host {devices}"
-        edit = trainer.devices_edit
+    if devices == processes:
+        return
+    if value is not None:
         yield Problem(
-            "compute.processes_per_host",
-            f"{trainer.place}: {trainer.class_name} has {stated}, and there are {processes} ranks per host; "
-            f"use {option}, or write devices={processes} there",
-            option if trainer.devices is not None or edit is None else edit.with_text(f"devices={processes}"),
+            _field_of_option(context, name),
+            f"{name} {value}, and there are {processes} ranks per host; leave it out, smlaunch states the "
+            "number",
         )
+        return
+    option = f"--processes-per-host {devices}"
+    edit = trainer.devices_edit
+    yield Problem(
+        "compute.processes_per_host",
+        f"{trainer.place}: {trainer.class_name} has {stated}, and there are {processes} ranks per host; "
+        f"use {option}, or write devices={processes} there",
+        option if trainer.devices is not None or edit is None else edit.with_text(f"devices={processes}"),
+    )
 
 
 @rule(

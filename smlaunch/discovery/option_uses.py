@@ -1,0 +1,127 @@
+"""Finds the option of the script's command line that a value in the script comes from."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from smlaunch.discovery.argument_parser import is_parse_call
+from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of
+from smlaunch.facts.script_arguments import ArgumentParserFacts
+from smlaunch.facts.script_program import OptionUse
+
+_MAX_STEPS = 5
+"""Variables and parameters by way of which a value is followed."""
+
+_GROUP_FUNCTIONS = ("init_process_group", "init_distributed")
+
+
+def find_option_of(
+    module: SourceModule,
+    node: ast.expr | None,
+    modules: Sequence[SourceModule],
+    parser: ArgumentParserFacts | None,
+    steps: int = 0,
+) -> str | None:
+    """Return the attribute of the parsed arguments that an expression is, such as ``num_nodes`` for
+    ``args.num_nodes``; None for any other value. Variables that are assigned once, parameters of functions
+    that are called once, ``vars(args)[...]`` and ``int(...)`` are followed."""
+    if parser is None or node is None or steps > _MAX_STEPS:
+        return None
+    destinations = {argument.destination for argument in parser.arguments if not argument.is_flag}
+    if isinstance(node, ast.Attribute):
+        is_option = node.attr in destinations and _may_be_arguments(module, node.value, modules)
+        return node.attr if is_option else None
+    if isinstance(node, ast.Subscript):
+        key = literal_of(node.slice, None)
+        is_option = key in destinations if isinstance(key, str) else False
+        return key if is_option and _is_dict_of_arguments(module, node.value, modules) else None
+    if isinstance(node, ast.Call) and len(node.args) == 1 and module.name_of(node.func) in ("int", "str"):
+        return find_option_of(module, node.args[0], modules, parser, steps + 1)
+    if isinstance(node, ast.Name):
+        module, value = _value_of_name(module, node, modules)
+        return find_option_of(module, value, modules, parser, steps + 1)
+    return None
+
+
+def find_group_options(
+    modules: Sequence[SourceModule], parser: ArgumentParserFacts | None
+) -> Iterator[tuple[str, OptionUse]]:
+    """Yield ``rank`` and ``world_size`` of calls that make the process group, with the options that they
+    come from."""
+    for module in modules:
+        for call in module.calls:
+            if module.name_of(call.func).rpartition(".")[2] not in _GROUP_FUNCTIONS:
+                continue
+            for name in ("rank", "world_size"):
+                option = find_option_of(module, keyword_value(call, name), modules, parser)
+                if option is not None:
+                    yield name, OptionUse(module.place_of(call), option)
+
+
+def _may_be_arguments(module: SourceModule, node: ast.expr, modules: Sequence[SourceModule]) -> bool:
+    """Whether an object with an attribute of the parser's name may be the parsed arguments: False for a
+    variable that is certainly another object."""
+    if not isinstance(node, ast.Name) or _is_parameter(module, node):
+        return isinstance(node, (ast.Name, ast.Attribute))
+    value = module.values_assigned_once.get(node.id)
+    return value is None or (isinstance(value, ast.Call) and _returns_arguments(module, value, modules))
+
+
+def _returns_arguments(module: SourceModule, call: ast.Call, modules: Sequence[SourceModule]) -> bool:
+    """Whether a call parses the arguments, or calls the function in which they are parsed."""
+    if is_parse_call(call):
+        return True
+    function_name = module.name_of(call.func).rpartition(".")[2]
+    return any(
+        (function := each.function_around(parse_call)) is not None and function.name == function_name
+        for each in modules
+        for parse_call in each.calls
+        if is_parse_call(parse_call)
+    )
+
+
+def _is_dict_of_arguments(module: SourceModule, node: ast.expr, modules: Sequence[SourceModule]) -> bool:
+    """Whether an expression is ``vars(args)``, or a variable that is assigned it."""
+    if isinstance(node, ast.Name):
+        value = module.values_assigned_once.get(node.id)
+        return (
+            value is not None
+            and not isinstance(value, ast.Name)
+            and _is_dict_of_arguments(module, value, modules)
+        )
+    if not isinstance(node, ast.Call) or module.name_of(node.func) != "vars" or len(node.args) != 1:
+        return False
+    (argument,) = node.args
+    is_parse = isinstance(argument, ast.Call) and _returns_arguments(module, argument, modules)
+    return is_parse or _may_be_arguments(module, argument, modules)
+
+
+def _is_parameter(module: SourceModule, node: ast.Name) -> bool:
+    function = module.function_around(node)
+    return function is not None and any(each.arg == node.id for each in function.args.args)
+
+
+def _value_of_name(
+    module: SourceModule, node: ast.Name, modules: Sequence[SourceModule]
+) -> tuple[SourceModule, ast.expr | None]:
+    """Return the only value of a variable, with the module that states it: for a parameter, what the only
+    call of its function passes. The value is None where there are several, or it is not known."""
+    function = module.function_around(node)
+    if function is None or not _is_parameter(module, node):
+        return module, module.values_assigned_once.get(node.id)
+    parameters = [each.arg for each in function.args.args]
+    calls = [
+        (each, call)
+        for each in modules
+        for call in each.calls
+        if each.name_of(call.func).rpartition(".")[2] == function.name
+    ]
+    if len(calls) != 1 or parameters[0] in ("self", "cls"):
+        return module, None
+    calling_module, call = calls[0]
+    if any(isinstance(each, ast.Starred) for each in call.args):
+        return module, None
+    position = parameters.index(node.id)
+    passed = call.args[position] if position < len(call.args) else None
+    return calling_module, keyword_value(call, node.id) or passed
