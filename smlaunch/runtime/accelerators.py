@@ -2,6 +2,7 @@
 none.
 """
 
+import itertools
 import json
 import os
 from typing import List, Mapping
@@ -15,7 +16,9 @@ otherwise.
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs: by their device files, otherwise as ``nvidia-smi --list-gpus`` counts them."""
+    """Return the number of NVIDIA GPUs of this host: of their device files, or else of the lines that
+    ``nvidia-smi --list-gpus`` prints.
+    """
     devices = _list_device_files("nvidia")
     if devices:
         return len(devices)
@@ -54,16 +57,14 @@ def default_ranks_per_host(gpu_count: int, neuron_count: int, environ: Mapping[s
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if gpu_count and visible is not None:
-        device_ids = [name.strip() for name in visible.split(",")]
-        valid_count = next(
-            (i for i, name in enumerate(device_ids) if not name or name.startswith("-")), len(device_ids)
-        )
-        gpu_count = min(gpu_count, valid_count)
+        device_ids = [device_id.strip() for device_id in visible.split(",")]
+        valid_ids = itertools.takewhile(lambda device_id: device_id and device_id[0] != "-", device_ids)
+        gpu_count = min(gpu_count, len(list(valid_ids)))
     return gpu_count or neuron_count or 1
 
 
 def _list_device_files(prefix: str) -> List[str]:
-    """/dev/nvidia0, /dev/nvidia1 ..., not /dev/nvidiactl."""
+    """Return the names in /dev that are ``prefix`` and a number: nvidia0, nvidia1 ..., not nvidiactl."""
     try:
         names = os.listdir("/dev")
     except OSError:

@@ -118,19 +118,17 @@ class LeaderChannel(ControlChannel):
         then writes to the log.
         """
         super().handle_events()
-        self.pending_log_line = self._take_long_wait_line()
+        self.pending_log_line = self._describe_unready_hosts_once()
 
-    def _take_long_wait_line(self) -> str:
-        """Return a line about the hosts whose services (programs beside the ranks) are not up yet, and note
-        that it was said; empty before ``next_wakeup_at``, and afterwards.
+    def _describe_unready_hosts_once(self) -> str:
+        """Return a line for the log about the hosts whose services (programs beside the ranks) are not up at
+        ``next_wakeup_at``; empty before that time, and afterwards.
         """
-        if self.next_wakeup_at is None:  # said before, or no longer of interest
-            return ""
-        if not self.are_all_hosts_ready and time.monotonic() < self.next_wakeup_at:
+        if self.are_all_hosts_ready:
+            self.next_wakeup_at = None  # nothing more to log
+        if self.next_wakeup_at is None or time.monotonic() < self.next_wakeup_at:
             return ""
         self.next_wakeup_at = None
-        if self.are_all_hosts_ready:
-            return ""
         return "waits for {} to be ready".format(", ".join(sorted(self._unready_hosts)))
 
     def on_connected(self, host: str) -> None:

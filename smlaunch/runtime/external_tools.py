@@ -12,7 +12,7 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def find_on_path(name: str) -> Optional[str]:
-    """Path of a program on the PATH; None without it."""
+    """Return the path of the program ``name`` in a folder of the PATH; None if there is none."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(folder, name)
         if folder and os.path.isfile(path) and os.access(path, os.X_OK):

@@ -101,12 +101,12 @@ class HostOutcome(NamedTuple):
 
     @property
     def first_failure(self) -> Optional[FinishedProcess]:
-        """The process that failed first. A rank that died of the stop signal that was sent to all has not
-        failed.
+        """The process that failed first; None if none has failed. A rank that died of the stop signal that
+        was sent to all has not failed.
 
-        A rank may need time to exit after its exception; the peers that miss it may exit earlier, and the
-        rank itself is stopped then. So a failure counts from ``failed_at``: a process that was stopped after
-        its exception can be the first one. Its status is then 1, as after any exception.
+        A rank may need time to exit after its exception. Peers that miss it may exit earlier, and the runtime
+        then stops the rank itself. Such a rank is the first to fail, by the time of its exception
+        (``failed_at``), and gets the status 1, as after any exception.
         """
         failed = [
             process for process in self.processes if process.status != 0 and not self._ended_by_stop(process)
@@ -116,13 +116,13 @@ class HostOutcome(NamedTuple):
         )
         if first is None or (first.status < 0 and first.status != LOST_PEER_RETURNCODE):
             return first
-        lingering = [
+        stopped_after_exception = [
             process._replace(status=1)
             for process in failed
             if process.was_stopped
             and first.failed_at - MAX_EXIT_DELAY_SECONDS < process.failed_at < first.failed_at
         ]
-        return min([first, *lingering], key=_failure_time)
+        return min([first, *stopped_after_exception], key=_failure_time)
 
     @property
     def failed_at(self) -> Optional[float]:
@@ -160,18 +160,17 @@ class HostOutcome(NamedTuple):
         return 128 + self.stop_signal
 
     def is_planned_end(self, other_hosts_stopping: bool) -> bool:
-        """Return whether the ranks were stopped because they ran past the planned end.
-        ``other_hosts_stopping``: the planned end has passed and there are other hosts, whose ranks may have
-        been stopped a moment earlier; ranks here then fail because their peers are gone.
+        """Return whether the ranks ended because the planned end has passed.
+
+        ``other_hosts_stopping``: it has passed and there are other hosts, whose ranks may have been stopped a
+        moment earlier; ranks here then fail because their peers are gone.
         """
-        if (
-            self.detected_hang is not None
-            or self.failed_service is not None
-            or self.unready_service is not None
-        ):
+        other_causes = (self.detected_hang, self.failed_service, self.unready_service)
+        if any(cause is not None for cause in other_causes):
             return False
-        failed_alone = self.overrun_seconds is None and self.stop_signal is None and self.peer_exit is None
-        return self.overrun_seconds is not None or (other_hosts_stopping and failed_alone)
+        if self.overrun_seconds is not None:  # this host has stopped its ranks at the planned end
+            return True
+        return other_hosts_stopping and self.stop_signal is None and self.peer_exit is None
 
     def _ended_by_stop(self, process: FinishedProcess) -> bool:
         """Return whether the stop signal ended the process."""

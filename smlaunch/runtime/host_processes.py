@@ -105,7 +105,9 @@ def kill_running_groups(processes: Sequence[ChildProcess]) -> None:
 
 
 def to_finished_process(process: ChildProcess) -> FinishedProcess:
-    """Return the result of a process that has exited."""
+    """Return how a process ended that has exited. A failure counts from the traceback that it printed, if it
+    exited because of that exception.
+    """
     from smlaunch.runtime import tracebacks  # not before the ranks are started: they need not wait for it
 
     status = process.status if process.status is not None else 0
@@ -114,11 +116,15 @@ def to_finished_process(process: ChildProcess) -> FinishedProcess:
     failed_at = process.ended_at
     if status != 0 and traceback_at is not None and tracebacks.find_cause(output_tail) is not None:
         failed_at = min(failed_at, traceback_at)
-    rank = next(iter(process.command.ranks), None)
-    rank_outputs = {
-        rank: (output.tail(), output.traceback_at) for rank, output in process.rank_outputs.items()
-    }
-    service = process.command.service
     return FinishedProcess(
-        rank, status, process.ended_at, failed_at, output_tail, process.was_stopped, rank_outputs, service
+        rank=next(iter(process.command.ranks), None),
+        status=status,
+        ended_at=process.ended_at,
+        failed_at=failed_at,
+        output_tail=output_tail,
+        was_stopped=process.was_stopped,
+        rank_outputs={
+            rank: (output.tail(), output.traceback_at) for rank, output in process.rank_outputs.items()
+        },
+        service=process.command.service,
     )

@@ -63,11 +63,9 @@ def write_outcome_and_check_planned_end(
 def _write_segment_outcome(
     task: HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
 ) -> "Optional[SegmentOutcome]":
-    """Write the outcome of the segment, whether the training has finished or is to be continued by the next
-    job, and return it; None where nothing was written. ``host_outcome``: how this host's processes ended.
-    A failure to write is only logged; the client continues a run whose outcome is missing. The stop file
-    appears at the planned end, and asks the ranks to exit; ``script_may_read_...`` searches the source for
-    it.
+    """Write the outcome of the segment: whether the training has finished, or the next job is to continue it.
+    Return it; None where nothing was written. A failure to write is only logged, since the client continues
+    a run whose outcome is missing. ``host_outcome``: how this host's processes ended.
     """
     segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
     ranks_result = segment_outcome_files.RanksResult(
@@ -77,6 +75,8 @@ def _write_segment_outcome(
         train_together=task.spec.ranks.rendezvous or len(host_outcome.processes) == 1,
         processes=host_outcome.processes,
         result_dirs=(task.paths.model, task.paths.output_data),
+        # The stop file appears at the planned end, and asks the ranks to exit. These search the source for
+        # what reads it, or the time of the planned end.
         script_may_read_stop_file=partial(_may_read_stop_file, task),
         script_may_read_planned_end=partial(_may_read_planned_end, task),
     )
@@ -130,8 +130,9 @@ def _may_read_stop_file(task: HostTask) -> bool:
     from smlaunch.runtime import stop_file_scan
 
     ranks = task.spec.ranks
+    args = [*ranks.argv, *(arg for _, arg in ranks.env)]
     texts = [value for name, value in os.environ.items() if not name.startswith("SMLAUNCH_")]
-    texts += [arg for arg in (*ranks.argv, *(value for _, value in ranks.env)) if isinstance(arg, str)]
+    texts += [arg for arg in args if isinstance(arg, str)]
     texts.append(str(read_hyperparameters(task.paths.hyperparameters)))
     return stop_file_scan.may_read_stop_file(task.paths.code, texts)
 

@@ -35,9 +35,6 @@ _SAGEMAKER_TOOLKIT_KEYS = frozenset(
 """Keys of the toolkit and of automatic tuning: no script gets them as arguments."""
 
 
-_TRUTH_BY_TEXT = {"true": True, "false": False}
-
-
 class Hyperparameters(NamedTuple):
     """The hyperparameters of the job."""
 
@@ -62,15 +59,17 @@ class Hyperparameters(NamedTuple):
         return [(key, self._args_of(key)) for key in sorted(self.values)]
 
     def _args_of(self, key: str) -> Tuple[str, ...]:
-        """``--key value``; of a flag that is true ``--key`` alone, and of one that is false its opposite, if
-        there is one."""
+        """Return the command-line arguments for a hyperparameter: ``--key value``. For a flag of the script
+        only ``--key`` if it is true; if it is false, the opposite option (``--no-key``) or nothing.
+        """
         value = self.values[key]
-        truth = _TRUTH_BY_TEXT.get(str(value).lower()) if key in self.flags else None
-        if truth is None:
+        lower_text = str(value).lower()
+        if key not in self.flags or lower_text not in ("true", "false"):
             return _option_name(key), _format_argument_value(value, self.raw_texts[key])
-        if truth:
+        if lower_text == "true":
             return (_option_name(key),)
-        return (self.flags[key],) if self.flags[key] else ()
+        opposite_option = self.flags[key]
+        return (opposite_option,) if opposite_option else ()
 
 
 def read_hyperparameters(path: str) -> Hyperparameters:

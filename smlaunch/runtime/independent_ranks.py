@@ -39,17 +39,20 @@ class IndependentRanks(NamedTuple):
         job: str,
         may_read_stop_file: Callable[[], bool],
     ) -> "IndependentRanks":
-        """With the ranks that came to their end in this job: those that exited with 0 and were not perhaps
-        asked to exit. ``processes``: in the order of their ranks.
+        """Return these ranks with those added that have trained to their end in this job: they exited with 0,
+        and did not exit because they were asked to.
+
+        ``processes``: in the order of their ranks. ``may_read_stop_file``: whether the script may read the
+        file that asks it to exit; called only where that matters.
         """
-        finished = dict(self.job_by_finished_rank)
+        job_by_finished_rank = dict(self.job_by_finished_rank)
         for rank, process in enumerate(processes):
-            exited_unasked = not segment_deadline.was_stop_requested_before(process.ended_at) or not (
+            may_have_been_asked = segment_deadline.was_stop_requested_before(process.ended_at) and (
                 segment_deadline.was_stop_signal_sent_before(process.ended_at) or may_read_stop_file()
             )
-            if process.status == 0 and exited_unasked:
-                finished[rank] = job
-        return self._replace(job_by_finished_rank=finished)
+            if process.status == 0 and not may_have_been_asked:
+                job_by_finished_rank[rank] = job
+        return self._replace(job_by_finished_rank=job_by_finished_rank)
 
     def with_all_finished_now(self, job: str) -> "IndependentRanks":
         """With all ranks of this host."""
@@ -59,10 +62,10 @@ class IndependentRanks(NamedTuple):
 def read_independent_ranks(
     segment: Segment, cluster: Cluster, ranks_per_host: int
 ) -> Optional[IndependentRanks]:
-    """Return which of the job's independent ranks, which train apart from each other, have finished in
-    earlier segments (a segment is one job of a chain that trains on from the checkpoints of the last), by the
-    files that the hosts left beside the checkpoints. None where there is one rank, or no checkpoint
-    directory. Raises SetupError.
+    """Return which of the job's independent ranks (they train separate models) have finished in earlier
+    segments, by the files that the hosts wrote beside the checkpoints. A segment is one job of a chain, and
+    trains on from the checkpoints of the last one. None where there is one rank, or no checkpoint directory.
+    Raises SetupError.
     """
     total_ranks = len(cluster.hosts) * ranks_per_host
     if segment.checkpoint_dir is None or total_ranks == 1:
@@ -72,15 +75,15 @@ def read_independent_ranks(
     job_by_finished_rank: Mapping[int, str] = {}
     finished_ranks_elsewhere = 0
     for ranks_of_host in read_ranks_of_hosts(segment):
-        # With another number of ranks, each has another share of the data, and starts anew.
+        # With another number of ranks, each has another share of the data, and starts from the beginning.
         if ranks_of_host.independent_ranks != total_ranks or ranks_of_host.host not in cluster.hosts:
             continue
-        # Ranks are numbered from 0 on each host here; ``job`` is the one in which the rank finished.
-        job_by_rank = {rank: job for rank, job in ranks_of_host.finished_ranks if rank < ranks_per_host}
+        # Each host numbers its ranks from 0 here; ``job`` is the one in which the rank finished.
+        finished_on_host = {rank: job for rank, job in ranks_of_host.finished_ranks if rank < ranks_per_host}
         if ranks_of_host.host == cluster.current_host:
-            job_by_finished_rank = job_by_rank
+            job_by_finished_rank = finished_on_host
         else:
-            finished_ranks_elsewhere += len(job_by_rank)
+            finished_ranks_elsewhere += len(finished_on_host)
     return IndependentRanks(
         ranks_per_host=ranks_per_host,
         total_ranks=total_ranks,

@@ -179,7 +179,6 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
     leader_lookup = _start_leader_lookup(task, channel)  # in a thread; None where nothing connects to it
     _unpack_source(spec, paths)
 
-    hyperparameters = read_hyperparameters(paths.hyperparameters)._replace(flags=dict(spec.ranks.flags))
     python = process_commands.interpreter_path()
     # Begins with the highest step that earlier jobs of the chain have reported.
     step_tracker = StepTracker(segment_lifecycle.read_previous_highest_step(os.environ))
@@ -197,16 +196,7 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
     hostname_problem = image_entry_point.ensure_hostname_resolves(cluster.current_host, os.environ)
     if hostname_problem is not None:
         log("warning: " + hostname_problem)
-    host_context = process_commands.HostContext(
-        cluster=cluster,
-        paths=paths,
-        hyperparameters=hyperparameters,
-        python=python,
-        ranks_per_host=count_ranks_per_host(spec, task.hardware),
-        port=read_first_port(spec, os.environ),
-        # Where ranks import smlaunch from, if it is not installed
-        import_dir=runtime_dir.write_import_package(task.runtime_dir, paths),
-    )
+    host_context = _describe_host(task, python)  # what references in job.json stand for
     rank_environment = _build_rank_environment(task, host_context)
     rank_commands = []
     if task.has_ranks and spec.ranks.launcher not in (TORCHRUN, MPI):  # these start the ranks themselves
@@ -235,6 +225,21 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
     if channel is not None:
         channel.send_host_exit(HostExitReport(outcome.exit_code, failure_text or "", outcome.failed_at))
     return outcome.exit_code
+
+
+def _describe_host(task: HostTask, python: str) -> process_commands.HostContext:
+    """Return the facts of this host to which job.json can refer. ``python``: the ranks' interpreter."""
+    hyperparameters = read_hyperparameters(task.paths.hyperparameters)
+    return process_commands.HostContext(
+        cluster=task.cluster,
+        paths=task.paths,
+        hyperparameters=hyperparameters._replace(flags=dict(task.spec.ranks.flags)),
+        python=python,
+        ranks_per_host=count_ranks_per_host(task.spec, task.hardware),
+        port=read_first_port(task.spec, os.environ),
+        # Where ranks import smlaunch from, if it is not installed
+        import_dir=runtime_dir.write_import_package(task.runtime_dir, task.paths),
+    )
 
 
 def _start_leader_lookup(
@@ -311,16 +316,16 @@ def _install_requirements(
 def _build_rank_environment(task: HostTask, host_context: process_commands.HostContext) -> Dict[str, str]:
     """Return the environment that every program of the user inherits."""
     sagemaker_variables = sagemaker_environment.build_sagemaker_variables(
-        task.paths,
-        task.cluster,
-        task.resource_config,
-        task.input_channels,
-        host_context.hyperparameters,
-        task.hardware,
-        process_commands.find_entry_point(task.spec),
-        task.spec.ranks.rendezvous,
-        host_context.port,
-        os.environ,
+        paths=task.paths,
+        cluster=task.cluster,
+        resource_config=task.resource_config,
+        channels=task.input_channels,
+        hyperparameters=host_context.hyperparameters,
+        hardware=task.hardware,
+        entry_point=process_commands.find_entry_point(task.spec),
+        distributed=task.spec.ranks.rendezvous,
+        port=host_context.port,
+        environ=os.environ,
     )
     return {
         **os.environ,

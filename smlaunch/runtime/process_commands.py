@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from smlaunch.contract.launch_spec import PORT_REFERENCES, Arg, Concat, LaunchSpec, Ref
+from smlaunch.contract.launch_spec import PORT_REFERENCES, Arg, Concat, LaunchSpec, Ref, host_references
 from smlaunch.contract.sagemaker_paths import Paths
 from smlaunch.runtime import rendezvous
 from smlaunch.runtime.cluster import Cluster
@@ -20,6 +20,9 @@ _HOST_SEPARATOR = ","
 
 _HOST_REFERENCE_BY_ADDRESS_REFERENCE = {"address": "host", "leader_address": "leader"}
 """References that stand for the IP address of the host that another reference names."""
+
+_RANK_REFERENCES = ("rank", "local_rank")
+"""References whose value differs from rank to rank."""
 
 
 class RankFifo(NamedTuple):
@@ -63,8 +66,13 @@ class HostContext(NamedTuple):
     import_dir: str = ""
     """A folder from which ranks can import smlaunch.train."""
 
+    def reference_values_of_host(self) -> Dict[str, str]:
+        """Return the values, by name, of the references that stand for the same in all ranks of the host."""
+        values = self.reference_values(local_rank=0)
+        return {name: value for name, value in values.items() if name not in _RANK_REFERENCES}
+
     def reference_values(self, local_rank: int) -> Dict[str, str]:
-        """Return the values of the references, by name."""
+        """Return the values of all references for a rank, by name."""
         return {
             "python": self.python,
             "source": self.paths.code,
@@ -174,8 +182,23 @@ def _describe_folder_content(folder: str) -> str:
         names = sorted(os.listdir(folder))
     except OSError:
         return "nothing"
-    listing = ", ".join(names[:8])
-    return listing + (" and {} more".format(len(names) - 8) if len(names) > 8 else "") or "nothing"
+    if not names:
+        return "nothing"
+    listed_names = ", ".join(names[:8])
+    return listed_names if len(names) <= 8 else "{} and {} more".format(listed_names, len(names) - 8)
+
+
+def reject_rank_references(args: Iterable[Arg], launcher_name: str) -> None:
+    """Raise SetupError if one of ``args`` refers to the number of a rank: the launcher (torchrun or mpirun)
+    numbers the ranks when it starts them, after these arguments are resolved.
+    """
+    for arg in args:
+        for reference in host_references(arg):
+            if reference.name in _RANK_REFERENCES:
+                raise SetupError(
+                    "job.json: {!r} is not known before {} starts its ranks; "
+                    "read RANK and LOCAL_RANK in the program".format(reference.name, launcher_name)
+                )
 
 
 def resolve_argv(

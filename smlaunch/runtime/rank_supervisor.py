@@ -170,7 +170,7 @@ class Supervisor:
         while True:
             if self._have_ranks_finished():
                 self._stop_services()
-                if not self._are_processes_left_after_ranks():  # services, or hung ones that print stacks
+                if not self._has_processes_beside_ranks():  # services, or hung ones that print stacks
                     return
             ready_fds = self._wait_for_descriptors()
             # Exits first: a killed rank must be noticed before the errors of its peers are read.
@@ -205,9 +205,9 @@ class Supervisor:
             poll.register(self._control_channel, select.POLLIN)
         return {descriptor for descriptor, _ in poll.poll(self._poll_timeout_ms())}
 
-    def _are_processes_left_after_ranks(self) -> bool:
-        """Return whether services are running, or processes that were aborted in a hang still write their
-        stacks.
+    def _has_processes_beside_ranks(self) -> bool:
+        """Return whether services still run, or processes that were aborted in a hang still write their
+        stacks. Forgets those that have exited.
         """
         if any(process.is_running for process in self._service_processes):
             return True
@@ -298,17 +298,18 @@ class Supervisor:
         if self._host_output.is_full:
             # The ranks wait for the reader of the host's output, not for each other: count that as output.
             self._hang_detector.record_output()
-        if self._hang_detector.detect_hang(time.monotonic()):
-            silent_processes = [process for process in self._rank_processes if process.is_running]
-            # A process is one rank, or a launcher of several.
-            silent_ranks = tuple(rank for process in silent_processes for rank in process.command.ranks)
-            self._detected_hang = hang_detector.Hang(self._hang_detector.timeout_seconds, silent_ranks)
-            self._schedule_rank_sigkill(self._failure_grace_seconds)
-            aborted_pids = [process.pid for process in silent_processes]
-            if not any(process.command.aborts_ranks for process in silent_processes):
-                descendants = process_table.descendants_of(os.getpid(), process_table.list_processes())
-                aborted_pids += [pid for pid in descendants if pid not in aborted_pids]
-            self._aborted_pids = hang_detector.abort_processes(aborted_pids)
+        if not self._hang_detector.detect_hang(time.monotonic()):
+            return
+        silent_processes = [process for process in self._rank_processes if process.is_running]
+        # A process is one rank, or a launcher of several.
+        silent_ranks = tuple(rank for process in silent_processes for rank in process.command.ranks)
+        self._detected_hang = hang_detector.Hang(self._hang_detector.timeout_seconds, silent_ranks)
+        self._schedule_rank_sigkill(self._failure_grace_seconds)
+        pids_to_abort = [process.pid for process in silent_processes]
+        if not any(process.command.aborts_ranks for process in silent_processes):
+            descendants = process_table.descendants_of(os.getpid(), process_table.list_processes())
+            pids_to_abort += [pid for pid in descendants if pid not in pids_to_abort]
+        self._aborted_pids = hang_detector.abort_processes(pids_to_abort)
 
     def _handle_signal(self, signal_number: int) -> None:
         """Forward a signal to the ranks. A stop signal (SIGTERM, SIGINT) also makes the stop file appear, by
@@ -351,17 +352,20 @@ class Supervisor:
             self._handle_exits(exited, is_stop_pending)
 
     def _handle_exits(self, exited: Sequence[ChildProcess], is_stop_pending: bool) -> None:
-        """Stop the other processes after a failure. When a service and a rank exit at the same time, the
-        service failed and the rank missed it.
+        """Stop the other processes if one of those that have ``exited`` has failed: a rank by its status, a
+        service if it exits before the ranks. When both exit at the same time, the service failed and the
+        rank missed it.
+
+        ``is_stop_pending``: a stop signal has arrived, of which services may have exited.
         """
-        ended_services = [
+        services_exited_early = [
             process for process in exited if process.command.service and not process.was_stopped
         ]
-        all_succeeded = bool(self._rank_processes) and all(
+        have_ranks_succeeded = bool(self._rank_processes) and all(
             process.status == 0 for process in self._rank_processes
         )
-        if ended_services and not all_succeeded and not is_stop_pending:
-            self._failed_service = ended_services[0]
+        if services_exited_early and not have_ranks_succeeded and not is_stop_pending:
+            self._failed_service = services_exited_early[0]
         rank_failed = any(process.status != 0 for process in exited if not process.command.service)
         if self._failed_service is not None or rank_failed:
             self._stop_remaining_ranks()

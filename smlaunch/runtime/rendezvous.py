@@ -39,8 +39,9 @@ def shared_variables(
 
 
 def thread_limit(cluster: Cluster, ranks_per_host: int, environ: Mapping[str, str]) -> Dict[str, str]:
-    """Ranks on one host share its CPUs, as torchrun sees it, and so do hosts on one machine: more threads
-    than CPUs wait for each other.
+    """Return OMP_NUM_THREADS, the threads of a rank's math libraries, for ranks that share CPUs: 1 with
+    several ranks on a host, as torchrun sets it; a share of the CPUs where several hosts of a local run are
+    one machine. Otherwise, and where the job sets it itself, return nothing.
     """
     if "OMP_NUM_THREADS" in environ:
         return {}

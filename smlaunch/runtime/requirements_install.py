@@ -45,14 +45,17 @@ def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
 
 
 def install_error(requirements: str, pip_output: str) -> SetupError:
-    """Return the reason, from pip's output: the first line that begins with ERROR; and the next step."""
+    """Return the error to raise when pip has failed: with pip's reason, which is its first line that begins
+    with ERROR or else its last one, and what the user can do. ``requirements``: the file's path.
+    """
     lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
     errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines[-1:] or ["pip gave no reason"])[0]
+    last_line = lines[-1] if lines else "pip gave no reason"
+    reason = errors[0] if errors else last_line
     return SetupError(
         "{}: the requirements could not be installed: {}; {}, or install nothing (--requirements none) if "
         "the hosts have what the program needs".format(
-            requirements, reason, _next_step(requirements, pip_output)
+            requirements, reason, _suggest_remedy(requirements, pip_output)
         )
     )
 
@@ -68,7 +71,8 @@ _NO_INDEX = (
 """What pip prints about an index that it cannot reach."""
 
 
-def _next_step(requirements: str, pip_output: str) -> str:
+def _suggest_remedy(requirements: str, pip_output: str) -> str:
+    """Return what the user can do, for a message. ``requirements``: the file's path."""
     if "No module named pip" in pip_output:
         return "install pip in the Python of the hosts"
     if any(text in pip_output for text in _NO_INDEX):
@@ -80,10 +84,11 @@ def _next_step(requirements: str, pip_output: str) -> str:
 
 
 def make_overlay_venv(python: str, folder: str) -> str:
-    """Make a virtual environment on top of the current one; return its interpreter.
+    """Make a virtual environment in ``folder`` that also sees the packages of the current one; return the
+    path of its interpreter.
 
-    Written by hand, in a millisecond: ``venv`` can only use the interpreter itself as the base, and would not
-    see what is installed in the current virtual environment.
+    Python's ``venv`` cannot do that: it bases an environment on the interpreter alone, not on another
+    environment.
     """
     base_python = os.path.realpath(python)
     version = "python{}.{}".format(*sys.version_info[:2])

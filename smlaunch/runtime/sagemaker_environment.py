@@ -65,50 +65,40 @@ def build_sagemaker_variables(
     port: int,
     environ: Mapping[str, str],
 ) -> Dict[str, str]:
-    """Return the SM_* variables of AWS's training toolkit. ``entry_point``: relative to the source.
-    ``distributed``: the ranks of the instance group form one process group, which meets at ``port`` of its
-    leader. ``channels``: the job's inputs, by name. ``resource_config``: the platform's description of
-    the hosts.
+    """Return the variables SM_... that scripts written for AWS's training toolkit read.
+
+    ``resource_config``: the platform's description of the hosts. ``channels``: the job's inputs, by name.
+    ``entry_point``: the script, relative to the source. ``distributed``: the ranks of the instance group form
+    one process group, which meets at ``port`` of its leader.
     """
-    groups = {group["instance_group_name"]: group for group in resource_config.get("instance_groups") or ()}
-    instance_group = groups.get(cluster.group_name)
     topology = resource_config.get("topology") or []
-    module_name = entry_point[:-3] if entry_point and entry_point.endswith(".py") else entry_point
-    # What is the same in the attributes of the toolkit's Environment and in the variables.
+    # What is the same in the variables and in the attributes of the toolkit's class Environment.
     values: Dict[str, Any] = {
+        **_directories(paths),
+        **_describe_instance_groups(cluster, resource_config, distributed),
         "current_host": cluster.current_host,
-        "current_instance_group": cluster.group_name,
-        "current_instance_group_hosts": instance_group["hosts"] if instance_group else [],
         "current_instance_type": cluster.instance_type,
-        "distribution_instance_groups": [cluster.group_name] if distributed else [],
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
         "hosts": list(cluster.all_hosts),
-        "input_config_dir": paths.config,
         "input_data_config": dict(channels),
-        "input_dir": paths.input,
-        "instance_groups": list(groups),
-        "instance_groups_dict": groups,
-        "is_hetero": len(groups) > 1,
         "log_level": _LOG_LEVEL,  # 20, INFO
-        "model_dir": paths.model,
-        "module_dir": paths.code,
-        "module_name": module_name,
+        "module_name": entry_point[: -len(".py")]
+        if entry_point and entry_point.endswith(".py")
+        else entry_point,
         "network_interface_name": cluster.network_interface,
         "num_cpus": hardware.cpus,
         "num_gpus": hardware.gpus,
         "num_neurons": hardware.neuron_cores,
-        "output_data_dir": paths.output_data,
-        "output_dir": paths.output,
-        "output_intermediate_dir": paths.output_intermediate,
         "resource_config": dict(resource_config),
         "user_entry_point": entry_point,
     }
-    # The attributes of the toolkit's Environment, which SM_TRAINING_ENV holds as JSON.
+    # The attributes of that class, which SM_TRAINING_ENV has as JSON.
+    has_instance_groups = bool(values["instance_groups"])
     training_env = dict(
         values,
         channel_input_dirs={name: paths.channel_dir(name) for name in channels},
         additional_framework_parameters=hyperparameters.framework_params,
-        distribution_hosts=list(cluster.hosts) if distributed or not groups else [],
+        distribution_hosts=list(cluster.hosts) if distributed or not has_instance_groups else [],
         hyperparameters=hyperparameters.values,
         is_master=cluster.current_host == cluster.leader,
         is_modelparallel_enabled=_is_model_parallel(environ),
@@ -141,6 +131,35 @@ def build_sagemaker_variables(
         SAGEMAKER_REGION=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "",
     )
     return variables
+
+
+def _directories(paths: Paths) -> Dict[str, str]:
+    """Return the directories that the toolkit's variables name."""
+    return {
+        "input_config_dir": paths.config,
+        "input_dir": paths.input,
+        "model_dir": paths.model,
+        "module_dir": paths.code,
+        "output_data_dir": paths.output_data,
+        "output_dir": paths.output,
+        "output_intermediate_dir": paths.output_intermediate,
+    }
+
+
+def _describe_instance_groups(
+    cluster: Cluster, resource_config: Mapping[str, Any], distributed: bool
+) -> Dict[str, Any]:
+    """Return what the toolkit's variables say of the job's instance groups; ``cluster`` is one of them."""
+    groups = {group["instance_group_name"]: group for group in resource_config.get("instance_groups") or ()}
+    own_group = groups.get(cluster.group_name)
+    return {
+        "current_instance_group": cluster.group_name,
+        "current_instance_group_hosts": own_group["hosts"] if own_group else [],
+        "distribution_instance_groups": [cluster.group_name] if distributed else [],
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "is_hetero": len(groups) > 1,
+    }
 
 
 def _sdk_driver_variables(

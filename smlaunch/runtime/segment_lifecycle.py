@@ -145,10 +145,10 @@ def prepare_segment(
     training_job_name = environ.get("TRAINING_JOB_NAME") or None
     # Run, segment and attempt, of a job that smlaunch named; otherwise None.
     parsed_job_name = parse_job_name(training_job_name or "")
-    # A variable inherited from a job that runs this one on its own host belongs to another run.
-    is_request_of_this_run = parsed_job_name is None or parsed_job_name.run == segment_of_request.run
-    requested_run_id = segment_of_request.run if is_request_of_this_run else None
-    run_id = requested_run_id or spec.run or segment_of_request.run  # the inherited one last
+    # The variables may come from another run: one whose job starts this job on its own host.
+    is_of_other_run = parsed_job_name is not None and parsed_job_name.run != segment_of_request.run
+    requested_run_id = segment_of_request.run
+    run_id = (spec.run or requested_run_id) if is_of_other_run else (requested_run_id or spec.run)
     stop_after_seconds = read_stop_after_seconds(environ)
     segment = segment_of_request._replace(
         run=run_id,
@@ -163,10 +163,11 @@ def prepare_segment(
         )
     if spec.checkpoints is None:
         return segment._replace(checkpoint_dir=None, checkpoints_uri=None)
-    requested_checkpoints_uri = segment.checkpoints_uri if requested_run_id else None
+    requests_this_run = requested_run_id is not None and not is_of_other_run
+    requested_uri = segment_of_request.checkpoints_uri if requests_this_run else None
     return segment._replace(
         checkpoint_dir=_make_directory(paths.resolve(spec.checkpoints.path)),
-        checkpoints_uri=requested_checkpoints_uri or spec.checkpoints.uri,
+        checkpoints_uri=requested_uri or spec.checkpoints.uri,
         upload_mode=spec.checkpoints.upload,
         keep_steps=spec.checkpoints.keep,
         interval_seconds=_value_or_default(spec.checkpoints.interval_seconds, segment.interval_seconds),

@@ -81,8 +81,8 @@ def write_attempt_outcome(
     is_leader: bool = True,
 ) -> "Optional[SegmentOutcome]":
     """Write the outcome of this attempt at a segment, one job of a chain: whether the run has finished or
-    continues. Where the ranks wrote one by smlaunch.train, add what they did not know. Returns it; None where
-    no checkpoints are kept. Raises OSError.
+    continues. Where the ranks wrote an outcome by smlaunch.train, add what they did not know. Returns the
+    outcome; None without a checkpoint directory, in which it is written. Raises OSError.
 
     ``previous_outcome``: the files that were there when the host started. ``host``: its name, where hosts
     train apart from each other; each then writes an outcome of its own, and the leader that of the attempt.
@@ -101,10 +101,9 @@ def write_attempt_outcome(
         repeats_steps=segment_deadline.has_passed and reports_steps and step_tracker.mostly_repeated_steps,
     )
     if independent_ranks is not None:  # they train apart: the run has finished when each of them has
-        # Where smlaunch.train wrote no outcome, each rank's own exit says whether it has finished.
         if outcome.result == FINISHED and ranks_result.all_succeeded:
             independent_ranks = independent_ranks.with_all_finished_now(segment.job or "")
-        elif ranks_outcome is None:
+        elif ranks_outcome is None:  # then each rank's own exit says whether it has finished
             independent_ranks = independent_ranks.with_ranks_finished_now(
                 processes=ranks_result.processes,
                 segment_deadline=segment_deadline,
@@ -139,7 +138,9 @@ def _read_outcome_of_ranks(
 def _make_outcome(
     segment: Segment, segment_deadline: SegmentDeadline, step_tracker: StepTracker, ranks_result: RanksResult
 ) -> "SegmentOutcome":
-    """Return an outcome by what is known of the ranks of this host, which wrote none themselves."""
+    """Return the outcome of this attempt where the ranks wrote none: by their exits and the steps that they
+    reported.
+    """
     from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 
     reported_step = step_tracker.highest_step
@@ -213,8 +214,9 @@ def _has_training_finished(
 def _would_next_segment_start_over(
     segment_deadline: SegmentDeadline, step_tracker: StepTracker, ranks_result: RanksResult
 ) -> bool:
-    """Return whether ranks that may have exited anywhere, also in the middle of saving their model, count as
-    finished: they left a result, and there is nothing to resume from, or the whole training was repeated.
+    """Return whether the next segment would train everything again although there is a result: the ranks have
+    removed their checkpoints, or have repeated the whole training already. The ranks may have been stopped at
+    any point, even while saving their model; such a training counts as finished all the same.
     """
     has_result = any(list_script_files(directory) for directory in ranks_result.result_dirs)
     if not (ranks_result.train_together and step_tracker.knows_total_steps and has_result):

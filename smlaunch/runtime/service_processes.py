@@ -45,10 +45,8 @@ def plan_services(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str
     """Return the services (programs beside the ranks) that this host starts or waits for, in their order in
     job.json. ``environ``: the environment that every program of the user inherits. Raises SetupError.
     """
-    # Values of what job.json can refer to; a service has no rank.
-    reference_values = {
-        name: value for name, value in host.reference_values(0).items() if name not in ("rank", "local_rank")
-    }
+    # The values of the references in job.json, such as ``leader``
+    reference_values = host.reference_values_of_host()
     base_env = base_environment(host, environ)
     is_leader = host.cluster.current_host == host.cluster.leader
     service_starts: List[ServiceStart] = []
@@ -56,6 +54,8 @@ def plan_services(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str
         json_path = "services[{}]".format(index)  # for messages
         # ``runs_on``: all hosts, the leader, or all others
         runs_on_this_host = service.runs_on == ALL or (service.runs_on == LEADER) == is_leader
+        if not runs_on_this_host and (service.runs_on != LEADER or service.ready_address is None):
+            continue  # every host waits for a service of the leader, if there is an address to probe
         command = None
         if runs_on_this_host:
             command = ProcessCommand(
@@ -65,21 +65,18 @@ def plan_services(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str
                 service=service.name,
             )
         ready_address = None  # host and port that accept a connection when the service is ready
-        # Every host waits for a service of the leader.
-        if service.ready_address is not None and (runs_on_this_host or service.runs_on == LEADER):
+        if service.ready_address is not None:
             ready_address = _parse_ready_address(
-                resolve_argument(service.ready_address, reference_values, json_path + ".ready"),
-                json_path,
+                resolve_argument(service.ready_address, reference_values, json_path + ".ready"), json_path
             )
-        if runs_on_this_host or ready_address is not None:
-            service_starts.append(
-                ServiceStart(
-                    name=service.name,
-                    command=command,
-                    ready_address=ready_address,
-                    timeout_seconds=service.ready_seconds,
-                )
+        service_starts.append(
+            ServiceStart(
+                name=service.name,
+                command=command,
+                ready_address=ready_address,
+                timeout_seconds=service.ready_seconds,
             )
+        )
     return service_starts
 
 

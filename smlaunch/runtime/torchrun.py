@@ -8,11 +8,10 @@ file has the traceback of the rank that failed. Which one that was, torchrun rep
 import os
 import re
 import signal
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Tuple
 
-from smlaunch.contract.launch_spec import LaunchSpec, host_references
+from smlaunch.contract.launch_spec import LaunchSpec
 from smlaunch.runtime import tracebacks
-from smlaunch.runtime.errors import SetupError
 from smlaunch.runtime.host_outcome import (
     LOST_PEER_RETURNCODE,
     MAX_EXIT_DELAY_SECONDS,
@@ -24,6 +23,7 @@ from smlaunch.runtime.process_commands import (
     ProcessCommand,
     RankFifo,
     base_environment,
+    reject_rank_references,
     resolve_argv,
     resolve_environment,
 )
@@ -41,7 +41,6 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 """What torchrun starts as each rank: it redirects the output and becomes the rank's program."""
 
-_RANK_REFERENCES = frozenset(("rank", "local_rank"))
 
 _ROOT_CAUSE_REPORT = re.compile(
     r"Root Cause \(first observed failure\):.*?"
@@ -69,27 +68,13 @@ def run(
 def _torchrun_command(
     spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str
 ) -> ProcessCommand:
-    """Return the command of torchrun. ``folder``: empty, for the FIFOs. Raises SetupError."""
-    _check_references(spec)
-    references = {
-        name: value for name, value in host.reference_values(0).items() if name not in _RANK_REFERENCES
-    }
+    """Return the command of torchrun, and make the FIFOs that its ranks write to in ``folder``, which is
+    empty. Raises SetupError.
+    """
+    reject_rank_references((*spec.ranks.argv, *(arg for _, arg in spec.ranks.env)), "torchrun")
+    reference_values = host.reference_values_of_host()
     fifo_prefix = os.path.join(folder, "rank-")
-    first_rank = int(host.reference_values(0)["rank"])
-    fifos = []
-    for local_rank in range(host.ranks_per_host):
-        fifo_path = fifo_prefix + str(local_rank)
-        os.mkfifo(fifo_path, 0o600)
-        fifos.append(RankFifo(fifo_path, first_rank + local_rank, b"[%d] " % (first_rank + local_rank)))
-    environment = base_environment(host, environ)
-    environment.update(socket_interfaces(host.cluster, environ))
-    environment.update(
-        thread_limit(host.cluster, host.ranks_per_host, environ)
-    )  # torchrun would do the same, and print six lines about it
-    # How long torchrun waits for its ranks after SIGTERM; it must exit before its own SIGKILL.
-    environment.setdefault(
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, int(spec.grace_seconds - _SHUTDOWN_MARGIN_SECONDS)))
-    )
+    rank_fifos = _make_rank_fifos(host, fifo_prefix)
     torchrun_args = (
         *(host.python, "-m", _TORCHRUN_MODULE, "--no_python", "--max_restarts=0"),
         "--nnodes={}".format(len(host.cluster.hosts)),
@@ -98,28 +83,43 @@ def _torchrun_command(
         "--master_addr={}".format(master_address(host.cluster)),
         "--master_port={}".format(host.port),
         "--rdzv_id={}".format(rendezvous_id(environ)),
+        # What torchrun starts in the place of each rank
         *(host.python, "-I", "-S", "-c", _REDIRECT_PROGRAM, fifo_prefix),
     )
-    argv = resolve_argv(spec.ranks.launcher_options, references, host.hyperparameters)
-    argv += tuple(arg.encode("utf-8", "surrogateescape") for arg in torchrun_args)
     return ProcessCommand(
-        argv=argv + resolve_argv(spec.ranks.argv, references, host.hyperparameters),
-        env=resolve_environment(environment, spec.ranks.env, references),
-        ranks=tuple(fifo.rank for fifo in fifos),
+        argv=(
+            *resolve_argv(spec.ranks.launcher_options, reference_values, host.hyperparameters),
+            *(arg.encode("utf-8", "surrogateescape") for arg in torchrun_args),
+            *resolve_argv(spec.ranks.argv, reference_values, host.hyperparameters),
+        ),
+        env=resolve_environment(_torchrun_environment(spec, host, environ), spec.ranks.env, reference_values),
+        ranks=tuple(fifo.rank for fifo in rank_fifos),
         prefix=b"[torchrun] ",
-        rank_fifos=tuple(fifos),
+        rank_fifos=rank_fifos,
     )
 
 
-def _check_references(spec: LaunchSpec) -> None:
-    """Refuse references that differ from rank to rank. Raises SetupError."""
-    args = (*spec.ranks.argv, *(arg for _, arg in spec.ranks.env))
-    for reference in (reference for arg in args for reference in host_references(arg)):
-        if reference.name in _RANK_REFERENCES:
-            raise SetupError(
-                "job.json: {!r} is not known before torchrun starts its ranks; "
-                "read RANK and LOCAL_RANK in the program".format(reference.name)
-            )
+def _make_rank_fifos(host: HostContext, path_prefix: str) -> Tuple[RankFifo, ...]:
+    """Make a FIFO for the output of each rank of this host, at the prefix and its local rank."""
+    rank_fifos = []
+    for local_rank in range(host.ranks_per_host):
+        path = path_prefix + str(local_rank)
+        os.mkfifo(path, 0o600)
+        rank = host.cluster.host_rank * host.ranks_per_host + local_rank
+        rank_fifos.append(RankFifo(path, rank, prefix=b"[%d] " % rank))
+    return tuple(rank_fifos)
+
+
+def _torchrun_environment(spec: LaunchSpec, host: HostContext, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the variables that torchrun and its ranks inherit."""
+    environment = base_environment(host, environ)
+    environment.update(socket_interfaces(host.cluster, environ))
+    # torchrun would set the same limit, and print six lines about it.
+    environment.update(thread_limit(host.cluster, host.ranks_per_host, environ))
+    # How long torchrun waits for its ranks after SIGTERM; it must exit before its own SIGKILL.
+    shutdown_seconds = max(1, int(spec.grace_seconds - _SHUTDOWN_MARGIN_SECONDS))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(shutdown_seconds))
+    return environment
 
 
 def _replace_launcher_by_ranks(outcome: HostOutcome) -> HostOutcome:

@@ -23,24 +23,21 @@ def read_cluster(paths: ProcessingPaths) -> Tuple[Cluster, Dict[str, Any]]:
 
 
 def read_job(paths: ProcessingPaths) -> Tuple[str, Dict[str, Any]]:
-    """Return the job's name, and its inputs at channel paths in the form of a training job's channels. Raises
-    SetupError.
+    """Return the processing job's name, and those of its inputs that lie where a training job's channels do,
+    in the form of inputdataconfig.json. Raises SetupError.
     """
     try:
         with open(paths.job_config, encoding="utf-8") as file:
             job = json.load(file)
-        channels = {
-            input_spec["InputName"]: {
-                "TrainingInputMode": input_spec["S3Input"].get("S3InputMode") or "File",
-                "S3DistributionType": input_spec["S3Input"].get("S3DataDistributionType")
-                or "FullyReplicated",
-                "RecordWrapperType": "None",
-            }
-            for input_spec in job.get("ProcessingInputs") or ()
-            if input_spec.get("S3Input")
-            and paths.resolve(input_spec["S3Input"].get("LocalPath") or "")
-            == paths.channel_dir(input_spec["InputName"])
-        }
+        channels: Dict[str, Any] = {}
+        for input_spec in job.get("ProcessingInputs") or ():
+            name, s3_input = input_spec["InputName"], input_spec.get("S3Input")
+            if s3_input and paths.resolve(s3_input.get("LocalPath") or "") == paths.channel_dir(name):
+                channels[name] = {
+                    "TrainingInputMode": s3_input.get("S3InputMode") or "File",
+                    "S3DistributionType": s3_input.get("S3DataDistributionType") or "FullyReplicated",
+                    "RecordWrapperType": "None",
+                }
         return str(job["ProcessingJobName"]), channels
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError("{}: cannot be read: {!r}".format(paths.job_config, error)) from None

@@ -97,41 +97,39 @@ class LocalRanks:
             pass
         lines = self._partial_event.split(b"\n")
         self._partial_event = lines.pop()
-        rank_exits = [self._handle_rank_event(*json.loads(line.decode())) for line in lines]
-        return [rank_exit for rank_exit in rank_exits if rank_exit is not None]
+        rank_exits = []
+        for line in lines:
+            event = rank_wrapper.RankEvent(*json.loads(line.decode()))
+            if event.kind == rank_wrapper.EVENT_PARENT_STARTED:
+                self._add_rank(event)
+            elif event.kind == rank_wrapper.EVENT_RANK_STARTED:
+                self._record_start(self._rank_by_number[event.rank], pid=event.value)
+            else:
+                rank_exits.append(self._record_exit(self._rank_by_number[event.rank], event))
+        return rank_exits
 
-    def _handle_rank_event(
-        self, event: str, rank_number: int, local_rank: int, value: int, event_at: float, was_stopped: bool
-    ) -> Optional[RankExit]:
-        """Note an event that the parent process of a rank has reported: that the parent itself has started,
-        then the rank, or that the rank has exited. Returns how the rank ended, if the event is its exit.
-
-        ``value``: the pid of the parent, or that of the rank at its start; at its end its exit code, or minus
-        the number of the signal.
-        ``event_at``: in seconds since the epoch. ``was_stopped``: a signal of the launcher ended the rank.
+    def _add_rank(self, event: rank_wrapper.RankEvent) -> None:
+        """Add a rank whose parent process has started. Only now it is known which rank writes to the output
+        of this local rank, its number on the host.
         """
-        # rank_wrapper is the program that the MPI starts in the place of each rank.
-        if event == rank_wrapper.EVENT_PARENT_STARTED:
-            # Only now it is known which rank writes to the output of this local rank, its number on the host.
-            self._rank_by_number[rank_number] = _LocalRank(rank_number, local_rank, value)
-            if local_rank in self._outputs:
-                self._outputs[local_rank].prefix = b"[%d] " % rank_number
-            return None
-        rank = self._rank_by_number[rank_number]
-        if event == rank_wrapper.EVENT_RANK_STARTED:
-            rank.pid = value
-            # A stop signal that came before this rank had started
-            if self._signal_for_later_ranks is not None:
-                rank.send_signal(self._signal_for_later_ranks)
-            return None
-        rank.status, rank.ended_at = value, event_at
-        rank.was_stopped = was_stopped or rank.was_stopped or self._is_stopped
+        self._rank_by_number[event.rank] = _LocalRank(event.rank, event.local_rank, parent_pid=event.value)
+        if event.local_rank in self._outputs:
+            self._outputs[event.local_rank].prefix = b"[%d] " % event.rank
+
+    def _record_start(self, rank: _LocalRank, pid: int) -> None:
+        rank.pid = pid
+        if self._signal_for_later_ranks is not None:  # a stop signal that came before this rank had started
+            rank.send_signal(self._signal_for_later_ranks)
+
+    def _record_exit(self, rank: _LocalRank, event: rank_wrapper.RankEvent) -> RankExit:
+        rank.status, rank.ended_at = event.value, event.time
+        rank.was_stopped = event.was_stopped or rank.was_stopped or self._is_stopped
         return RankExit(
-            rank=rank_number,
+            rank=event.rank,
             host=self._host,
-            status=value,
-            ended_at=event_at,
-            failed_at=event_at,  # ``collect_exits`` later finds an exception that came before the exit
+            status=event.value,
+            ended_at=event.time,
+            failed_at=event.time,  # ``collect_exits`` later finds an exception that came before the exit
             output_tail="",
             was_stopped=rank.was_stopped,
         )

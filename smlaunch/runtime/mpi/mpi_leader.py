@@ -199,10 +199,10 @@ class _MpirunProcess:
         self._process_output = _MpirunOutput(read_end, b"[mpirun] ", self._output)
 
     def descriptors_to_poll(self) -> List[int]:
-        is_readable = (
-            self._process_output is not None and self._process_output.is_open and not self._output.is_full
-        )
-        return [self._process_output.descriptor] if is_readable and self._process_output is not None else []
+        output = self._process_output
+        if output is None or not output.is_open or self._output.is_full:
+            return []
+        return [output.descriptor]
 
     def forward_output(self, ready_fds: Set[int]) -> None:
         if self._process_output is not None and self._process_output.descriptor in ready_fds:
@@ -220,14 +220,17 @@ class _MpirunProcess:
         return bool(pid)
 
     def terminate(self) -> bool:
-        """Send SIGTERM, upon which it ends its daemons and ranks; SIGKILL at the second call. False when no
-        further call is needed.
+        """Send mpirun SIGTERM, upon which it ends its daemons and ranks; at the second call SIGKILL. Return
+        whether there is a second call to make.
         """
-        if self._pid is None or self.status is not None:
+        if self._pid is None or self.status is not None:  # not started, or exited
             return False
-        os.kill(self._pid, signal.SIGKILL if self._sigterm_sent else signal.SIGTERM)
-        needs_sigkill, self._sigterm_sent = not self._sigterm_sent, True
-        return needs_sigkill
+        if self._sigterm_sent:
+            os.kill(self._pid, signal.SIGKILL)
+            return False
+        os.kill(self._pid, signal.SIGTERM)
+        self._sigterm_sent = True
+        return True
 
     def last_output(self) -> str:
         """Return the end of its output."""

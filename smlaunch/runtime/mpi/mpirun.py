@@ -13,7 +13,7 @@ import tempfile
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from smlaunch.contract.failure_reason import format_failure
-from smlaunch.contract.launch_spec import LaunchSpec, host_references
+from smlaunch.contract.launch_spec import LaunchSpec
 from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, SECRET_FILE
 from smlaunch.contract.tcp_ports import EXEC_AGENT_PORT
 from smlaunch.runtime import external_tools, failure_file
@@ -26,13 +26,13 @@ from smlaunch.runtime.process_commands import (
     HostContext,
     ProcessCommand,
     base_environment,
+    reject_rank_references,
     resolve_argv,
     resolve_environment,
 )
 from smlaunch.runtime.rank_supervisor import Supervisor
 from smlaunch.runtime.rendezvous import shared_variables
 
-_RANK_REFERENCES = frozenset(("rank", "local_rank"))
 _EXTRA_FOLDERS = ("/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin")
 """Where images have an MPI that is not on their PATH: AWS's EFA installer, and Red Hat's packages."""
 
@@ -73,40 +73,37 @@ def _job_digest(environ: Mapping[str, str]) -> str:
 def _prepare_host(
     spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], folder: str, remote_shell: str
 ) -> ProcessCommand:
-    """Write what host_program.py and rank_wrapper.py read in ``folder``; return the command of the former.
+    """Prepare this host for an MPI program, and return the command of host_program.py, which supervises its
+    ranks. Writes into ``folder`` what that program and rank_wrapper.py read, and the script ``remote_shell``.
     Raises SetupError.
     """
-    _check_references(spec)
-    references = {
-        name: value for name, value in host.reference_values(0).items() if name not in _RANK_REFERENCES
-    }
-    base_env = base_environment(host, environ)
-    base_env.update(shared_variables(host.cluster, host.ranks_per_host, host.port, environ))
-    rank_command = rank_wrapper.RankCommand(
-        resolve_argv(spec.ranks.argv, references, host.hyperparameters),
-        resolve_environment(base_env, spec.ranks.env, references),
-        os.getcwd(),
+    rank_spec, ranks_per_host = spec.ranks, host.ranks_per_host
+    reject_rank_references(
+        (*rank_spec.argv, *rank_spec.launcher_options, *(arg for _, arg in rank_spec.env)), "mpirun"
     )
+    reference_values = host.reference_values_of_host()
+    rank_command = _make_rank_command(spec, host, environ, reference_values)
     _write_private(os.path.join(folder, rank_wrapper.RANK_COMMAND_FILE), rank_command.to_json())
     os.mkfifo(os.path.join(folder, rank_wrapper.EVENTS_FIFO), 0o600)
-    for local_rank in range(host.ranks_per_host):
+    for local_rank in range(ranks_per_host):
         os.mkfifo(os.path.join(folder, rank_wrapper.OUTPUT_FIFO.format(local_rank)), 0o600)
     os.mkdir(os.path.join(folder, "tmp"))
-    archive = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
+    runtime_archive = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
     secret_file = os.path.join(host.paths.channel_dir(RUNTIME_CHANNEL), SECRET_FILE)
+    agent_port = host.port + EXEC_AGENT_PORT  # the latter is an offset
+    _write_remote_shell(remote_shell, runtime_archive, agent_port, secret_file)
     daemon_env = _daemon_environment(rank_command, host, folder)
-    _write_remote_shell(remote_shell, archive, host.port + EXEC_AGENT_PORT, secret_file)
     mpirun_command = None
     if host.cluster.current_host == host.cluster.leader:
-        options = resolve_argv(spec.ranks.launcher_options, references, host.hyperparameters)
+        options = resolve_argv(rank_spec.launcher_options, reference_values, host.hyperparameters)
         mpirun_command = _mpirun_command(
-            host, daemon_env, remote_shell, [os.fsdecode(arg) for arg in options]
+            host, daemon_env, remote_shell, [os.fsdecode(option) for option in options]
         )
     config = mpi_host.MpiHostConfig(
         host=host.cluster.current_host,
         hosts=list(host.cluster.hosts),
-        ranks_per_host=host.ranks_per_host,
-        agent_port=host.port + EXEC_AGENT_PORT,
+        ranks_per_host=ranks_per_host,
+        agent_port=agent_port,
         secret_file=secret_file,
         env=daemon_env,
         mpirun_command=mpirun_command,
@@ -114,29 +111,27 @@ def _prepare_host(
         failure_grace_seconds=spec.failure_grace_seconds,
     )
     _write_private(os.path.join(folder, mpi_host.CONFIG_FILE), json.dumps(config._asdict()))
-    command = (*mpi_host.module_command("mpi.host_program", sys.executable, archive), folder)
-    rank_numbers = tuple(
-        range(
-            host.cluster.host_rank * host.ranks_per_host, (host.cluster.host_rank + 1) * host.ranks_per_host
-        )
-    )
+    command = (*mpi_host.module_command("mpi.host_program", sys.executable, runtime_archive), folder)
+    first_rank = host.cluster.host_rank * ranks_per_host
     return ProcessCommand(
-        tuple(os.fsencode(arg) for arg in command),
-        resolve_environment(daemon_env),
-        rank_numbers,
+        argv=tuple(os.fsencode(arg) for arg in command),
+        env=resolve_environment(daemon_env),
+        ranks=tuple(range(first_rank, first_rank + ranks_per_host)),
         aborts_ranks=True,
     )
 
 
-def _check_references(spec: LaunchSpec) -> None:
-    """Refuse references that differ from rank to rank. Raises SetupError."""
-    args = (*spec.ranks.argv, *spec.ranks.launcher_options, *(arg for _, arg in spec.ranks.env))
-    for reference in (reference for arg in args for reference in host_references(arg)):
-        if reference.name in _RANK_REFERENCES:
-            raise SetupError(
-                "job.json: {!r} is not known before mpirun starts its ranks; "
-                "read RANK and LOCAL_RANK in the program".format(reference.name)
-            )
+def _make_rank_command(
+    spec: LaunchSpec, host: HostContext, environ: Mapping[str, str], reference_values: Mapping[str, str]
+) -> rank_wrapper.RankCommand:
+    """Return the program of the user with the variables that are the same for all ranks of this host."""
+    host_env = base_environment(host, environ)
+    host_env.update(shared_variables(host.cluster, host.ranks_per_host, host.port, environ))
+    return rank_wrapper.RankCommand(
+        resolve_argv(spec.ranks.argv, reference_values, host.hyperparameters),
+        resolve_environment(host_env, spec.ranks.env, reference_values),
+        os.getcwd(),
+    )
 
 
 def _daemon_environment(

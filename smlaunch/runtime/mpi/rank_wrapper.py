@@ -84,6 +84,24 @@ class RankCommand(NamedTuple):
         return cls(tuple(os.fsencode(argument) for argument in document["argv"]), env, document["directory"])
 
 
+class RankEvent(NamedTuple):
+    """What the parent of a rank reports to the runtime, as one line of JSON."""
+
+    kind: str
+    rank: int
+    local_rank: int
+    value: int
+    """The pid of the parent or of the rank that has started; the rank's exit code, or minus the number of the
+    signal that ended it.
+    """
+
+    time: float
+    """In seconds since the epoch."""
+
+    was_stopped: bool
+    """A signal of the launcher ended the rank."""
+
+
 class RankNumbers(NamedTuple):
     """The numbers that the MPI gives to a rank."""
 
@@ -119,16 +137,16 @@ def _read_int_variable(environ: Mapping[bytes, bytes], names: Sequence[str], def
 def rank_environment(
     command: RankCommand, numbers: RankNumbers, inherited: Mapping[bytes, bytes]
 ) -> Dict[bytes, bytes]:
-    """This host's variables, over those that came with the launcher, except what the launcher sets.
-    ``inherited``: the environment of this process.
+    """Return the environment of a rank: what this process inherited from the MPI's launcher, and above that
+    the variables of this host; but a variable that the launcher sets for its ranks keeps its value.
     """
     env = dict(inherited)
     env.pop(FOLDER_VARIABLE.encode(), None)
+    launcher_prefixes = tuple(prefix.encode() for prefix in _LAUNCHER_PREFIXES)  # such as OMPI_
+    launcher_paths = [name.encode() for name in _LAUNCHER_PATHS]  # such as PATH
     for name, value in command.env.items():
-        is_launcher_variable = name.startswith(tuple(prefix.encode() for prefix in _LAUNCHER_PREFIXES))
-        if name not in inherited or not (
-            is_launcher_variable or name in [path.encode() for path in _LAUNCHER_PATHS]
-        ):
+        is_launcher_variable = name.startswith(launcher_prefixes) or name in launcher_paths
+        if name not in inherited or not is_launcher_variable:
             env[name] = value
     rank_variables = {
         "RANK": numbers.rank,
@@ -293,16 +311,11 @@ class _RankParent:
             and value != 0
             and abs(value) % 128 in self._received_signals
         )
-        document: List[object] = [
-            event,
-            self._numbers.rank,
-            self._numbers.local_rank,
-            value,
-            time.time(),
-            was_stopped,
-        ]
+        rank_event = RankEvent(
+            event, self._numbers.rank, self._numbers.local_rank, value, time.time(), was_stopped
+        )
         try:
-            os.write(self._events, json.dumps(document).encode() + b"\n")
+            os.write(self._events, json.dumps(rank_event).encode() + b"\n")
         except OSError:
             return  # the runtime is gone, and we shall be soon
 

@@ -164,39 +164,53 @@ def assume_killed(rank_exit: RankExit) -> RankExit:
 
 
 def _find_victim_ranks(rank_exits: Sequence[RankExit], mpirun_output: str) -> Set[int]:
-    """Return the ranks that failed because a peer was gone. The peer's connections close before its exit can
-    be reported, so on a busy machine the victims may be reported first.
+    """Return the ranks that failed only because a peer was gone. The peer's connections close before its exit
+    can be reported, so on a busy machine the victims may be reported first.
     """
-    failed = [rank_exit for rank_exit in rank_exits if _has_failed(rank_exit)]
-    lost_peer = {int(number) for number in _LOST_PEER_PATTERN.findall(mpirun_output)}
-    if any(rank_exit.rank not in lost_peer for rank_exit in failed):
-        failed = [rank_exit for rank_exit in failed if rank_exit.rank not in lost_peer]
-    else:
-        lost_peer = set()
-    own_exits = [rank_exit for rank_exit in failed if _exited_by_itself(rank_exit)]
-    lost_peer.update(
-        rank_exit.rank
-        for rank_exit in failed
-        if rank_exit.status in _LIBRARY_CRASHES
-        and any(abs(rank_exit.failed_at - exited.failed_at) < _SIMULTANEOUS_SECONDS for exited in own_exits)
+    failed_exits = [rank_exit for rank_exit in rank_exits if _has_failed(rank_exit)]
+    named_by_mpirun = {int(rank) for rank in _LOST_PEER_PATTERN.findall(mpirun_output)}
+    other_exits = [rank_exit for rank_exit in failed_exits if rank_exit.rank not in named_by_mpirun]
+    if not other_exits:  # one of them must be the cause
+        named_by_mpirun, other_exits = set(), failed_exits
+    crashed_victims = _find_ranks_crashed_with_peer(other_exits)
+    victims_of_signal = _find_victims_of_killed_rank(
+        [rank_exit for rank_exit in other_exits if rank_exit.rank not in crashed_victims], other_exits
     )
-    killed_ranks = [
-        rank_exit
-        for rank_exit in failed
-        if rank_exit.status is not None
-        and rank_exit.status < 0
-        and rank_exit.status != _ABORTED
-        and rank_exit.rank not in lost_peer
+    return named_by_mpirun | crashed_victims | victims_of_signal
+
+
+def _find_ranks_crashed_with_peer(failed_exits: Sequence[RankExit]) -> Set[int]:
+    """Return the ranks in which the MPI library crashed at about the time at which another exited by itself:
+    it may crash so when a peer is lost.
+    """
+    own_exit_times = [rank_exit.failed_at for rank_exit in failed_exits if _exited_by_itself(rank_exit)]
+    return {
+        rank_exit.rank
+        for rank_exit in failed_exits
+        if rank_exit.status in _LIBRARY_CRASHES
+        and any(abs(rank_exit.failed_at - time) < _SIMULTANEOUS_SECONDS for time in own_exit_times)
+    }
+
+
+def _find_victims_of_killed_rank(
+    possible_causes: Sequence[RankExit], failed_exits: Sequence[RankExit]
+) -> Set[int]:
+    """Return the ranks that failed shortly before one of ``possible_causes`` that a signal ended. Except
+    SIGABRT no signal comes from a lost peer, so the killed rank is the cause.
+    """
+    killed_at = [
+        rank_exit.failed_at
+        for rank_exit in possible_causes
+        if rank_exit.status is not None and rank_exit.status < 0 and rank_exit.status != _ABORTED
     ]
-    if killed_ranks:
-        # No other signal comes from a lost peer; the others may have failed because this rank was killed.
-        first_killed = min(killed_ranks, key=lambda end: end.failed_at)
-        lost_peer.update(
-            rank_exit.rank
-            for rank_exit in failed
-            if first_killed.failed_at - _SIMULTANEOUS_SECONDS < rank_exit.failed_at < first_killed.failed_at
-        )
-    return lost_peer
+    if not killed_at:
+        return set()
+    first_killed_at = min(killed_at)
+    return {
+        rank_exit.rank
+        for rank_exit in failed_exits
+        if first_killed_at - _SIMULTANEOUS_SECONDS < rank_exit.failed_at < first_killed_at
+    }
 
 
 def _exited_by_itself(rank_exit: RankExit) -> bool:
