@@ -30,6 +30,13 @@ class SaveResult(NamedTuple):
     """Why no save of this training can succeed."""
 
 
+class _SaveProblems(NamedTuple):
+    """Why a checkpoint was not committed; as in SaveResult."""
+
+    problem: Optional[str]
+    fatal_problem: Optional[str] = None
+
+
 class BackgroundSaver:
     def __init__(
         self, store: CheckpointStore, group: RankGroup, clock: Callable[[], float] = time.monotonic
@@ -82,23 +89,22 @@ class BackgroundSaver:
         step = int(snapshot.document["step"])
         started_at = self._clock()
         try:
-            problem, fatal_problem = self._save_on_all_ranks(step, snapshot, total_samples, tensor_sums)
+            problems = self._save_on_all_ranks(step, snapshot, total_samples, tensor_sums)
         except Exception as error:
             # Any error has to be raised in the training thread.
-            problem, fatal_problem = None, "{}: {}".format(type(error).__name__, error)
-        if problem is None and fatal_problem is None:
+            problems = _SaveProblems(None, "{}: {}".format(type(error).__name__, error))
+        if problems.problem is None and problems.fatal_problem is None:
             self.committed_step = step
-        self._result = SaveResult(step, self._clock() - started_at, problem, fatal_problem)
+        self._result = SaveResult(step, self._clock() - started_at, problems.problem, problems.fatal_problem)
 
     def _save_on_all_ranks(
         self, step: int, snapshot: Snapshot, total_samples: Optional[int], tensor_sums: Optional[TensorSums]
-    ) -> Tuple[Optional[str], Optional[str]]:
+    ) -> _SaveProblems:
         """Write this rank's shard of the checkpoint; when all ranks have written theirs, the leader (rank 0)
-        commits the step. Collective: every rank saves the same step.
+        commits the step. Return what prevented that. Collective: every rank saves the same step.
 
         ``total_samples``: used by all ranks so far; ``tensor_sums``: name and sum of each shared tensor, to
-        be compared between the ranks, or None. Return why this save failed (the next one may succeed), and
-        why no save can succeed; None for each that does not apply.
+        be compared between the ranks, or None.
         """
         # The layout is the names and shapes of the shared tensors.
         report: Dict[str, Any] = {"layout_sha256": snapshot.layout_sha256, "tensor_sums": tensor_sums}
@@ -109,7 +115,7 @@ class BackgroundSaver:
         fatal_problem = fatal_problem or _describe_shared_state_difference(reports_by_rank)
         problem = _find_first_problem(reports_by_rank, "problem")
         if fatal_problem or problem:
-            return problem, fatal_problem
+            return _SaveProblems(problem, fatal_problem)
         # Only the leader commits, and reports a problem if it cannot; all ranks wait here for its report.
         commit_report = (
             self._commit_step(step, reports_by_rank, total_samples) if self._store.is_leader else {}
@@ -119,7 +125,7 @@ class BackgroundSaver:
             # Each rank deletes its own shards of old steps, which this committed one replaces.
             self._store.mark_committed(step)
             self._store.delete_old_steps()
-        return problem, None
+        return _SaveProblems(problem)
 
     def _write_own_shard(self, step: int, snapshot: Snapshot) -> Dict[str, Any]:
         """Write this rank's shard; return what it reports to the others: ``shard``, or why there is none as

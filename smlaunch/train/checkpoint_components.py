@@ -71,12 +71,12 @@ class ModelComponent:
         return fsdp_state.model_state(self._model) if self._is_sharded else self._module.state_dict()
 
     def _buffer_names(self) -> Any:
-        """Return the names of the buffers."""
-        parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        """Return the names of what the module's state has beside the parameters."""
+        parameter_names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
         if self._is_sharded:
-            buffers = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
-            return buffers - parameters
-        return set(self._module.state_dict()) - parameters
+            buffer_names = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
+            return buffer_names - parameter_names
+        return set(self._module.state_dict()) - parameter_names
 
 
 class OptimizerComponent:

@@ -106,16 +106,18 @@ def restore_components(checkpoint: LoadableCheckpoint, components: Sequence[Comp
 def _verify_shards_on_host(
     store: CheckpointStore, manifest: Manifest, environ: Mapping[str, str]
 ) -> List[int]:
-    """Verify the checkpoint together with the other ranks of this host; return the ranks whose shards this
-    one needs."""
-    leader = store.open_shard(manifest, 0).read_tree()
-    if manifest.world_size == store.world_size and not leader["all_shards_needed"]:
+    """Verify the shards of a checkpoint that the ranks of this host need, divided among them; return the
+    ranks that saved the shards that this one needs. Raises DamagedFileError for a damaged shard."""
+    # Every rank needs shard 0, the only one with the shared state's structure, and verifies it by reading.
+    first_shard = store.open_shard(manifest, rank=0).read_tree()
+    if manifest.world_size == store.world_size and not first_shard["all_shards_needed"]:
         store.verify(manifest, [store.rank])
         return sorted({0, store.rank})
-    all_ranks = range(manifest.world_size)
+    # All ranks of this host need the same shards: each verifies its share of the others.
     local_world_size, local_rank = int(environ.get("LOCAL_WORLD_SIZE", 1)), int(environ.get("LOCAL_RANK", 0))
-    store.verify(manifest, [rank for rank in all_ranks if rank and rank % local_world_size == local_rank])
-    return list(all_ranks)
+    other_shards = range(1, manifest.world_size)
+    store.verify(manifest, [rank for rank in other_shards if rank % local_world_size == local_rank])
+    return list(range(manifest.world_size))
 
 
 def _read_verified_shard(store: CheckpointStore, manifest: Manifest, rank: int) -> Mapping[str, Any]:

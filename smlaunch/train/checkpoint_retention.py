@@ -18,7 +18,8 @@ class RetentionPolicy:
         self._keep_last = keep_last
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._counted_since_by_step: Dict[int, float] = {}
+        self._committed_at_by_step: Dict[int, float] = {}
+        """By the clock; of a step that was found, when it was found."""
         self._written_steps: Set[int] = set()
 
     def add_found_steps(self, steps: Iterable[int]) -> None:
@@ -26,7 +27,7 @@ class RetentionPolicy:
         on."""
         if not self._written_steps:
             for step in steps:
-                self._counted_since_by_step.setdefault(step, self._clock())
+                self._committed_at_by_step.setdefault(step, self._clock())
 
     def add_written_step(self, step: int) -> None:
         """Add a step that may have files. If it is never committed, it is deleted with the older steps.
@@ -34,31 +35,33 @@ class RetentionPolicy:
         Later steps that were found at the start could not be loaded: they do not count.
         """
         self._written_steps.add(step)
-        self._counted_since_by_step = {
-            found_step: since
-            for found_step, since in self._counted_since_by_step.items()
+        self._committed_at_by_step = {
+            found_step: committed_at
+            for found_step, committed_at in self._committed_at_by_step.items()
             if found_step <= step
         }
 
     def add_committed_step(self, step: int) -> None:
-        """Called again if a step is saved a second time after a restart."""
-        self._counted_since_by_step[step] = self._clock()
+        """Add a step that is committed now; also one that is saved a second time after a restart."""
+        self._committed_at_by_step[step] = self._clock()
 
     def forget_step(self, step: int) -> None:
-        self._counted_since_by_step.pop(step, None)
+        self._committed_at_by_step.pop(step, None)
         self._written_steps.discard(step)
 
     def steps_to_delete(self, protected: Iterable[int] = ()) -> List[int]:
-        """Return the steps that may be deleted, oldest first."""
+        """Return the steps that may be deleted, oldest first: those before the newest ``keep_last`` committed
+        steps that have had time to reach S3 (settled). ``protected``: steps to retain in any case."""
         now = self._clock()
-        settled = sorted(
-            step for step, since in self._counted_since_by_step.items() if now - since >= self._settle_seconds
+        settled_steps = sorted(
+            step
+            for step, committed_at in self._committed_at_by_step.items()
+            if now - committed_at >= self._settle_seconds
         )
-        if len(settled) <= self._keep_last:
+        if len(settled_steps) <= self._keep_last:
             return []
-        oldest_retained = settled[-self._keep_last]
+        oldest_retained_step = settled_steps[-self._keep_last]
+        existing_steps = self._written_steps.union(self._committed_at_by_step)
+        older_steps = sorted(step for step in existing_steps if step < oldest_retained_step)
         protected_steps = set(protected)
-        existing_steps = self._written_steps.union(self._counted_since_by_step)
-        return [
-            step for step in sorted(existing_steps) if step < oldest_retained and step not in protected_steps
-        ]
+        return [step for step in older_steps if step not in protected_steps]

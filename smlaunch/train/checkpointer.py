@@ -433,11 +433,11 @@ class Checkpointer:
             time.monotonic(), self._stop_signal.seconds_left()
         )
         return _StepVotes(
-            int(self._stop_reason is not None),
-            int(is_due),
-            int(save_running),
-            int(save_failed),
-            self._data_wait_monitor.take_lost_microseconds(),
+            stop=int(self._stop_reason is not None),
+            save=int(is_due),
+            save_running=int(save_running),
+            save_failed=int(save_failed),
+            data_wait_us=self._data_wait_monitor.take_lost_microseconds(),
         )
 
     def _is_save_due(self, votes: _StepVotes) -> bool:

@@ -55,8 +55,9 @@ class WaitTimer:
         self._requested_at = self._clock()
 
     def record_arrival(self) -> None:
-        """Record that the requested batch has arrived, and add the time lost by waiting for it. On a GPU that
-        is known only when the GPU reaches the events at both ends of the wait: until then it is pending."""
+        """Record that the requested batch has arrived, and add the time that was lost by waiting for it. A
+        GPU may have worked on during the wait: how long it was idle is known when it has reached the events
+        at both ends, and ``take_lost_seconds`` adds the time then."""
         if self._requested_at is None:
             return
         wait_seconds = self._clock() - self._requested_at
@@ -168,16 +169,16 @@ class DataWaitMonitor:
 
     @property
     def wait_share(self) -> Optional[float]:
-        """The share; None after too few steps, and for loops whose batches are not measured."""
+        """The share of the time since the first step (0 to 1) that the training has waited for data; None
+        after too few steps, and for loops whose batches are not measured."""
         if not self._has_batches or self._first_step_ended_at is None or self._steps < MIN_STEPS:
             return None
         elapsed_seconds = self._last_step_ended_at - self._first_step_ended_at
         return min(1.0, self._lost_seconds / elapsed_seconds) if elapsed_seconds >= MIN_SECONDS else None
 
     def metric_line_if_due(self, is_last: bool = False) -> Optional[str]:
-        """Return the line to print with the share of time that the training has waited for data; None if it
-        is not time for one. It is time at intervals, if the share has changed, and at the end
-        (``is_last``)."""
+        """Return the metric line with the share of time that the training has waited for data, if one is due:
+        at intervals, if the share has changed, and at the end (``is_last``). Otherwise return None."""
         wait_share = self.wait_share
         if self._first_step_ended_at is None or wait_share is None:  # too few steps
             return None

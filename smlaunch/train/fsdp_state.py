@@ -18,19 +18,19 @@ def is_sharded(model: Any) -> bool:
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
-def local_boxes(tensor: Any) -> List[TensorBox]:
-    """Return the pieces of a distributed tensor on this rank; none for an ordinary tensor. Raises ValueError
-    for a placement whose pieces are not boxes."""
+def list_local_boxes(tensor: Any) -> List[TensorBox]:
+    """Return the boxes of a distributed tensor on this rank, each a rectangular block of its elements; none
+    for an ordinary tensor. Raises ValueError for a tensor that is distributed in another way."""
     dtensor_class = _dtensor_class()
-    if dtensor_class is not None and isinstance(tensor, dtensor_class):
-        return [_box_of(tensor)]
-    if type(tensor).__name__ == "ShardedTensor":
+    if dtensor_class is not None and isinstance(tensor, dtensor_class):  # of fully_shard
+        return [_dtensor_box(tensor)]
+    if type(tensor).__name__ == "ShardedTensor":  # of the older FullyShardedDataParallel
         return [
             TensorBox(
-                tuple(shard.metadata.shard_offsets),
-                tuple(shard.metadata.shard_sizes),
-                shard.tensor,
-                is_writer=True,
+                offsets=tuple(shard.metadata.shard_offsets),
+                shape=tuple(shard.metadata.shard_sizes),
+                local_tensor=shard.tensor,
+                is_saved_here=True,  # no other rank has it
             )
             for shard in tensor.local_shards()
         ]
@@ -64,7 +64,7 @@ def load_optimizer_state(model: Any, optimizer: Any, state: Dict[str, Any]) -> N
     state_dict.set_optimizer_state_dict(model, optimizer, state)
 
 
-def _box_of(tensor: Any) -> TensorBox:
+def _dtensor_box(tensor: Any) -> TensorBox:
     """Return this rank's piece of a DTensor. Raises ValueError for a placement that is neither Shard nor
     Replicate."""
     from torch.distributed.tensor import Replicate, Shard
@@ -80,12 +80,16 @@ def _box_of(tensor: Any) -> TensorBox:
     shape, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    writes = all(
-        index == 0
-        for index, placement in zip(coordinate, tensor.placements)
-        if isinstance(placement, Replicate)
+    # This rank's coordinate in each dimension of the mesh along which ranks have the same box.
+    replica_indices = [
+        index for index, placement in zip(coordinate, tensor.placements) if isinstance(placement, Replicate)
+    ]
+    return TensorBox(
+        offsets=tuple(offsets),
+        shape=tuple(shape),
+        local_tensor=tensor.to_local(),
+        is_saved_here=not any(replica_indices),  # by the first replica
     )
-    return TensorBox(tuple(offsets), tuple(shape), tensor.to_local(), writes)
 
 
 def _dtensor_class() -> Any:

@@ -37,6 +37,8 @@ class ProgressReporter:
             return
         step, steps, metrics = self._pending_step
         self._pending_step = None
-        values: Dict[str, Any] = {"step": step, **({"steps": steps} if steps else {})}
+        values: Dict[str, Any] = {"step": step}
+        if steps:  # of the whole training, if it is known
+            values["steps"] = steps
         values.update({name: "{:.6g}".format(float(value)) for name, value in metrics.items()})
         print(format_line(PROGRESS_KIND, **values), file=sys.stdout, flush=True)

@@ -149,7 +149,11 @@ class ResumableOrder:
         """Steps of one whole epoch."""
         _, world_size = self._rank_and_world_size()
         full_steps, remainder = divmod(self.length, self.batch_size)
-        return full_steps + (1 if self.tail == DEAL and (remainder >= world_size or full_steps == 0) else 0)
+        if self.tail == DROP:
+            return full_steps
+        # A remainder that has no sample for some ranks is no step of its own, unless it is the only one.
+        has_step_of_remainder = remainder >= world_size or full_steps == 0
+        return full_steps + has_step_of_remainder
 
     def steps_until(self, epochs: int) -> int:
         """Steps from the position to the end of ``epochs`` epochs, counted from the start."""
@@ -179,11 +183,13 @@ class ResumableOrder:
         step_size = self._count_samples_in_next_step(position)
         if step_size is None:
             return []
+        # All ranks get ``share`` samples, the first ``remainder`` ranks one more.
         share, remainder = divmod(position.carryover + step_size, world_size)
         start = rank * share + min(rank, remainder)
         end = start + share + (1 if rank < remainder else 0)
+        # Samples carried over from the previous epoch come first; the position is after them.
         return [
-            self._compute_sample_key_at(position, offset - position.carryover) for offset in range(start, end)
+            self._compute_sample_key_at(position, index - position.carryover) for index in range(start, end)
         ]
 
     def batches(self) -> Iterator[Tuple[OrderPosition, List[SampleKey]]]:
@@ -228,8 +234,8 @@ class ResumableOrder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if the state belongs to another order; the batch size and the number of ranks may
-        differ."""
+        """Continue from the position of a checkpoint. Raises ValueError if its state belongs to another order
+        of samples; the batch size and the number of ranks may differ."""
         differing = [
             "{}: {!r} in the checkpoint, {!r} in the script".format(name, state[name], getattr(self, name))
             for name in ("length", "seed", "shuffle", "tail")
@@ -237,13 +243,21 @@ class ResumableOrder:
         ]
         if differing:
             raise ValueError("order: the checkpoint was made with another order: " + "; ".join(differing))
-        self.position = OrderPosition(*(int(state[key]) for key in ("epoch", "used", "carried", "samples")))
+        self.position = OrderPosition(
+            epoch=int(state["epoch"]),
+            used_in_epoch=int(state["used"]),
+            carryover=int(state["carried"]),
+            total_samples=int(state["samples"]),
+        )
         self.restored_batch_size = int(state["batch_size"])
 
     def _count_samples_in_next_step(self, position: OrderPosition) -> Optional[int]:
         """Return how many samples of the position's epoch all ranks together use in the next step; None if
-        the epoch is over. The last step is smaller; or larger, by a remainder that is too small for a step of
-        its own. With ``drop`` the tail, the samples that do not fill a step, is left out."""
+        the epoch is over.
+
+        That is the batch size except at the end of an epoch: ``drop`` leaves out the samples that do not fill
+        a step; ``deal`` makes a smaller step of them, or adds them to the last full step if they are fewer
+        than the ranks."""
         _, world_size = self._rank_and_world_size()
         # used_in_epoch: samples that all ranks have used of the position's epoch.
         remaining = self.length - position.used_in_epoch

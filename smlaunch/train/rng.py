@@ -44,13 +44,15 @@ def capture_generator_states() -> Dict[str, Any]:
 
 
 def unused_generators() -> List[str]:
-    """Return generators that were not drawn from since they were seeded, as far as that can be seen: NumPy's
-    is then at the end of its words (one before it without a seed), without a cached normal number."""
+    """Return the libraries from whose global generator no number was drawn since it was seeded, as far as its
+    state shows that: only NumPy's does."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
-    _, words, position, has_gauss, _ = numpy.random.get_state()
-    return [NUMPY] if len(words) - position in (0, 1) and not has_gauss else []
+    _, key_words, position, has_gauss, _ = numpy.random.get_state()
+    # A new generator has used up its words, so that the first draw makes others; without a seed, all but one.
+    is_position_new = len(key_words) - position in (0, 1)
+    return [NUMPY] if is_position_new and not has_gauss else []
 
 
 def restore_generator_states(state_by_library: Mapping[str, Any]) -> None:
@@ -91,8 +93,9 @@ def sample_seed() -> int:
 
 @contextlib.contextmanager
 def fork_rng(restore_state: bool) -> Iterator[None]:
-    """Load samples inside this context, which may draw from the global random generators. ``restore_state``:
-    restore the generators at its end, since this process also trains; a loader's worker process does not."""
+    """Let code inside this context, which loads samples, draw from the global random generators.
+    ``restore_state``: restore them at its end, for a process that also trains; a loader's worker process does
+    not need that."""
     global _current_sample_seed
     if not restore_state:
         yield

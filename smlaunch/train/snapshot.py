@@ -110,12 +110,12 @@ class Snapshotter:
         whole_tensor_indices: List[int] = []
         for tensor_index, tensor in enumerate(shared_tensors):
             path, dtype, _shape = tensor_specs[tensor_index]
-            local_boxes = _find_local_boxes_of(tensor, path)
+            local_boxes = _list_local_boxes_of(tensor, path)
             if not local_boxes:
                 whole_tensor_indices.append(tensor_index)
             for box in local_boxes:
                 is_empty = 0 in box.shape
-                if box.is_writer and not is_empty:  # of several ranks with the same box, one writes it
+                if box.is_saved_here and not is_empty:  # of several ranks with the same box, one writes it
                     sources.append(_flat_bytes_of(box.local_tensor, path))
                     boxes.append(
                         (tensor_index, box.offsets, _CopyReference(len(sources) - 1, dtype, box.shape))
@@ -187,7 +187,7 @@ def sum_shared_tensors(shared: Any) -> List[Tuple[str, int]]:
     sums = [
         (_dotted_path(path), _flat_bytes_of(tensor, path).sum(dtype=torch.int64))
         for path, tensor in tensor_trees.tensors_by_path(shared).items()
-        if not fsdp_state.local_boxes(tensor)
+        if not fsdp_state.list_local_boxes(tensor)
     ]
     return [(name, int(value)) for name, value in sums]
 
@@ -234,11 +234,11 @@ def _assemble_tensor(
     else a new one. ``pieces`` and ``boxes``: what the checkpoint has of it."""
     path, dtype, shape = tensor_spec
     # The parts of a sharded tensor that this rank holds.
-    target_boxes = _find_local_boxes_of(current_value, path) if tensor_trees.is_tensor(current_value) else []
+    target_boxes = _list_local_boxes_of(current_value, path) if tensor_trees.is_tensor(current_value) else []
     if not target_boxes:  # not sharded
         full_tensor = tensor_trees.empty_tensor(dtype, shape)
-        # is_writer matters only when saving.
-        whole_box = TensorBox((0,) * len(shape), tuple(shape), full_tensor, is_writer=False)
+        # is_saved_here matters only when saving.
+        whole_box = TensorBox((0,) * len(shape), tuple(shape), full_tensor, is_saved_here=False)
         _copy_saved_tensor_to(whole_box, tensor_spec, pieces, boxes)
         return full_tensor
     if tuple(current_value.shape) != tuple(shape):
@@ -314,9 +314,9 @@ def _flat_bytes_of(tensor: Any, path: TreePath) -> Any:
         raise ValueError("{}: {}".format(_dotted_path(path), error)) from None
 
 
-def _find_local_boxes_of(tensor: Any, path: TreePath) -> List[TensorBox]:
+def _list_local_boxes_of(tensor: Any, path: TreePath) -> List[TensorBox]:
     try:
-        return fsdp_state.local_boxes(tensor)
+        return fsdp_state.list_local_boxes(tensor)
     except ValueError as error:
         raise ValueError("{}: {}".format(_dotted_path(path), error)) from None
 

@@ -63,18 +63,17 @@ class TraceWriter:
             self._append_row(row)
 
     def _drawn_generators(self, components: Sequence[Component]) -> List[str]:
-        """Return the generators whose state has changed since the start."""
-        unused = rng.unused_generators()
-        return [
-            name
-            for name, state in generator_sha256s(components).items()
-            if state != self._start_digests.get(name)
-            # A library imported since the start has a generator that was not recorded there.
-            and (
-                name in self._start_digests
-                or name not in {GLOBAL_GENERATORS + "." + generator for generator in unused}
-            )
-        ]
+        """Return the names of the random generators from which numbers were drawn since the start."""
+        unused_names = {GLOBAL_GENERATORS + "." + library for library in rng.unused_generators()}
+        drawn_names = []
+        for name, digest in generator_sha256s(components).items():
+            if name in self._start_digests:
+                was_drawn = digest != self._start_digests[name]
+            else:  # its library was imported after the start
+                was_drawn = name not in unused_names
+            if was_drawn:
+                drawn_names.append(name)
+        return drawn_names
 
     def _append_row(self, row: Mapping[str, Any]) -> None:
         # Opened for each line: a killed process leaves complete lines.
@@ -115,10 +114,13 @@ def generator_sha256s(components: Sequence[Component]) -> Dict[str, str]:
 def tree_sha256(tree: Any) -> str:
     """Return the sha256 of plain values, tensors (type, shape and bytes) and arrays; for a sharded tensor, of
     its pieces on this rank. Equal dicts have equal digests, whatever the order of their keys."""
+
+    def replace_by_local_tensors(value: Any, path: tensor_trees.TreePath) -> Any:
+        """Return this rank's pieces of a sharded tensor; any other value unchanged."""
+        return [box.local_tensor for box in fsdp_state.list_local_boxes(value)] or value
+
     sha256 = hashlib.sha256()
-    local_tree = tensor_trees.map_leaves(
-        tree, lambda value, path: [box.local_tensor for box in fsdp_state.local_boxes(value)] or value
-    )
+    local_tree = tensor_trees.map_leaves(tree, replace_by_local_tensors)
     for chunk in tree_format.encode_tree(_sorted(tensor_trees.to_buffers(local_tree))).chunks():
         sha256.update(chunk)
     return sha256.hexdigest()

@@ -35,8 +35,9 @@ class StopSignal:
             self._is_installed = True
 
     def restore_handler(self, is_stopping: bool) -> None:
-        """Restore the previous handler, unless the script ``is_stopping``: ranks on another host may have
-        stopped earlier, and a SIGTERM that comes now must not kill a rank that is already stopping."""
+        """Restore the previous handler of SIGTERM, unless the training was asked to stop (``is_stopping``):
+        the signal may come only now, from a host that stopped earlier, and must not kill a rank that is
+        already stopping."""
         if self._is_installed and not is_stopping:
             signal.signal(
                 signal.SIGTERM, signal.SIG_DFL if self._previous_handler is None else self._previous_handler

@@ -18,14 +18,14 @@ _TORCH_PREFIX, _ARRAY_PREFIX, _SCALAR_PREFIX = "torch.", "numpy.", "numpy-scalar
 
 
 class TensorBox(NamedTuple):
-    """This rank's piece of a tensor that is distributed over several ranks. ``offsets`` and ``shape``: in
-    elements of the whole."""
+    """This rank's piece of a tensor that is distributed over several ranks: a rectangular block of its
+    elements. ``offsets`` and ``shape``: of the block in the whole tensor, one number for each dimension."""
 
     offsets: Tuple[int, ...]
     shape: Tuple[int, ...]
     local_tensor: Any
-    is_writer: bool
-    """Of several ranks with the same piece, this one saves it."""
+    is_saved_here: bool
+    """Of the ranks that have the same box, this one saves it."""
 
 
 def map_leaves(tree: Any, convert: Callable[[Any, TreePath], Any], path: TreePath = ()) -> Any:
