@@ -89,24 +89,28 @@ def _read_archive_files(archive_path: Path, mask_text: TextMask) -> Iterator[tup
             if member.issym():
                 target_hash = hashlib.sha256(member.linkname.encode("utf-8", "surrogateescape")).hexdigest()
                 yield name, ArtifactFile({"": ValueDigest(target_hash, is_weight_like=False)})
+                continue
             file = tar.extractfile(member) if member.isfile() or member.islnk() else None
-            if file is None:  # a folder, or the link from above
+            if file is None:  # a folder
                 continue
             if member.size > MAX_FILE_BYTES:  # too large for memory: one digest of all its bytes
                 yield name, ArtifactFile(digest_chunks(_read_chunks(file)))
-                continue
-            content = file.read()
-            digest_by_value_path = digest_values(content, mask_text)
-            is_single_value = set(digest_by_value_path) == {""}
-            # TensorBoard writes a time into every record: such a file always differs, and holds no weights.
-            if _TEXT_IN_NAMES_OF_TENSORBOARD_FILES in member.name:
-                digest_by_value_path = {
-                    value_path: digest._replace(is_weight_like=False)
-                    for value_path, digest in digest_by_value_path.items()
-                }
-            # Kept, because the jobs of a resumed run may each store a piece of a log; None if it is no text.
-            log_lines = _split_log_lines(content, mask_text) if is_single_value else None
-            yield name, ArtifactFile(digest_by_value_path, log_lines)
+            else:
+                yield name, _digest_small_file(member.name, file.read(), mask_text)
+
+
+def _digest_small_file(name: str, content: bytes, mask_text: TextMask) -> ArtifactFile:
+    digest_by_value_path = digest_values(content, mask_text)
+    is_single_value = set(digest_by_value_path) == {""}
+    # TensorBoard writes a time into every record: such a file always differs, and holds no weights.
+    if _TEXT_IN_NAMES_OF_TENSORBOARD_FILES in name:
+        digest_by_value_path = {
+            value_path: digest._replace(is_weight_like=False)
+            for value_path, digest in digest_by_value_path.items()
+        }
+    # The lines, because the jobs of a resumed run may each store a piece of a log; None if it is no text.
+    log_lines = _split_log_lines(content, mask_text) if is_single_value else None
+    return ArtifactFile(digest_by_value_path, log_lines)
 
 
 def _read_chunks(file: IO[bytes]) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ import math
 import re
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MAX_REORDERED_ELEMENTS = 1 << 22
 """Limit for elements that are put into row-major order one by one."""
@@ -35,14 +35,8 @@ def digest_npy(content: bytes) -> dict[str, ValueDigest] | None:
     """
     if content[:6] != _NPY_MAGIC or len(content) < 12:
         return None
-    major_version = content[6]
-    # The header's length has 2 bytes in version 1, and 4 bytes in later ones.
-    header_start, length_format = (10, "<H") if major_version == 1 else (12, "<I")
     try:
-        (header_bytes,) = struct.unpack(length_format, content[8:header_start])
-        data_start = header_start + header_bytes
-        header_end = min(data_start, header_start + _MAX_NPY_HEADER_BYTES)
-        header = ast.literal_eval(content[header_start:header_end].decode("latin-1").strip())
+        header, data_start = _parse_npy_header(content)
         type_text, shape, data_bytes = repr(header["descr"]), header["shape"], content[data_start:]
         # The type is, for example, '<f4': byte order, kind, bytes of an element. Any other file is no match.
         if "O" in type_text:  # Python objects: a pickle follows
@@ -65,6 +59,18 @@ def digest_npy(content: bytes) -> dict[str, ValueDigest] | None:
         }
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, struct.error):
         return None
+
+
+def _parse_npy_header(content: bytes) -> tuple[dict[str, Any], int]:
+    """Return the header of a .npy file, and the offset of the elements behind it. Raises ValueError,
+    SyntaxError or struct.error for a damaged file."""
+    major_version = content[6]
+    # The header's length has 2 bytes in version 1, and 4 bytes in later ones.
+    header_start, length_format = (10, "<H") if major_version == 1 else (12, "<I")
+    (header_bytes,) = struct.unpack(length_format, content[8:header_start])
+    data_start = header_start + header_bytes
+    header_end = min(data_start, header_start + _MAX_NPY_HEADER_BYTES)
+    return ast.literal_eval(content[header_start:header_end].decode("latin-1").strip()), data_start
 
 
 def digest_array_elements(

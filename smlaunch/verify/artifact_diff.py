@@ -10,16 +10,16 @@ from smlaunch.verify.run_pair import RunDifference, RunPair, RunRecord
 
 
 def has_equal_weights(pair: RunPair) -> bool:
-    """Return whether any value that looks like weights (many numbers) is the same in the output files of both
-    runs."""
-    resumed_files = pair.resumed.artifact_files
-    return any(
-        # Many numbers, which are not equal by chance.
-        digest.is_weight_like and digest == resumed_files[file_name].digest_by_value_path.get(value_path)
-        for file_name, file in pair.baseline.artifact_files.items()
-        if file_name in resumed_files
-        for value_path, digest in file.digest_by_value_path.items()
-    )
+    """Return whether any value that looks like weights is the same in the output files of both runs. Weights
+    are many numbers, which are not equal by chance."""
+    for file_name, baseline_file in pair.baseline.artifact_files.items():
+        resumed_file = pair.resumed.artifact_files.get(file_name)
+        if resumed_file is None:
+            continue
+        for value_path, digest in baseline_file.digest_by_value_path.items():
+            if digest.is_weight_like and digest == resumed_file.digest_by_value_path.get(value_path):
+                return True
+    return False
 
 
 def diff_artifact_files(pair: RunPair) -> tuple[list[RunDifference], dict[str, str]]:

@@ -32,7 +32,7 @@ def explain_sample_order(findings: LintFindings) -> str:
 def explain_loss_difference(
     is_first_after_cut: bool, saved_components: Collection[str], findings: LintFindings
 ) -> Iterator[str]:
-    """Yield likely causes, with advice, of a training step that used the same samples before and after a
+    """Yield likely causes, with advice, of a training step that used the same samples with and without a
     resume and had another loss.
 
     ``is_first_after_cut``: it is the first step after the interruption (cut). ``saved_components``: names of
@@ -40,8 +40,8 @@ def explain_loss_difference(
     an exact resume.
     """
     if not is_first_after_cut:
-        # The steps before it were right: what was lost is used only after a step's loss is known.
-        # Such as the optimizer's state, which a parameter update uses.
+        # The first step's loss was right. So the state that was lost is used later in a step: by the update
+        # of the parameters, for example the optimizer's.
         yield from _explain_lost_update_state(saved_components, findings)
         return
     if findings.uses_torch and "model" not in saved_components:
@@ -51,11 +51,10 @@ def explain_loss_difference(
         random_calls_text = f" The script draws from them here: {_join_call_lines(findings.random_calls)}."
     yield (
         "the step itself computed another result from the same samples and the saved state: random numbers "
-        "of "
-        f"augmentation or dropout differ from those of the unsplit run.{random_calls_text} Code that runs "
-        "ahead (a "
-        "prefetching loader, its workers, skipped batches) draws from a global generator too, so that a cut "
-        "loses the generator's position; draw from a generator of the sample's own (docs/resume.md)"
+        f"of augmentation or dropout differ from those of the unsplit run.{random_calls_text} Code that runs "
+        "ahead (a prefetching loader, its workers, skipped batches) draws from a global generator too, so "
+        "that a cut loses the generator's position; draw from a generator of the sample's own "
+        "(docs/resume.md)"
     )
 
 
@@ -91,8 +90,7 @@ def _explain_unregistered_components(
         if component not in saved_components and call_lines:
             yield (
                 f"the state of the {component} is not saved: {_join_call_lines(call_lines)} starts again "
-                "after a restart. "
-                f"Pass it to the Checkpointer as {checkpointer_argument}"
+                f"after a restart. Pass it to the Checkpointer as {checkpointer_argument}"
             )
 
 
@@ -160,10 +158,8 @@ def explain_file_differences(saved_components: Collection[str], findings: LintFi
         yield from _explain_unregistered_components(saved_components, findings)
         yield (
             "samples, losses and registered state are the same, but the saved files are not: the script "
-            "saves "
-            "a state that is not registered with the Checkpointer (a moving average, buffers, the best "
-            "value so "
-            f"far, a history), or wrote it in a job before the last one. Registered are "
+            "saves a state that is not registered with the Checkpointer (a moving average, buffers, the best "
+            "value so far, a history), or wrote it in a job before the last one. Registered are "
             f"{_join_component_names(saved_components)}"
         )
         return

@@ -30,19 +30,18 @@ def kill_rank(job_name: str, rank: int) -> bool:
             process_by_pid[pid] = process
     # DataLoader workers inherit their rank's environment. Their parent is a process of the job, a rank's is
     # not.
-    ranks_and_pids = sorted(
-        (process.rank or 0, pid)  # None: its ranks have no numbers
+    rank_by_pid = {
+        pid: process.rank or 0  # None: its ranks have no numbers
         for pid, process in process_by_pid.items()
         if process.parent_pid not in process_by_pid
-    )
-    if not ranks_and_pids:
+    }
+    if not rank_by_pid:
         return False
-    pid_by_rank: dict[int, int] = {}
-    for found_rank, pid in ranks_and_pids:
-        pid_by_rank.setdefault(found_rank, pid)
-    _, any_pid = ranks_and_pids[rank % len(ranks_and_pids)]
+    pids = sorted(rank_by_pid, key=lambda pid: (rank_by_pid[pid], pid))
+    pids_of_rank = [pid for pid in pids if rank_by_pid[pid] == rank]
+    victim_pid = pids_of_rank[0] if pids_of_rank else pids[rank % len(pids)]
     try:
-        os.kill(pid_by_rank.get(rank, any_pid), signal.SIGKILL)
+        os.kill(victim_pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
     return True

@@ -43,17 +43,17 @@ class TimeSpan(NamedTuple):
 def discount_unrepeatable(
     comparison: Comparison, baseline_comparison: Comparison, all_runs_time: TimeSpan
 ) -> Comparison:
-    """Return the comparison of a resumed run without differences that the resume did not cause and that are
-    no result of the training, such as a date in a file.
+    """Return the comparison of a resumed run with an uninterrupted one, corrected for what the resume did not
+    cause: differences that two uninterrupted runs have as well.
 
-    ``baseline_comparison`` compares two uninterrupted runs: what differs between them is unrepeatable even
-    without a resume. ``all_runs_time``: from the first run's start to the last one's end. Where weights,
-    losses or state are unrepeatable, the causes say so instead.
+    Such a difference in a value that is no result of the training, for example a date in a file, is removed.
+    One in weights, losses or state remains, and the causes say that the training is not repeatable.
+    ``baseline_comparison`` compares two uninterrupted runs. ``all_runs_time``: from the first run's start to
+    the last one's end.
     """
     unrepeatable = _find_unrepeatable(comparison.differences, baseline_comparison.differences)
     if not unrepeatable:
         return comparison
-    # Values in files, other than weights, that are no result of the training: left out, with a note.
     irrelevant = [
         difference
         for difference in unrepeatable
@@ -61,24 +61,24 @@ def discount_unrepeatable(
     ]
     remaining = [difference for difference in comparison.differences if difference not in irrelevant]
     # With a note about each file that has irrelevant differences.
-    reduced_comparison = _remove_irrelevant_differences(comparison, remaining, irrelevant)
+    corrected = _remove_irrelevant_differences(comparison, remaining, irrelevant)
     if not remaining:
-        return replace(reduced_comparison, causes=())  # nothing is left to be explained
+        return replace(corrected, causes=())  # nothing is left to be explained
     relevant_unrepeatable = [difference for difference in unrepeatable if difference not in irrelevant]
     if not relevant_unrepeatable:
-        return reduced_comparison
+        return corrected
     # A Comparison only for its texts: the first says what is not repeatable.
     first_text = Comparison(differences=tuple(relevant_unrepeatable)).difference_texts[0]
     not_repeatable_cause = causes.explain_not_repeatable(first_text)
-    has_only_unrepeatable = len(unrepeatable) == len(comparison.differences)
+    has_only_unrepeatable = len(relevant_unrepeatable) == len(remaining)
     # Of the kinds "ranks" (their number) and "steps", from which all later differences may follow.
     has_unrepeatable_steps = any(
         difference.kind in ("ranks", "steps") for difference in relevant_unrepeatable
     )
     if has_only_unrepeatable or has_unrepeatable_steps:
         # The comparison's own causes blame the resume, wrongly; but a missing seed (seed_causes) explains it.
-        return replace(reduced_comparison, causes=(not_repeatable_cause, *comparison.seed_causes))
-    return replace(reduced_comparison, causes=(*comparison.causes, not_repeatable_cause))
+        return replace(corrected, causes=(not_repeatable_cause, *comparison.seed_causes))
+    return replace(corrected, causes=(*comparison.causes, not_repeatable_cause))
 
 
 def _find_unrepeatable(
@@ -92,15 +92,14 @@ def _find_unrepeatable(
         for difference in baseline_differences
         if _is_of_whole_file(difference)
     }
-    return [
-        difference
-        for difference in differences
-        if difference.key in unrepeatable_keys
-        or (
-            _is_of_whole_file(difference)
-            and _CHANGING_NUMBERS.sub("#", difference.name) in unrepeatable_file_patterns
-        )
-    ]
+
+    def is_unrepeatable(difference: RunDifference) -> bool:
+        if difference.key in unrepeatable_keys:
+            return True
+        file_pattern = _CHANGING_NUMBERS.sub("#", difference.name)
+        return _is_of_whole_file(difference) and file_pattern in unrepeatable_file_patterns
+
+    return [difference for difference in differences if is_unrepeatable(difference)]
 
 
 def _is_of_whole_file(difference: RunDifference) -> bool:
@@ -146,10 +145,11 @@ def is_repeatable(baseline_comparison: Comparison, all_runs_time: TimeSpan) -> b
 
 
 def _is_irrelevant(difference: RunDifference, has_compared_state: bool, all_runs_time: TimeSpan) -> bool:
-    """Return whether a value stands beside weights and state and is not a result of the training."""
+    """Return whether a difference that two uninterrupted runs have as well says nothing about the training:
+    it is in a value of a file, other than weights, and the trained state itself was compared
+    (``has_compared_state``) or the value is a time during the runs."""
     if difference.kind != "file" or difference.is_weight_like:
         return False
-    return has_compared_state or (
-        bool(difference.short_value_texts)
-        and all(map(all_runs_time.contains_time, difference.short_value_texts))
-    )
+    value_texts = difference.short_value_texts
+    are_values_times = bool(value_texts) and all(map(all_runs_time.contains_time, value_texts))
+    return has_compared_state or are_values_times

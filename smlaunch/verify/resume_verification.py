@@ -16,7 +16,7 @@ from typing import Any
 
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, Problem
-from smlaunch.job.model import Job
+from smlaunch.job.model import Entry, Job
 from smlaunch.runs.launch_target import Target
 from smlaunch.verify import causes
 from smlaunch.verify.rank_killer import can_kill
@@ -107,10 +107,7 @@ def verify_resume(
     baseline = trial_runner.run_trial("unsplit")
     if not baseline.record.trace_by_rank and not baseline.record.artifact_files:
         raise JobError([Problem("", _NOTHING_TO_COMPARE)])
-    # Calls in the script that may break an exact resume: they make the reported causes more precise.
-    program_file = find_program_file(job.entry, source_folder(job))
-    script_text = "" if program_file is None else program_file.read_text("utf-8", "replace")
-    lint_findings = lint_script(script_text, "" if program_file is None else program_file.name)
+    lint_findings = _lint_program(job, job.entry)  # they make the reported causes more precise
     trial_reports: list[TrialReport] = []
     for signal in signals:
         result = _run_with_cuts(
@@ -145,6 +142,15 @@ def verify_resume(
     return replace(report, trials=judged_reports, is_repeatable=is_repeatable(baseline_comparison, time_span))
 
 
+def _lint_program(job: Job, entry: Entry) -> LintFindings:
+    """Return the calls in the job's script that may break an exact resume; none for a script that is not
+    found, such as one of the image."""
+    program_file = find_program_file(entry, source_folder(job))
+    if program_file is None:
+        return LintFindings()
+    return lint_script(program_file.read_text("utf-8", "replace"), program_file.name)
+
+
 def _run_with_cuts(
     trial_runner: TrialRunner,
     signal: CutSignal,
@@ -161,7 +167,7 @@ def _run_with_cuts(
     """
     rank_count = len(baseline.record.trace_by_rank)
     result = TrialResult(baseline.record)
-    earliest_fraction = 0.0  # the part of the training during which no cut is made
+    earliest_fraction = 0.0  # of the training, before which no cut is made
     for seed_suffix in ("", "/again"):
         random = Random(f"{seed}/{signal}{seed_suffix}")  # noqa: S311
         planned_cuts = draw_cuts(
@@ -173,22 +179,18 @@ def _run_with_cuts(
             earliest_fraction=earliest_fraction,
         )
         steps_text = ", ".join(str(cut.after_step) for cut in planned_cuts if cut.after_step)
-        on_message(
-            f"{signal}: to be cut "
-            + (f"after steps {steps_text}" if steps_text else "by time, because it reports no steps")
-        )
+        cuts_text = f"after steps {steps_text}" if steps_text else "by time, because it reports no steps"
+        on_message(f"{signal}: to be cut {cuts_text}")
         result = trial_runner.run_trial(f"cut-{signal}", planned_cuts, baseline)
-        # has_resumed: the last job went on from a checkpoint.
-        has_resume_to_judge = bool(result.applied_cuts) and result.has_resumed
-        # A job that cannot start on its checkpoints is a result, too.
-        if result.resume_failure is not None or has_resume_to_judge:
+        if result.resume_failure is not None:  # a job that cannot start on its checkpoints is a result, too
+            return result
+        if result.applied_cuts and result.has_resumed:  # the last job went on from a checkpoint
             return result
         if result.applied_cuts:
             on_message("nothing was resumed: the last job started from the beginning")
             earliest_fraction = 0.5  # later, because a kill before the first checkpoint shows nothing
         else:
             on_message("nothing was resumed: the cuts came too late")
-            earliest_fraction = 0.0
     raise JobError([Problem("--cuts", _NOT_RESUMED if result.applied_cuts else _TOO_SHORT)])
 
 

@@ -175,9 +175,9 @@ def _list_compared_trace_items(
 
 
 def _difference_texts(differences: Sequence[RunDifference]) -> Iterator[str]:
-    """Yield the differences between two runs as sentences, in the order of cause and effect: steps, states of
-    components (model, optimizer ...), files. The differing values of one file are one sentence, and so are
-    all differing states."""
+    """Yield the differences between two runs as sentences, in the order of cause and effect: a run that did
+    not end, the number of ranks, and steps (one sentence each); the states of components such as the model
+    (all in one); files (one for each)."""
     for difference in differences:
         if difference.kind in ("run", "ranks", "steps"):
             yield difference.description

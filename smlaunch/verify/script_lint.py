@@ -33,32 +33,31 @@ class LintFindings:
 
 
 def lint_script(text: str, name: str) -> LintFindings:
-    """Return the findings in a script's text; none for a text that is not Python."""
+    """Return the calls in a script's text that may break an exact resume; none for a text that is not Python.
+    ``name``: of the script's file, for the findings."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return LintFindings()
     calls = [
-        (node.lineno, ast.unparse(node.func), node)
+        node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute))
     ]
-    calls.sort(key=lambda call: call[0])
+    calls.sort(key=lambda call: call.lineno)
+    calls_without_generator = [
+        call for call in calls if all(keyword.arg != "generator" for keyword in call.keywords)
+    ]
 
-    def matching_calls(pattern: re.Pattern[str]) -> tuple[str, ...]:
-        return tuple(f"{name}:{line} {called}" for line, called, _ in calls if pattern.search(called))
+    def find_calls(callee_pattern: re.Pattern[str], searched_calls: list[ast.Call]) -> tuple[str, ...]:
+        callees = [(call.lineno, ast.unparse(call.func)) for call in searched_calls]
+        return tuple(f"{name}:{line} {callee}" for line, callee in callees if callee_pattern.search(callee))
 
-    random_calls = tuple(
-        f"{name}:{line} {callee}"
-        for line, callee, node in calls
-        if _RANDOM.search(callee) and all(keyword.arg != "generator" for keyword in node.keywords)
-    )
-    uses_torch = re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) is not None
     return LintFindings(
-        matching_calls(_SCHEDULER),
-        matching_calls(_SCALER),
-        matching_calls(_AVERAGE),
-        random_calls,
-        matching_calls(_LOADER),
-        uses_torch,
+        schedulers=find_calls(_SCHEDULER, calls),
+        scalers=find_calls(_SCALER, calls),
+        moving_averages=find_calls(_AVERAGE, calls),
+        random_calls=find_calls(_RANDOM, calls_without_generator),
+        data_loaders=find_calls(_LOADER, calls),
+        uses_torch=re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) is not None,
     )

@@ -14,32 +14,32 @@ def diff_component_states(pair: RunPair) -> tuple[list[RunDifference], list[str]
 
     Returns the differences, and the generators that differ only because they are unseeded and unused.
     """
-    ranks_by_final_component: dict[str, list[int]] = {}  # of components that differ at the end
-    step_by_checkpoint_component: dict[str, int] = {}  # of components that differ at a checkpoint
+    ranks_differing_at_end: dict[str, list[int]] = {}  # by component
+    first_differing_step: dict[str, int] = {}  # of a checkpoint, by component
     unused_generators: set[str] = set()
     for rank, traces in pair.traces_by_rank.items():
-        differing_at_end = _components_differing_at_end(traces)  # names
-        step_by_component = _first_differing_checkpoint_step_by_component(traces)
+        components_differing_at_end = _components_differing_at_end(traces)
+        differing_step_by_component = _find_first_differing_checkpoints(traces)
         # A generator that neither run has drawn from has no effect on the training.
         unused_on_rank = {
             component
-            for component in (*differing_at_end, *step_by_component)
+            for component in (*components_differing_at_end, *differing_step_by_component)
             if all(_is_unused_generator(component, trace) for trace in traces)
         }
         unused_generators |= unused_on_rank
-        for component in differing_at_end:
+        for component in components_differing_at_end:
             if component not in unused_on_rank:
-                ranks_by_final_component.setdefault(component, []).append(rank)
-        for component, step in step_by_component.items():
+                ranks_differing_at_end.setdefault(component, []).append(rank)
+        for component, step in differing_step_by_component.items():
             if component not in unused_on_rank:
-                step_by_checkpoint_component.setdefault(component, step)
+                first_differing_step.setdefault(component, step)
     differences: list[RunDifference] = []
-    for component, ranks in ranks_by_final_component.items():
+    for component, ranks in ranks_differing_at_end.items():
         is_on_all_ranks = len(ranks) == len(pair.baseline.trace_by_rank)
         description = "" if is_on_all_ranks else f"rank {', '.join(map(str, ranks))}"
         differences.append(RunDifference(kind="state", name=component, description=description))
-    for component, step in step_by_checkpoint_component.items():
-        if component not in ranks_by_final_component:
+    for component, step in first_differing_step.items():
+        if component not in ranks_differing_at_end:
             description = f"after step {step}, but not at the end"
             differences.append(RunDifference(kind="state", name=component, description=description))
     return differences, sorted(unused_generators)
@@ -62,9 +62,9 @@ def _components_differing_at_end(traces: TracePair) -> list[str]:
     return _differing_components(baseline_digests, resumed_digests)
 
 
-def _first_differing_checkpoint_step_by_component(traces: TracePair) -> dict[str, int]:
-    """Return the step of the first checkpoint, of those that both runs took, in which the state of a
-    component on a rank differs, by component."""
+def _find_first_differing_checkpoints(traces: TracePair) -> dict[str, int]:
+    """Return, for each component whose state on a rank differs in a checkpoint that both runs took after the
+    same step, the first such step."""
     baseline_digests_by_step = {
         state.step: state.digest_by_component for state in traces.baseline.states if not state.is_final
     }

@@ -84,6 +84,14 @@ class AppliedCut:
 
 
 @dataclass(frozen=True)
+class _CheckpointsInS3:
+    exist: bool
+    """There are files of the script, beside smlaunch's outcome files."""
+    say_finished: bool
+    """The outcome file of the last job says that the training is finished."""
+
+
+@dataclass(frozen=True)
 class TrialResult:
     """One run of the script, unsplit or with cuts."""
 
@@ -118,17 +126,19 @@ def draw_cuts(
     ``last_step`` is 0 for a script that reports no steps, whose cuts are drawn by time. No cut comes before
     the fraction ``earliest_fraction`` of the training. ``rank_count``: ranks to choose from for a kill.
     """
-    first_step = 1 + int(last_step * earliest_fraction)
-    candidate_steps = range(first_step, max(first_step + 1, last_step)) if last_step else range(1)
-    steps = (
-        random.sample(candidate_steps, count)
-        if count <= len(candidate_steps)
-        else random.choices(candidate_steps, k=count)
-    )
+    if last_step:
+        first_step = 1 + int(last_step * earliest_fraction)
+        candidate_steps = range(first_step, max(first_step + 1, last_step))
+    else:
+        candidate_steps = range(1)  # only 0, of cuts by time
+    if count <= len(candidate_steps):
+        steps = random.sample(candidate_steps, count)
+    else:  # then some have to be equal
+        steps = random.choices(candidate_steps, k=count)
     time_fractions = sorted(random.uniform(max(0.1, earliest_fraction), 0.9) for _ in range(count))
     return [
-        PlannedCut(signal, step, time_fraction, random.randrange(max(1, rank_count)))
-        for step, time_fraction in zip(sorted(steps), time_fractions, strict=True)
+        PlannedCut(signal, after_step, time_fraction, rank=random.randrange(max(1, rank_count)))
+        for after_step, time_fraction in zip(sorted(steps), time_fractions, strict=True)
     ]
 
 
@@ -243,10 +253,9 @@ class _Trial:
             )
             if outcome.status == "Completed" or self._resume_failure is not None:
                 return
-            # Whether there are any, and whether the job's outcome file among them says that the training is
-            # finished.
-            self._has_checkpoints, is_training_finished = self._inspect_checkpoints(outcome.checkpoints_uri)
-            if is_training_finished:  # the cut came too late: a further job would end at once
+            checkpoints = self._inspect_checkpoints(outcome.checkpoints_uri)
+            self._has_checkpoints = checkpoints.exist
+            if checkpoints.say_finished:  # the cut came too late: a further job would end at once
                 return
             is_output_stored = outcome.status != "Failed"
             self._files_of_earlier_jobs.append(self._newest_files if is_output_stored else None)
@@ -283,17 +292,18 @@ class _Trial:
             )
         return outcome
 
-    def _inspect_checkpoints(self, uri: str | None) -> tuple[bool, bool]:
-        """Return whether the checkpoint prefix has files, and whether its outcome file says that the training
-        is finished."""
+    def _inspect_checkpoints(self, uri: str | None) -> _CheckpointsInS3:
+        """Return what a job has left at the S3 address of its checkpoints; ``uri`` is None without one."""
         if uri is None:
-            return False, False
+            return _CheckpointsInS3(exist=False, say_finished=False)
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         prefix = prefix.rstrip("/") + "/"
+        names = [row.key.removeprefix(prefix) for row in self._target.storage.list_objects(bucket, prefix)]
         outcome = stored.RunCheckpoints(uri, self._target.storage).read_outcome()
-        keys = (row.key.removeprefix(prefix) for row in self._target.storage.list_objects(bucket, prefix))
-        is_finished = outcome is not None and outcome.ranks_succeeded and outcome.result == FINISHED
-        return any(not key.startswith(OUTCOME_PATH_PREFIX) for key in keys), is_finished
+        return _CheckpointsInS3(
+            exist=any(not name.startswith(OUTCOME_PATH_PREFIX) for name in names),
+            say_finished=outcome is not None and outcome.ranks_succeeded and outcome.result == FINISHED,
+        )
 
     def _submit_next_job(self) -> None:
         segment = len(self._job_names) + 1  # each job is one segment of a chain, in its first attempt

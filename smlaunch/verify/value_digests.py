@@ -170,25 +170,23 @@ class _FileDigester:
         pickle ``<root>/data.pkl`` refers to the tensors' elements in ``<root>/data/<key>`` (storages), which
         count as parts of its values and not as files.
         """
-        pickle_path = next(
-            (path for path in content_by_path if path.endswith(f"/{_TORCH_PICKLE_NAME}")), None
-        )
-        if pickle_path is None:
+        pickle_paths = [path for path in content_by_path if path.endswith(f"/{_TORCH_PICKLE_NAME}")]
+        if not pickle_paths:  # not of torch.save
             return _number_duplicate_paths(self._digest_plain_files(content_by_path, "", archive_depth))
+        pickle_path = pickle_paths[0]
         root = pickle_path.removesuffix(_TORCH_PICKLE_NAME)
         storage_prefix = f"{root}data/"
-        storage_bytes_by_key: dict[str, bytes] = {}
-        other_files: dict[str, bytes] = {}
-        for path, content in content_by_path.items():
-            if path.startswith(storage_prefix):
-                storage_bytes_by_key[path.removeprefix(storage_prefix)] = content
-            elif path != f"{root}.data/serialization_id":  # differs with each save
-                other_files[path] = content
+        storage_bytes_by_key = {
+            path.removeprefix(storage_prefix): content
+            for path, content in content_by_path.items()
+            if path.startswith(storage_prefix)
+        }
+        id_path = f"{root}.data/serialization_id"  # differs with each save
         path_digest_pairs: list[tuple[str, ValueDigest]] = []
-        for path, content in other_files.items():
+        for path, content in content_by_path.items():
             if path == pickle_path:
                 path_digest_pairs += self._digest_pickle(content, storage_bytes_by_key).items()
-            else:
+            elif path != id_path and not path.startswith(storage_prefix):
                 path_digest_pairs += self._digest_plain_files({path: content}, root, archive_depth)
         return _number_duplicate_paths(path_digest_pairs)  # a dict: a path that comes twice gets a number
 
@@ -261,10 +259,11 @@ class _FileDigester:
         if "\0" in text:
             return None
         words = re.split(r"[\s,;]+", text.strip())
-        is_bulk = len(words) > 1 and all(map(_is_number, words))
-        masked_text = self._mask_text(text)
+        masked_text = self._mask_text(text)  # without names that differ from run to run
         return ValueDigest(
-            hashlib.sha256(masked_text.encode()).hexdigest(), is_bulk, _text_if_short(masked_text)
+            sha256=hashlib.sha256(masked_text.encode()).hexdigest(),
+            is_weight_like=len(words) > 1 and all(map(_is_number, words)),
+            short_value_text=_text_if_short(masked_text),
         )
 
     # ---- trees ---------------------------------------------------------------------------------------------
