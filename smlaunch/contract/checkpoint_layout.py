@@ -142,16 +142,18 @@ def iter_committed(size_by_path: Mapping[str, int], read_file: ReadFile) -> Iter
 
 
 def find_manifest(step: int, size_by_path: Mapping[str, int], read_file: ReadFile) -> Optional[Manifest]:
-    """The manifest of the newest readable COMMIT of a step, a complete one if there is any; its shards may be
-    missing. None without one.
+    """Return the manifest that a COMMIT of a step names: the newest whose shards are complete, otherwise the
+    newest that can be read; None without one. Parameters and errors as for ``iter_committed``.
     """
-    manifests = (
-        _read_committed_manifest(path, step, size_by_path, read_file)
-        for path in _commit_paths_by_step(size_by_path).get(step, ())
-    )
-    readable = [manifest for manifest in manifests if manifest is not None]
-    complete = [manifest for manifest in readable if not shard_problems(manifest, size_by_path)]
-    return next(iter(complete or readable), None)
+    newest_incomplete: Optional[Manifest] = None
+    for commit_path in _commit_paths_by_step(size_by_path).get(step, ()):  # the newest first
+        manifest = _read_committed_manifest(commit_path, step, size_by_path, read_file)
+        if manifest is None:
+            continue
+        if not shard_problems(manifest, size_by_path):
+            return manifest
+        newest_incomplete = newest_incomplete or manifest
+    return newest_incomplete
 
 
 def shard_problems(manifest: Manifest, size_by_path: Mapping[str, int]) -> List[str]:
@@ -226,9 +228,11 @@ def parse_manifest(content: bytes, document_name: str = "manifest") -> Optional[
         )
     except (KeyError, TypeError, ValueError):
         return None
-    ranks = {shard.rank for shard in manifest.shards}
-    has_all_ranks = len(ranks) == len(manifest.shards) == manifest.world_size and min(ranks, default=-1) == 0
-    return manifest if has_all_ranks and max(ranks) == manifest.world_size - 1 else None
+    has_one_shard_per_rank = (
+        len(manifest.shards) == manifest.world_size > 0  # first: a damaged world size may be huge
+        and {shard.rank for shard in manifest.shards} == set(range(manifest.world_size))
+    )
+    return manifest if has_one_shard_per_rank else None
 
 
 def _parse_shard(document: Mapping[str, Any]) -> Shard:

@@ -135,8 +135,14 @@ class Segment(NamedTuple):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Segment":
-        """Raises ValueError naming a variable that cannot be read."""
+        """Return the segment by the variables SMLAUNCH_... of a job. Raises ValueError naming one that cannot
+        be read.
+        """
         checkpoints_location = split_s3_uri(environ.get(CHECKPOINTS_URI_VARIABLE) or "")
+        bucket_owner = None
+        if checkpoints_location is not None:
+            bucket_name, _ = checkpoints_location
+            bucket_owner = parse_bucket_owners(environ).get(bucket_name)
         return cls(
             run=environ.get(RUN_VARIABLE) or None,
             job=environ.get(JOB_VARIABLE) or None,
@@ -152,14 +158,16 @@ class Segment(NamedTuple):
             stop_at=_parse_number(environ, STOP_AT_VARIABLE),
             until_step=_parse_integer(environ, UNTIL_STEP_VARIABLE),
             deterministic=environ.get(DETERMINISTIC_VARIABLE) == "1",
-            bucket_owner=None
-            if checkpoints_location is None
-            else parse_bucket_owners(environ).get(checkpoints_location[0]),
+            bucket_owner=bucket_owner,
         )
 
     def to_environment(self) -> Dict[str, str]:
-        """The variables that ``from_environment`` reads; None has no variable."""
-        checkpoints_location, bucket_owner = split_s3_uri(self.checkpoints_uri or ""), self.bucket_owner
+        """Return the variables that ``from_environment`` reads; a field that is None has no variable."""
+        checkpoints_location = split_s3_uri(self.checkpoints_uri or "")
+        bucket_owners = None
+        if checkpoints_location is not None and self.bucket_owner is not None:
+            bucket_name, _ = checkpoints_location
+            bucket_owners = format_bucket_owners({bucket_name: self.bucket_owner})
         variables = {
             RUN_VARIABLE: self.run,
             JOB_VARIABLE: self.job,
@@ -175,9 +183,7 @@ class Segment(NamedTuple):
             STOP_AT_VARIABLE: self.stop_at,
             UNTIL_STEP_VARIABLE: self.until_step,
             DETERMINISTIC_VARIABLE: "1" if self.deterministic else None,
-            BUCKET_OWNERS_VARIABLE: None
-            if checkpoints_location is None or bucket_owner is None
-            else format_bucket_owners({checkpoints_location[0]: bucket_owner}),
+            BUCKET_OWNERS_VARIABLE: bucket_owners,
         }
         return {name: str(value) for name, value in variables.items() if value is not None}
 

@@ -11,7 +11,7 @@ count: its job failed, and a failed job keeps no model.
 """
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from smlaunch.contract import formats
 from smlaunch.contract.checkpoint_layout import ReadFile
@@ -136,18 +136,42 @@ def find_newest_outcome(
     ``run_id``: None for any run. Raises FormatError for a version that this release does not read.
     """
     file_paths = list(file_paths)
-    outcome_paths = sorted(
-        (int(match.group("segment")), int(match.group("attempt")), match.string)
-        for match in map(_OUTCOME_PATH.fullmatch, file_paths)
-        # A name with a host is the outcome of that host alone.
-        if match is not None and match.group("host") is None and run_id in (None, match.group("run"))
-    )
-    for _segment, _attempt, path in reversed(outcome_paths):
-        content = _read_if_exists(path, read_file)
-        outcome = None if content is None else parse_outcome(content, path)
+    outcome_files = [
+        outcome_file
+        for outcome_file in _parse_outcome_paths(file_paths)
+        if outcome_file.host is None and run_id in (None, outcome_file.run)
+    ]
+    for outcome_file in sorted(outcome_files, key=_outcome_age_key, reverse=True):
+        content = _read_if_exists(outcome_file.path, read_file)
+        outcome = None if content is None else parse_outcome(content, outcome_file.path)
         if outcome is not None:
             return _merge_host_outcomes(outcome, file_paths, read_file)
     return None
+
+
+class _OutcomeFile(NamedTuple):
+    """What the path of an outcome file says."""
+
+    path: str
+    run: str
+    segment: int
+    attempt: int
+    host: Optional[str]
+    """None for the outcome of the attempt; otherwise that of this host alone."""
+
+
+def _parse_outcome_paths(file_paths: Iterable[str]) -> Iterator[_OutcomeFile]:
+    """Yield the outcome files among ``file_paths``."""
+    for path in file_paths:
+        match = _OUTCOME_PATH.fullmatch(path)
+        if match is not None:
+            segment, attempt = int(match.group("segment")), int(match.group("attempt"))
+            yield _OutcomeFile(path, match.group("run"), segment, attempt, match.group("host"))
+
+
+def _outcome_age_key(outcome_file: _OutcomeFile) -> Tuple[int, int, str]:
+    """Sort key: the newest file comes last."""
+    return outcome_file.segment, outcome_file.attempt, outcome_file.path
 
 
 def find_newest_host_outcomes(
@@ -161,21 +185,19 @@ def find_newest_host_outcomes(
     where hosts train independently, as the job ``writer`` (run, segment, attempt) may count them: from
     earlier segments only, since other attempts of its own segment have failed. ``includes_own_attempt``: also
     from ``writer`` itself. ``file_paths``: files below the checkpoint directory. Raises FormatError."""
-    newest_by_host: Dict[str, Tuple[int, int, str]] = {}
-    for match in map(_OUTCOME_PATH.fullmatch, file_paths):
-        if match is None or match.group("host") is None or match.group("run") != writer.run:
+    newest_by_host: Dict[str, _OutcomeFile] = {}
+    for outcome_file in sorted(_parse_outcome_paths(file_paths), key=_outcome_age_key):
+        if outcome_file.host is None or outcome_file.run != writer.run:
             continue
-        host, segment, attempt = match.group("host"), int(match.group("segment")), int(match.group("attempt"))
-        is_own_attempt = (segment, attempt) == (writer.segment, writer.attempt)
-        if segment < writer.segment or (includes_own_attempt and is_own_attempt):
-            newest_so_far = newest_by_host.get(host, (0, 0, ""))
-            newest_by_host[host] = max((segment, attempt, match.string), newest_so_far)
+        is_own_attempt = (outcome_file.segment, outcome_file.attempt) == (writer.segment, writer.attempt)
+        if outcome_file.segment < writer.segment or (includes_own_attempt and is_own_attempt):
+            newest_by_host[outcome_file.host] = outcome_file
     host_outcomes: List[HostSegmentOutcome] = []
-    for _segment, _attempt, path in newest_by_host.values():
-        content = _read_if_exists(path, read_file)
-        host_outcome = None if content is None else parse_host_outcome(content, path)
+    for outcome_file in newest_by_host.values():
+        content = _read_if_exists(outcome_file.path, read_file)
+        host_outcome = None if content is None else parse_host_outcome(content, outcome_file.path)
         # A file that was renamed or copied says nothing about the host in its name.
-        if host_outcome is not None and host_outcome.path == path:
+        if host_outcome is not None and host_outcome.path == outcome_file.path:
             host_outcomes.append(host_outcome)
     return sorted(host_outcomes)
 
@@ -224,42 +246,44 @@ def _read_if_exists(path: str, read_file: ReadFile) -> Optional[bytes]:
 
 
 def parse_outcome(content: bytes, document_name: str = "outcome") -> Optional[SegmentOutcome]:
-    """None for a text that is no outcome. Raises FormatError for a version that this release
-    does not read.
+    """Return the outcome of an attempt from the content of its file; None for a content that is no outcome.
+    Raises FormatError for a version that this release does not read. ``document_name``: for that message.
     """
     document = parse_document(formats.OUTCOME, content, document_name)
     if document is None or document.get("result") not in (FINISHED, CONTINUE):
         return None
     outcome = SegmentOutcome(
-        str(document["result"]),
-        integer_or_none(document.get("step")),
-        text_or_none(document.get("run")),
-        text_or_none(document.get("job")),
-        integer_or_none(document.get("segment")) or 1,
-        integer_or_none(document.get("attempt")) or 1,
-        document.get("ranks_succeeded") is True,
-        integer_or_none(document.get("reported_step")),
-        document.get("repeats_steps") is True,
-        max(0, integer_or_none(document.get("independent_ranks")) or 0),
+        result=str(document["result"]),
+        step=integer_or_none(document.get("step")),
+        run=text_or_none(document.get("run")),
+        job=text_or_none(document.get("job")),
+        segment=integer_or_none(document.get("segment")) or 1,
+        attempt=integer_or_none(document.get("attempt")) or 1,
+        ranks_succeeded=document.get("ranks_succeeded") is True,
+        reported_step=integer_or_none(document.get("reported_step")),
+        repeats_steps=document.get("repeats_steps") is True,
+        independent_ranks=max(0, integer_or_none(document.get("independent_ranks")) or 0),
     )
     return outcome._replace(extra=tuple(sorted(unknown_members(document, outcome.to_dict()).items())))
 
 
 def parse_host_outcome(content: bytes, document_name: str = "outcome") -> Optional[HostSegmentOutcome]:
-    """None for a text that is none. Raises FormatError."""
+    """Return the outcome of one host from the content of its file; None for a content that is none. Raises
+    FormatError as ``parse_outcome`` does.
+    """
     document = parse_document(formats.HOST_OUTCOME, content, document_name)
     if document is None or document.get("result") not in (FINISHED, CONTINUE):
         return None
     return HostSegmentOutcome(
-        str(document.get("host")),
-        str(document["result"]),
-        text_or_none(document.get("run")),
-        text_or_none(document.get("job")),
-        integer_or_none(document.get("segment")) or 1,
-        integer_or_none(document.get("attempt")) or 1,
-        integer_or_none(document.get("reported_step")),
-        max(0, integer_or_none(document.get("independent_ranks")) or 0),
-        _parse_finished_ranks(document.get("finished_ranks")),
+        host=str(document.get("host")),
+        result=str(document["result"]),
+        run=text_or_none(document.get("run")),
+        job=text_or_none(document.get("job")),
+        segment=integer_or_none(document.get("segment")) or 1,
+        attempt=integer_or_none(document.get("attempt")) or 1,
+        reported_step=integer_or_none(document.get("reported_step")),
+        independent_ranks=max(0, integer_or_none(document.get("independent_ranks")) or 0),
+        finished_ranks=_parse_finished_ranks(document.get("finished_ranks")),
     )
 
 
