@@ -58,7 +58,7 @@ class ChainModel:
     segment loses the failure's time, as in the closed form and in a spot job's own restarts."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for times that no run can have. All fields are seconds but ``renewed``, a flag.
+        """Raise ValueError for times that no run can have. All fields but the flag ``renewed`` are seconds.
         ``work``: training in total. ``segment``: from a job's start to its planned end. ``interval``: between
         two checkpoints. ``mtbf``: mean time between failures. The others are durations of interruptions."""
         problems: list[str] = []
@@ -164,17 +164,17 @@ class Simulation:
                 f"{_format_time(self.chain.work)}."
             )
         mean_by_field = self.to_dict()["mean"]
-        shares = [("training", self.goodput)]
-        shares += [
-            (name, mean_by_field[name] / self.makespan)
-            for name in ("starting", "saving", "lost", "recovering", "waiting")
-        ]
-        shares_text = ", ".join(f"{name} {share:.2%}" for name, share in shares if share >= 5e-5)
-        closed_form_text = (
-            f"; the closed form says {_format_time(self.closed_form)}"
-            if math.isfinite(self.closed_form)
-            else ""
+        share_by_use = {"training": self.goodput}
+        for name in ("starting", "saving", "lost", "recovering", "waiting"):
+            share_by_use[name] = mean_by_field[name] / self.makespan
+        shares_text = ", ".join(
+            f"{name} {share:.2%}"
+            for name, share in share_by_use.items()
+            if share >= 5e-5  # 0.01%
         )
+        closed_form_text = ""
+        if math.isfinite(self.closed_form):
+            closed_form_text = f"; the closed form says {_format_time(self.closed_form)}"
         return (
             f"Simulated {len(self.runs)} times: {_format_time(self.chain.work)} of training take "
             f"{_format_time(self.makespan)} ({_format_time(self.quantile(0.05))} to "
@@ -240,8 +240,8 @@ class _RunSimulator:
             # The phase before training, a start or a restart, lasts until it ends or is interrupted.
             training_begins_at = self._now + phase_seconds
             interrupted_at = min(self._next_failure_at, self._segment_end_at)
-            # A failure at the moment in which the phase ends interrupts the training; a segment's end the
-            # phase.
+            # At the very end of the phase, a failure interrupts the training that follows, but the segment's
+            # end still interrupts the phase.
             is_phase_interrupted = (
                 self._next_failure_at < training_begins_at or self._segment_end_at <= training_begins_at
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from smlaunch.chain.observed_run import (
     ObservedJob,
@@ -51,6 +51,14 @@ ENDING_MESSAGES: Mapping[JobEnding, str] = {
     JobEnding.WAIT_EXCEEDED: "stopped at its max_wait: spot capacity was not available, or was interrupted",
 }
 """For endings without a reason from the service."""
+
+
+class _RunLimit(NamedTuple):
+    """What a limit of the run on its time or cost leaves to the next job."""
+
+    remaining_seconds: float
+    message: str
+    """For a run that the limit ends."""
 
 
 @dataclass(frozen=True)
@@ -303,23 +311,22 @@ class _NextActionDecision:
     def _submit_or_finish(
         self, segment: int, attempt: int, reason: str, *, spot: bool | None = None, not_before: float = 0.0
     ) -> RunAction:
-        """Submit the next job, unless the run's caps on time and cost leave too little training time: then
+        """Submit the next job, unless the run's limits on time and cost leave too little training time: then
         finish. ``spot``: False requests on-demand capacity; None as planned. ``not_before``: seconds since
         the epoch.
         """
         variant = variant_of_segment(self.workflow, segment, self.observed.newest_checkpoint_step)
-        remaining_seconds, cap_message = self._seconds_left(variant, self.jobs)
-        if remaining_seconds is not None and remaining_seconds < min(
-            variant.min_useful_seconds, variant.max_runtime_seconds
-        ):
-            # A failure that another attempt might have mended is named with the cap that forbids it.
+        limit = self._tightest_limit(variant, self.jobs)
+        needed_seconds = min(variant.min_useful_seconds, variant.max_runtime_seconds)
+        if limit is not None and limit.remaining_seconds < needed_seconds:
+            # A failure that another attempt might have mended is named with the limit that forbids it.
             failure_text = (
                 "" if self.newest_job.ending in TIME_USED_ENDINGS else f"{reason}; no new attempt: "
             )
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"{failure_text}{cap_message}{self.texts.newest_checkpoint()}",
+                summary=f"{failure_text}{limit.message}{self.texts.newest_checkpoint()}",
             )
         request = build_job_request(
             self.workflow,
@@ -329,7 +336,7 @@ class _NextActionDecision:
             reported_step=self.run_progress.reported_step,
             checkpoint_files_digest=self.run_progress.checkpoint_files_digest,
             spot=spot,
-            seconds_left=remaining_seconds,
+            seconds_left=None if limit is None else limit.remaining_seconds,
         )
         outcome = self.outcome_file
         is_finished = outcome is not None and outcome.result == FINISHED and outcome.ranks_succeeded
@@ -342,60 +349,63 @@ class _NextActionDecision:
             clears_outcome=outcome.path if outcome and is_finished else None,
         )
 
-    def _seconds_left(self, variant: SegmentVariant, jobs: Sequence[ObservedJob]) -> tuple[float | None, str]:
-        """Longest training time of the job after ``jobs`` by the run's caps, and the message of the tighter
-        cap; None without a cap."""
+    def _tightest_limit(self, variant: SegmentVariant, jobs: Sequence[ObservedJob]) -> _RunLimit | None:
+        """Return which of the run's limits on time and cost leaves the least training time to the job after
+        ``jobs``; None without a limit."""
         policy = self.workflow.policy
-        caps: list[tuple[float, str]] = []
+        limits: list[_RunLimit] = []
         if policy.total_seconds is not None:
             used_seconds = sum(job.training_seconds for job in jobs)
             remaining_seconds = policy.total_seconds - used_seconds
             message = (
                 f"its training time of {format_duration(policy.total_seconds)} "
-                f"{_cap_text(remaining_seconds, 'is used up')}"
+                f"{_limit_text(remaining_seconds, 'is used up')}"
             )
-            caps.append((remaining_seconds, message))
+            limits.append(_RunLimit(remaining_seconds, message))
         spent_dollars = cost_so_far(self.workflow, jobs)
         if policy.max_cost is not None and spent_dollars is not None and variant.price_per_hour:
             remaining_seconds = (policy.max_cost - spent_dollars) / variant.price_per_hour * 3600
             remaining_seconds -= variant.keep_alive_seconds
             message = (
                 f"its max_cost of {format_dollars(policy.max_cost)} "
-                f"{_cap_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"
+                f"{_limit_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"
             )
-            caps.append((remaining_seconds, message))
-        return min(caps, default=(None, ""))
+            limits.append(_RunLimit(remaining_seconds, message))
+        return min(limits, default=None)
 
     def _count_jobs_without_progress(self) -> int:
-        """Number of jobs since the last progress. A stop by a person resets it: somebody has looked and
-        asked to continue."""
-        tries = 0
+        """Return the number of jobs since the last progress. A stop by a person resets it: somebody has
+        looked and asked to continue."""
+        job_count = 0
         made_progress = progress_by_job(self.jobs, self.run_progress)
-        for job, job_progressed in zip(reversed(self.jobs), reversed(made_progress), strict=True):
-            if job_progressed or (job is not self.newest_job and job.ending is JobEnding.STOPPED):
+        for job, has_progressed in zip(reversed(self.jobs), reversed(made_progress), strict=True):
+            was_stopped_by_person = job is not self.newest_job and job.ending is JobEnding.STOPPED
+            if has_progressed or was_stopped_by_person:
                 break
-            tries += 1
-        return tries
+            job_count += 1
+        return job_count
 
     # ---- sentences ---------------------------------------------------------------------------------------
 
     def _time_limit_text(self) -> str:
-        """Message for a single segment's job that was stopped at its time limit, which a cap shortens if
-        earlier attempts used some of it."""
+        """Return the message for a single segment's job that was stopped at its time limit, which is shorter
+        than planned if earlier attempts left less of the run's own limits."""
         earlier_jobs = self.jobs[:-1]
         variant = variant_of_segment(self.workflow, self.newest_job.segment, self.newest_job.from_step)
-        seconds_left, _ = self._seconds_left(variant, earlier_jobs)
-        if seconds_left is None or seconds_left >= variant.max_runtime_seconds:
+        limit_of_job = self._tightest_limit(variant, earlier_jobs)
+        if limit_of_job is None or limit_of_job.remaining_seconds >= variant.max_runtime_seconds:
             return "stopped at its max_runtime"
-        _, cap_message = self._seconds_left(variant, self.jobs)
-        return f"stopped after {len(self.jobs)} attempts: {cap_message}"
+        limit = self._tightest_limit(variant, self.jobs)
+        return f"stopped after {len(self.jobs)} attempts: {'' if limit is None else limit.message}"
 
     def _finish_with_ending(self, ending: JobEnding, tries: int = 0) -> FinishRun:
-        """End the run as its last job ended."""
-        run_note = f"; tried {tries} times without {self.texts.missing_achievement()}" if tries > 1 else ""
-        run_note += (
-            self.texts.newest_checkpoint() if self.observed.newest_checkpoint_step or not run_note else ""
-        )
+        """Finish the run as its last job ended. ``tries``: number of jobs in a row without progress, if that
+        is why no other job follows."""
+        run_note = ""
+        if tries > 1:
+            run_note = f"; tried {tries} times without {self.texts.missing_achievement()}"
+        if self.observed.newest_checkpoint_step or not run_note:
+            run_note += self.texts.newest_checkpoint()
         return FinishRun(
             exit_code=RULE_BY_ENDING[ending].exit_code,
             status=_status_of(ending),
@@ -411,9 +421,9 @@ class _NextActionDecision:
         )
 
 
-def _cap_text(remaining_seconds: float, text_at_cap: str) -> str:
-    """What a cap says about the next job; ``text_at_cap`` if less than a second is left."""
-    return text_at_cap if remaining_seconds < 1 else "leaves too little for another job"
+def _limit_text(remaining_seconds: float, text_at_limit: str) -> str:
+    """Return what a limit says about the next job; ``text_at_limit`` if less than a second is left."""
+    return text_at_limit if remaining_seconds < 1 else "leaves too little for another job"
 
 
 def _status_of(ending: JobEnding) -> str:

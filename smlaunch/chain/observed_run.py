@@ -25,18 +25,16 @@ class RunProgress(NamedTuple):
     """Digest of the checkpoint files, for jobs that report no step."""
 
     def is_beyond(self, earlier_progress: RunProgress) -> bool:
-        """Whether the run has made progress since ``earlier_progress``."""
-        # Jobs that report steps leave no digest: the first one after them cannot be compared with anything.
-        is_comparable = (
-            bool(earlier_progress.checkpoint_files_digest) or earlier_progress.reported_step is None
-        )
-        if self.newest_checkpoint_step > earlier_progress.newest_checkpoint_step or (
-            is_comparable
-            and bool(self.checkpoint_files_digest)
-            and self.checkpoint_files_digest != earlier_progress.checkpoint_files_digest
-        ):
+        """Return whether the run has made progress since ``earlier_progress``: a newer checkpoint, a higher
+        reported step, or other checkpoint files of the script's own."""
+        if self.newest_checkpoint_step > earlier_progress.newest_checkpoint_step:
             return True
-        return (self.reported_step or 0) > (earlier_progress.reported_step or 0)
+        if (self.reported_step or 0) > (earlier_progress.reported_step or 0):
+            return True
+        earlier_digest = earlier_progress.checkpoint_files_digest
+        if not earlier_digest and earlier_progress.reported_step is not None:
+            return False  # jobs that report steps leave no digest to compare with
+        return bool(self.checkpoint_files_digest) and self.checkpoint_files_digest != earlier_digest
 
 
 @dataclass(frozen=True)

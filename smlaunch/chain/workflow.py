@@ -267,16 +267,20 @@ def build_job_request(
         request.pop("EnableManagedSpotTraining", None)
         request["StoppingCondition"].pop("MaxWaitTimeInSeconds", None)
     if seconds_left is not None and seconds_left < variant.max_runtime_seconds:
-        limit_seconds = max(1, int(seconds_left))
-        request["StoppingCondition"]["MaxRuntimeInSeconds"] = limit_seconds
-        # The planned end, in seconds from the start of the job.
-        if variant.stop_after_seconds is not None:
-            # The planned end keeps its distance from the limit, which is for the last checkpoint, unless less
-            # than half of a short job would be left to train.
-            margin_seconds = variant.max_runtime_seconds - variant.stop_after_seconds
-            stop_after_seconds = max(limit_seconds - margin_seconds, int(limit_seconds * _MIN_TRAINING_SHARE))
-            request["Environment"][variables.STOP_AFTER_VARIABLE] = str(stop_after_seconds)
+        _shorten_job(request, variant, limit_seconds=max(1, int(seconds_left)))
     return request
+
+
+def _shorten_job(request: dict[str, Any], variant: SegmentVariant, limit_seconds: int) -> None:
+    """Set a shorter time limit in a job's request, and let its planned end be earlier, too."""
+    request["StoppingCondition"]["MaxRuntimeInSeconds"] = limit_seconds
+    if variant.stop_after_seconds is None:  # the planned end, in seconds from the start of the job
+        return
+    # It keeps its distance from the limit, which is for the last checkpoint, unless less than half of a
+    # short job would be left to train.
+    margin_seconds = variant.max_runtime_seconds - variant.stop_after_seconds
+    stop_after_seconds = max(limit_seconds - margin_seconds, int(limit_seconds * _MIN_TRAINING_SHARE))
+    request["Environment"][variables.STOP_AFTER_VARIABLE] = str(stop_after_seconds)
 
 
 # ---- what to do about each way a job can end --------------------------------------------------------------

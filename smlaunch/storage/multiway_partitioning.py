@@ -75,10 +75,13 @@ def best_partition(sizes: Sequence[Number], host_count: int) -> Partition:
 
 
 def contiguous(sizes: Sequence[Number], host_count: int) -> Partition:
-    """By count: host ``h`` gets items ``h * n // hosts`` up to ``(h + 1) * n // hosts``."""
+    """Partition items by their number: host ``h`` gets items ``h * n // hosts`` to ``(h + 1) * n // hosts``,
+    the latter excluded."""
     _validate_sizes(sizes, host_count)
-    ends = [host * len(sizes) // host_count for host in range(host_count + 1)]
-    host_by_item = [host for host in range(host_count) for _ in range(ends[host], ends[host + 1])]
+    host_by_item: list[int] = []
+    for host in range(host_count):
+        first_item, end_item = host * len(sizes) // host_count, (host + 1) * len(sizes) // host_count
+        host_by_item += [host] * (end_item - first_item)
     return _partition(CONTIGUOUS, sizes, host_count, host_by_item)
 
 
@@ -201,21 +204,22 @@ def karmarkar_karp(sizes: Sequence[Number], host_count: int) -> Partition:
 def _join_solutions(
     first_loads: list[_HostLoad], second_loads: list[_HostLoad], host_count: int
 ) -> list[_HostLoad]:
-    """Join two partial solutions. Bundles paired with an empty host are unchanged."""
-    overlap = max(0, len(first_loads) + len(second_loads) - host_count)
-    joined_loads = first_loads[: len(first_loads) - overlap] + second_loads[: len(second_loads) - overlap]
-    # The smallest bundles of both overlap: pair the smallest of one with the larger of the other.
+    """Return the loads of the joined solution of two partial ones, largest first, as theirs are. The largest
+    loads remain alone on their hosts; the others, for which no host is left, are paired."""
+    pair_count = max(0, len(first_loads) + len(second_loads) - host_count)
+    first_alone, second_alone = len(first_loads) - pair_count, len(second_loads) - pair_count
+    joined_loads = first_loads[:first_alone] + second_loads[:second_alone]
+    # The smallest load of one solution goes with the largest of those that are left of the other.
     for load, added_load in zip(
-        first_loads[len(first_loads) - overlap :],
-        reversed(second_loads[len(second_loads) - overlap :]),
-        strict=True,
+        first_loads[first_alone:], reversed(second_loads[second_alone:]), strict=True
     ):
         joined_bundle = _Bundle(-1, load.bundle, added_load.bundle)
         joined_loads.append(_HostLoad(load.size + added_load.size, load.first_item, joined_bundle))
     joined_loads.sort(key=lambda load: (-load.size, load.first_item))
-    if len(joined_loads) == host_count and (common_size := joined_loads[-1].size):
-        joined_loads = [load._replace(size=load.size - common_size) for load in joined_loads]
-    return joined_loads
+    if len(joined_loads) < host_count:
+        return joined_loads
+    common_size = joined_loads[-1].size  # only differences count: the size that all have is left out
+    return [load._replace(size=load.size - common_size) for load in joined_loads]
 
 
 def _assign_empty_items(sizes: Sequence[Number], host_count: int, host_by_item: list[int]) -> None:

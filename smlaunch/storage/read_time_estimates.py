@@ -187,6 +187,8 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _two_digits(value: float) -> str:
+    """Return a number with one digit behind the point if it is below 10 and the digit is not 0."""
     if value < 1:
         return "<1"
-    return f"{value:.1f}" if value < 9.95 and round(value, 1) != round(value) else f"{value:,.0f}"
+    has_decimal = value < 9.95 and round(value, 1) != round(value)
+    return f"{value:.1f}" if has_decimal else f"{value:,.0f}"

@@ -9,6 +9,7 @@ promises.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,9 +115,9 @@ def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfi
         pack_first=pack_first,
     )
     if access.platform == "slurm":
-        options, reasons = _mark_slurm_choice(context)
+        options, reasons = _compare_slurm_options(context)
     else:
-        options, reasons = _mark_sagemaker_choice(context)
+        options, reasons = _compare_sagemaker_options(context)
     if access.random_access:
         # How long an epoch takes depends on the number of reads, which is unknown.
         options = tuple(_without_epoch_times(option) for option in options)
@@ -132,33 +133,38 @@ def advise_storage(dataset: DatasetStats, access: AccessPattern, host: HostProfi
         reasons=reasons,
         notes=_additional_notes(context),
         # Figures such as the latency of S3, from which the times are computed.
-        assumptions=_figures_of_estimates(access.platform, host),
+        assumptions=_assumed_figures(access.platform, host),
     )
 
 
 # ---- on SageMaker ----------------------------------------------------------------------------------------
 
 
-def _mark_sagemaker_choice(
+def _compare_sagemaker_options(
     context: AdviceContext,
 ) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
-    """Options on SageMaker with the chosen one marked, and the reasons."""
-    name, reasons = _choose_sagemaker_option(context)
-    if context.access.platform == "processing" and name not in (MEMORY, FILE):
-        name, reasons = _choose_for_processing(context, reasons)
-    options_with_choice = tuple(
-        replace(option, verdict="take") if option.name == name else option
-        for option in list_sagemaker_options(context)
+    """Return the ways to read the data on SageMaker, the best one with the verdict ``take``, and the reasons
+    for it."""
+    chosen_name, reasons = _choose_sagemaker_option(context)
+    if context.access.platform == "processing" and chosen_name not in (MEMORY, FILE):
+        chosen_name, reasons = _choose_for_processing(context, reasons)
+    return _mark_chosen(list_sagemaker_options(context), chosen_name), tuple(reasons)
+
+
+def _mark_chosen(options: Iterable[StorageOption], chosen_name: str) -> tuple[StorageOption, ...]:
+    """Return the options, that of the name ``chosen_name`` with the verdict ``take``."""
+    return tuple(
+        replace(option, verdict="take") if option.name == chosen_name else option for option in options
     )
-    return options_with_choice, tuple(reasons)
 
 
 def _choose_sagemaker_option(context: AdviceContext) -> tuple[str, list[str]]:
     """Return the name of the best way to read the data on SageMaker, and the reasons: by the size of what one
-    host reads, how often it is read and in which order. The first that is possible is best: memory (about 10
-    GB), the host's disk (about 100 GB), then storage that is read over the network. Truncated: discovery
-    stopped counting, and there is more data. FILE copies to the disk; FASTFILE streams; FSX and EXPRESS are
-    faster storage."""
+    host reads, how often it is read and in which order.
+
+    Best is memory (for up to about 10 GB), then the host's disk (about 100 GB), then storage that is read
+    over the network. FILE copies the data to the disk, FASTFILE streams it from S3; FSX and EXPRESS are
+    faster storage. ``is_truncated``: there is more data than was counted."""
     access, amount_text = context.access, size_text(context.host_data.bytes)
     if context.fits_memory:
         return MEMORY, [
@@ -166,11 +172,8 @@ def _choose_sagemaker_option(context: AdviceContext) -> tuple[str, list[str]]:
             "read from a disk at all. A File channel copies them, and one read caches them."
         ]
     if context.suits_local_disk:
-        if (
-            not access.reads_repeatedly
-            and not access.random_access
-            and (context.pack_first or not context.dataset.has_small_files)
-        ):
+        reads_large_files = context.pack_first or not context.dataset.has_small_files
+        if not access.reads_repeatedly and not access.random_access and reads_large_files:
             return FASTFILE, [
                 f"{amount_text} per host are read once, in order: a copy on the host's disk would be read "
                 "only once too, so training need not wait for it."
@@ -224,10 +227,10 @@ def _choose_for_processing(context: AdviceContext, reasons: list[str]) -> tuple[
 # ---- on Slurm --------------------------------------------------------------------------------------------
 
 
-def _mark_slurm_choice(context: AdviceContext) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
-    """Return the ways to read the data on a Slurm cluster, the chosen one with verdict ``take``, and the
-    reasons: memory for about 10 GB, the node's own disk ($SLURM_TMPDIR) for about 100 GB, otherwise shared
-    storage."""
+def _compare_slurm_options(context: AdviceContext) -> tuple[tuple[StorageOption, ...], tuple[str, ...]]:
+    """Return the ways to read the data on a Slurm cluster, the best one with the verdict ``take``, and the
+    reasons for it. The best is memory for about 10 GB, the node's own disk ($SLURM_TMPDIR) for about 100 GB,
+    otherwise shared storage."""
     amount_text = size_text(context.host_data.bytes)
     memory_text = "memory of the job: copy to $SLURM_TMPDIR first, then read once and cache"
     tmpdir_text = "the node's own disk: one archive, copied and unpacked at the start of the job"
@@ -261,10 +264,7 @@ def _mark_slurm_choice(context: AdviceContext) -> tuple[tuple[StorageOption, ...
             name=SHARED_STORAGE, verdict="poor" if fits_on_node else "works", explanation=shared_text
         ),
     )
-    options_with_choice = tuple(
-        replace(option, verdict="take") if option.name == chosen_name else option for option in options
-    )
-    return options_with_choice, (reason,)
+    return _mark_chosen(options, chosen_name), (reason,)
 
 
 def _without_epoch_times(option: StorageOption) -> StorageOption:
@@ -344,8 +344,8 @@ def _has_burst_network(host: HostProfile) -> bool:
     return network is not None and network.burst
 
 
-def _figures_of_estimates(platform: Platform, host: HostProfile) -> tuple[Figure, ...]:
-    """Figures that the times are computed from."""
+def _assumed_figures(platform: Platform, host: HostProfile) -> tuple[Figure, ...]:
+    """Return the figures, such as the latency of S3, from which the choice and the times are computed."""
     rule_figures = ["memory_bytes", "local_bytes", "small_file_bytes", "shard_bytes"]
     if platform == "slurm":
         return tuple(storage_figure(name) for name in [*rule_figures, "archive_files"])

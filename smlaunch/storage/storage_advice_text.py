@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from smlaunch.storage.read_time_estimates import EstimateRange
 from smlaunch.storage.storage_advice import StorageAdvice
 from smlaunch.storage.storage_options import FSX, PIPE, SHARED_STORAGE, TMPDIR, StorageOption
 from smlaunch.text.format import escape_unprintable, format_size, wrap_bullets, wrap_paragraph
@@ -64,14 +65,12 @@ def _dataset_line(advice: StorageAdvice, uri: str) -> str:
                 f" (half of them at most {format_size(dataset.median_bytes)}, the largest "
                 f"{format_size(dataset.largest_bytes)})"
             )
-    epochs_text = (
-        ""
-        if access.epochs is None
-        else f", read {'once' if access.epochs == 1 else f'{access.epochs} times'}"
-    )
+    texts = [amount_text]
+    if access.epochs is not None:
+        texts.append("read once" if access.epochs == 1 else f"read {access.epochs} times")
     instance_text = f" x {host.instance.name}" if host.instance else ""
-    hosts_text = f", on {host.hosts} host{'' if host.hosts == 1 else 's'}{instance_text}"
-    return f"{uri}: {amount_text}{epochs_text}{hosts_text}"
+    texts.append(f"on {host.hosts} host{'' if host.hosts == 1 else 's'}{instance_text}")
+    return f"{uri}: {', '.join(texts)}"
 
 
 def _reason_sentences(advice: StorageAdvice) -> Iterator[str]:
@@ -102,24 +101,21 @@ def _shell_commands(advice: StorageAdvice, uri: str) -> Iterator[str]:
 def _option_table_lines(advice: StorageAdvice) -> Iterator[str]:
     """Yield the lines of a table of the options with their estimated times, each with its explanation."""
     has_times = advice.access.platform != "slurm"
-    epochs = advice.access.epochs
-    table_rows: list[tuple[str, ...]] = [
-        ("", "", *(("BEFORE TRAINING", "FIRST EPOCH", "EACH EPOCH") if has_times else ()))
-    ]
-    if has_times and epochs is not None and epochs > 1:
-        table_rows[0] += (f"ALL {epochs} EPOCHS",)
-    # Times before training, of the first epoch and of later ones; None if unknown.
+    epochs = advice.access.epochs or 1  # a total is shown of several
+    heading = ["", ""]
+    if has_times:
+        heading += ["BEFORE TRAINING", "FIRST EPOCH", "EACH EPOCH"]
+    if has_times and epochs > 1:
+        heading.append(f"ALL {epochs} EPOCHS")
+    table_rows = [heading]
     for option in advice.options:
-        row_cells: tuple[str, ...] = (option.name, _VERDICT_TEXT[option.verdict])
+        times: list[EstimateRange | None] = []  # None: unknown
         if has_times:
-            row_cells += tuple(
-                "-" if time_range is None else str(time_range)
-                for time_range in (option.startup, option.first_epoch, option.later_epoch)
-            )
-            if epochs is not None and epochs > 1:
-                total_time = option.total_time(epochs)
-                row_cells += ("-" if total_time is None else str(total_time),)
-        table_rows.append(row_cells)
+            times += [option.startup, option.first_epoch, option.later_epoch]
+        if has_times and epochs > 1:
+            times.append(option.total_time(epochs))
+        time_texts = ["-" if time_range is None else str(time_range) for time_range in times]
+        table_rows.append([option.name, _VERDICT_TEXT[option.verdict], *time_texts])
     column_widths = [max(map(len, column_cells)) for column_cells in zip(*table_rows, strict=True)]
     lines = [
         "  "
