@@ -63,7 +63,7 @@ def split(
         from smlaunch.data.inventory_split import split_inventory
         from smlaunch.data.split_files import add_files_to_summary, write_split
 
-        split_result = split_inventory(inventory, hosts, weight=weight, previous=previous)
+        split_result = split_inventory(inventory, hosts, weight_column=weight, previous_folder=previous)
         summary = split_result.summary
         if out is not None:
             written_files = write_split(split_result.keys, split_result.host_split, out, summary)

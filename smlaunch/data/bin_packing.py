@@ -160,15 +160,17 @@ class _SizeScanner:
 
 
 def _largest_valid_size(block: Any, start: int) -> Number:
-    """Return the largest size of the block. Raises ValueError for sizes that cannot be used."""
+    """Return the largest size in a block of rows. Raises ValueError for a size that is negative or not
+    finite, and for sizes that add up to 2**62 or more. ``start``: number of the block's first row."""
     smallest, largest = block.min().item(), block.max().item()
     if not (smallest >= 0 and largest < float("inf")):
         row = int(np.flatnonzero(~((block >= 0) & (block < float("inf"))))[0])
         raise ValueError(f"row {start + row} has size {block[row]}: sizes are finite and not negative")
-    if largest * len(block) >= MAX_TOTAL_SIZE and float(block.sum(dtype=np.float64)) >= MAX_TOTAL_SIZE:
+    may_overflow = largest * len(block) >= MAX_TOTAL_SIZE  # a quick check that is usually enough
+    if may_overflow and float(block.sum(dtype=np.float64)) >= MAX_TOTAL_SIZE:
         raise ValueError(f"rows from {start} on add up to 2**62 or more: sizes must be less in all")
-    number: Number = largest
-    return number
+    largest_size: Number = largest
+    return largest_size
 
 
 def _add_round_robin_loads(loads: list[Number], block: Any, start: int) -> None:
@@ -259,13 +261,14 @@ def deal_largest_first(sizes: Any, loads: list[Number]) -> Any:
 
 
 def _cumulative_targets(loads: Sequence[Number], remaining_size: Number) -> Any:
-    """Return how much of ``remaining_size`` all hosts up to each get together, so that those that get some
-    end up level."""
+    """Divide ``remaining_size`` among hosts that have ``loads`` already, so that the least loaded ones reach
+    the same level and the others get nothing. Return the running sums of what the hosts get: what the first
+    host gets, what the first two get together, and so on."""
     level, ascending_loads = 0.0, sorted(loads)
     load_sum: Number = 0
     for host_count, load in enumerate(ascending_loads, 1):
         load_sum += load
-        level = (remaining_size + load_sum) / host_count
+        level = (remaining_size + load_sum) / host_count  # if only these least loaded hosts get some
         if host_count == len(ascending_loads) or level <= ascending_loads[host_count]:
             break
     return np.cumsum([max(0.0, level - load) for load in loads])

@@ -67,7 +67,8 @@ def plan_push(storage: ObjectStorage, transfer: Transfer, folder: Path, uri: str
     bucket, prefix = parse_s3_uri(uri)
     folder_prefix = _with_last_slash(prefix)
     try:
-        if protection_reason := protected_folder_reason(folder):  # such as a home folder with credentials
+        protection_reason = protected_folder_reason(folder)  # such as a home folder with credentials
+        if protection_reason:
             raise JobError(
                 [Problem("SRC", f"{folder} {protection_reason}; name the folder of the data itself")]
             )
@@ -104,8 +105,8 @@ def parse_s3_uri(uri: str) -> tuple[str, str]:
 
 
 def _plan_without_unchanged(transfer: Transfer, bucket: str, items: Sequence[TransferItem]) -> SyncPlan:
-    """Return a plan without the files whose object has the same content. An object without ETag was not
-    listed."""
+    """Return the plan to transfer ``items`` but those whose file has the same content as the object. An item
+    without ETag is not compared: there is no object, or it has another size."""
     unchanged_keys: set[str] = set()
 
     def compare_file(item: TransferItem) -> None:

@@ -155,16 +155,17 @@ class InventoryWriter:
     def _check_order(self, keys: Any) -> None:
         """Raise JobError unless these keys ascend and follow the last one written."""
         first_key, last_key = keys[0].as_py(), keys[-1].as_py()
-        follows = self._last_key is None or self._last_key < first_key
-        if follows and pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), min_count=0).as_py():
-            self._last_key = last_key
-            return
-        if not follows:
-            key = first_key
+        wrong_key: str | None = None
+        if self._last_key is not None and first_key <= self._last_key:
+            wrong_key = first_key
         else:
-            breaks_order = pc.greater_equal(keys.slice(0, len(keys) - 1), keys.slice(1))
-            key = keys[pc.index(breaks_order, True).as_py() + 1].as_py()
-        raise _inventory_error(self._path, f"key {key!r} is repeated or out of order")
+            is_not_below_next = pc.greater_equal(keys.slice(0, len(keys) - 1), keys.slice(1))
+            wrong_index = pc.index(is_not_below_next, True).as_py()  # -1: all are
+            if wrong_index >= 0:
+                wrong_key = keys[wrong_index + 1].as_py()
+        if wrong_key is not None:
+            raise _inventory_error(self._path, f"key {wrong_key!r} is repeated or out of order")
+        self._last_key = last_key
 
     def _write_pending_rows(self, full_groups_only: bool) -> None:
         """Write the rows that are pending into the inventory's Parquet file; with ``full_groups_only`` only

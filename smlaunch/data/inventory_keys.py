@@ -7,7 +7,7 @@ no file on a host, and in a manifest an empty relative name would stand for the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,14 +69,14 @@ class InventoryKeys:
         """Yield one numeric column in arrays, as ``split_size_blocks`` reads them. Raises JobError for a
         column that is not numeric or has missing values."""
         self._check_column(column)
-        start = 0
-        for block in (
-            self._cached_size_blocks
-            if column == SIZE_COLUMN and self._cached_size_blocks
-            else _prefetch_next(self._iter_column_blocks(column))
-        ):
-            yield self._drop_folder_markers(block, start)
-            start += len(block)
+        if column == SIZE_COLUMN and self._cached_size_blocks:
+            blocks: Iterable[Any] = self._cached_size_blocks
+        else:
+            blocks = _prefetch_next(self._iter_column_blocks(column))
+        first_row = 0
+        for block in blocks:
+            yield self._drop_folder_markers(block, first_row)
+            first_row += len(block)
 
     def name_batches(self) -> Iterator[NameBatch]:
         """Yield all names. Raises JobError for keys that are not UTF-8, are repeated, are out of order, or
@@ -166,13 +166,11 @@ class InventoryKeys:
         if pc.any(breaks_order, min_count=0).as_py():
             wrong_index = pc.index(breaks_order, True).as_py() + 1
             key = keys[wrong_index]
-            is_repeated = key.equals(keys[wrong_index - 1])
-            problem = (
-                "is repeated; keep one of them"
-                if is_repeated
-                else "is not in the order of UTF-8 bytes; sort by key"
+            if key.equals(keys[wrong_index - 1]):
+                raise self._inventory_error(f"key {key.as_py()!r} is repeated; keep one of them")
+            raise self._inventory_error(
+                f"key {key.as_py()!r} is not in the order of UTF-8 bytes; sort by key"
             )
-            raise self._inventory_error(f"key {key.as_py()!r} {problem}")
 
     def _strip_base_prefix(self, keys: Any, first_row: int) -> Any:
         """Return the keys of a batch without the inventory's ``base_prefix`` (up to its last slash; may be

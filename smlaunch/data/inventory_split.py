@@ -25,47 +25,54 @@ class InventorySplit(NamedTuple):
 
 
 def split_inventory(
-    inventory: Inventory, host_count: int, *, weight: str = SIZE_COLUMN, previous: Path | None = None
+    inventory: Inventory,
+    host_count: int,
+    *,
+    weight_column: str = SIZE_COLUMN,
+    previous_folder: Path | None = None,
 ) -> InventorySplit:
-    """Split an inventory's objects over ``host_count`` hosts, so that the sums of the column ``weight`` are
-    equal.
+    """Split an inventory's objects over ``host_count`` hosts, so that the sums of ``weight_column``, by
+    default the bytes, are equal.
 
-    ``previous``: a folder that ``write_split`` wrote; keys then keep their host as far as the loads stay
-    equal. Reads only numbers, block by block; with ``previous`` the keys too, and holds all sizes in memory.
-    Raises JobError for an inventory, a column or a number of hosts that cannot be used.
+    ``previous_folder``: that of an earlier split, as ``write_split`` wrote it; keys then keep their host as
+    far as the sums stay equal. Without it only numbers are read, block by block; with it the keys too, and
+    all weights are held in memory. Raises JobError for an inventory, a column or a number of hosts that
+    cannot be used.
     """
     keys = InventoryKeys(inventory)  # the inventory's rows without folder markers, which are no data
     try:
-        if previous is None:  # the numbers are read block by block, twice
-            host_split = split_size_blocks(lambda: keys.column_blocks(weight), keys.count, host_count)
+        if previous_folder is None:  # the numbers are read twice
+            host_split = split_size_blocks(lambda: keys.column_blocks(weight_column), keys.count, host_count)
         else:
-            weight_blocks = [*keys.column_blocks(weight)]
-            # The host that each row had, -1 for a new one, decides first: all weights are in memory.
+            weight_blocks = [*keys.column_blocks(weight_column)]
             weights = np.concatenate(weight_blocks) if weight_blocks else np.zeros(0, dtype=np.int64)
-            host_split = split_sizes(weights, host_count, previous=read_previous_hosts(keys, previous))
+            previous_hosts = read_previous_hosts(keys, previous_folder)  # of each row, -1 for a new one
+            host_split = split_sizes(weights, host_count, previous=previous_hosts)
     except ValueError as error:
-        raise JobError([Problem("--weight" if weight != SIZE_COLUMN else "", str(error))]) from error
-    return InventorySplit(keys, host_split, _summarize_split(inventory, keys, host_split, weight))
+        option = "" if weight_column == SIZE_COLUMN else "--weight"
+        raise JobError([Problem(option, str(error))]) from error
+    summary = _summarize_split(inventory, keys, host_split, weight_column)
+    return InventorySplit(keys, host_split, summary)
 
 
 def _summarize_split(
-    inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight: str
+    inventory: Inventory, keys: InventoryKeys, host_split: HostSplit, weight_column: str
 ) -> dict[str, Any]:
-    """Return the document of ``smlaunch data split --json``."""
-    bytes_by_host = host_split.loads if weight == SIZE_COLUMN else _bytes_by_host(keys, host_split)
-    shards: list[dict[str, Any]] = [
-        {"host": host, "bytes": size, "keys": count}
-        for host, (size, count) in enumerate(zip(bytes_by_host, host_split.row_counts, strict=True))
-    ]
-    if weight != SIZE_COLUMN:
-        shards = [{**shard, weight: load} for shard, load in zip(shards, host_split.loads, strict=True)]
-    by_count = host_split.loads_by_row_count
+    """Return the document of ``smlaunch data split --json``. A host's load is its sum of the weights."""
+    is_split_by_bytes = weight_column == SIZE_COLUMN
+    bytes_by_host = host_split.loads if is_split_by_bytes else _bytes_by_host(keys, host_split)
+    shards: list[dict[str, Any]] = []
+    for host in range(host_split.hosts):
+        shards.append({"host": host, "bytes": bytes_by_host[host], "keys": host_split.row_counts[host]})
+        if not is_split_by_bytes:
+            shards[-1][weight_column] = host_split.loads[host]
+    loads_by_count = host_split.loads_by_row_count  # of a split by the number of keys alone
     return {
         "bucket": keys.bucket,
         "prefix": keys.base_prefix,
         "inventory_at": inventory.created_at,
         "hosts": host_split.hosts,
-        "weight": weight,
+        "weight": weight_column,
         "keys": keys.count,
         "bytes": sum(bytes_by_host),
         "folder_markers_left_out": keys.marker_count,
@@ -73,11 +80,11 @@ def _summarize_split(
         "imbalance": host_split.imbalance,
         "by_count": {
             "imbalance": host_split.imbalance_by_row_count,
-            "contiguous": list(by_count.contiguous),
-            "round_robin": list(by_count.round_robin),
+            "contiguous": list(loads_by_count.contiguous),
+            "round_robin": list(loads_by_count.round_robin),
         },
         "stability": _stability(host_split),
-        "warnings": _find_split_warnings(host_split, weight),
+        "warnings": _find_split_warnings(host_split, weight_column),
         "shards": shards,
     }
 
@@ -115,10 +122,9 @@ _STABILITY_RULES = {
 _UNSTABLE_RULE = "any key may move when one is added; with --previous keys only move to make shards equal"
 
 
-def _find_split_warnings(host_split: HostSplit, weight: str) -> list[str]:
-    """Return warnings about a split: hosts without keys, or a key larger than a host's share. ``weight``: the
-    column that was split by. A host's load is its sum of that column; ``largest_size`` the largest number in
-    it."""
+def _find_split_warnings(host_split: HostSplit, weight_column: str) -> list[str]:
+    """Return warnings about a split: hosts without keys, or a key larger than a host's share. A host's load
+    is its sum of ``weight_column``; ``largest_size`` is the largest number in that column."""
     warnings: list[str] = []
     total_weight = sum(host_split.loads)
     empty_host_count = host_split.row_counts.count(0)
@@ -129,7 +135,7 @@ def _find_split_warnings(host_split: HostSplit, weight: str) -> list[str]:
         )
     # A key that exceeds the even share only by a thousandth is not worth a warning.
     elif total_weight and host_split.largest_size > total_weight / host_split.hosts * 1.001:
-        unit = "bytes" if weight == SIZE_COLUMN else weight
+        unit = "bytes" if weight_column == SIZE_COLUMN else weight_column
         warnings.append(
             f"One key alone holds {host_split.largest_size / total_weight:.1%} of all {unit}, more than a "
             f"host's even share of {1 / host_split.hosts:.1%}: only splitting that object makes the shards "

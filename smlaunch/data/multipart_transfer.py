@@ -95,34 +95,33 @@ class MultipartTransfer:
             upload_id = self._storage.create_multipart_upload(bucket, item.key)
         # Number, start and length of each part.
         numbered_ranges = list(enumerate(part_ranges(item.size, part_bytes), 1))
-        uploaded_part_by_number: dict[int, UploadedPart] = {}
+        part_by_number: dict[int, UploadedPart] = {}
         with explain_read_error(item.path):  # raises a JobError in place of an OSError
             descriptor = os.open(item.path, os.O_RDONLY)
         try:
             stat_before = os.fstat(descriptor)
 
-            def upload_part(numbered_range: NumberedRange) -> None:
-                """Send one part, unless S3 has it already."""
+            def send_part_unless_present(numbered_range: NumberedRange) -> None:
                 number, (start, length) = numbered_range
                 with explain_read_error(item.path):
                     content = os.pread(descriptor, length, start)
                 if len(content) != length:
                     raise changed_file_error(item.path)
                 part = existing_part_by_number.get(number)
-                # A part that S3 does not have is not hashed here: ``upload_part`` does that.
+                # The content is only hashed here if S3 has such a part; the storage hashes what it sends.
                 if part is None or part.sha256 != _encoded_sha256(content):
                     part = self._storage.upload_part(bucket, item.key, upload_id, number, content)
-                uploaded_part_by_number[number] = part
-                on_transferred(length, 0)
+                part_by_number[number] = part
+                on_transferred(length, 0)  # bytes, files
 
-            for_each_in_threads(upload_part, numbered_ranges, max_concurrent_parts)
+            for_each_in_threads(send_part_unless_present, numbered_ranges, max_concurrent_parts)
             stat_after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         if (stat_after.st_size, stat_after.st_mtime_ns) != (item.size, stat_before.st_mtime_ns):
             raise changed_file_error(item.path)
-        uploaded_parts = [uploaded_part_by_number[number] for number, _ in numbered_ranges]
-        self._storage.complete_multipart_upload(bucket, item.key, upload_id, uploaded_parts)
+        parts = [part_by_number[number] for number, _ in numbered_ranges]
+        self._storage.complete_multipart_upload(bucket, item.key, upload_id, parts)
         on_transferred(0, 1)
 
     def download_file(
@@ -186,7 +185,10 @@ class MultipartTransfer:
         # An ETag need not be an MD5 sum, or may be one of the parts' sums: ask S3 for its checksums.
         checksum = self._storage.get_object_checksum(bucket, item.key)
         expected = expected_digest(checksum, item.size)
-        return None if expected is None else file_digest(path, expected[0], checksum.part_size) == expected[1]
+        if expected is None:
+            return None
+        algorithm, object_digest = expected
+        return file_digest(path, algorithm, checksum.part_size) == object_digest
 
 
 def _encoded_sha256(content: bytes) -> str:
@@ -214,15 +216,11 @@ def _write_pieces(
 
 
 def _find_uniform_part_size(upload: MultipartUpload, size: int) -> int | None:
-    """Return the bytes of each part, if the existing parts are equal parts of a content of this size; else
-    None."""
-    sizes = {number: part_bytes.size for number, part_bytes in upload.parts.items()}
-    part_bytes = max(sizes.values(), default=0)
+    """Return the bytes of each part, if the parts that an interrupted upload has sent are equal parts of a
+    content of ``size`` bytes, of which only the last may be smaller; else None."""
+    part_bytes = max((part.size for part in upload.parts.values()), default=0)
     if part_bytes < (5 << 20) or -(-size // part_bytes) > 10_000:  # S3's limits
         return None
     length_by_number = {number: length for number, (_, length) in enumerate(part_ranges(size, part_bytes), 1)}
-    return (
-        part_bytes
-        if all(length_by_number.get(number) == length for number, length in sizes.items())
-        else None
-    )
+    are_parts_equal = all(length_by_number.get(number) == part.size for number, part in upload.parts.items())
+    return part_bytes if are_parts_equal else None

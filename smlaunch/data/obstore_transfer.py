@@ -135,13 +135,10 @@ def open_obstore(client: Any, session: Any, expected_owner: ExpectedOwner) -> Ob
     # obstore uses the proxies of the environment, whatever the client's configuration says.
     is_proxied = url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
     has_ca_bundle = url.scheme == "https" and session.get_config_variable("ca_bundle")
-    needs_botocore = is_proxied or client.meta.config.proxies or has_ca_bundle
     credentials = session.get_credentials()
-    return (
-        None
-        if needs_botocore or credentials is None
-        else ObstoreTransfer(client, credentials, expected_owner)
-    )
+    if is_proxied or client.meta.config.proxies or has_ca_bundle or credentials is None:
+        return None
+    return ObstoreTransfer(client, credentials, expected_owner)
 
 
 def address_options(endpoint: str, bucket: str) -> dict[str, Any]:

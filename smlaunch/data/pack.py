@@ -127,11 +127,11 @@ def pack(
             writer = source.shard_writer(files, options.checksum)
             records, reused_shards = _write_shards(writer, files, shards, destination, options, on_progress)
             index = ShardIndex(
-                options.grouping,
-                len(files.names),
-                len(files.sample_starts),
-                files.total_bytes,
-                tuple(records),
+                group=options.grouping,
+                files=len(files.names),
+                samples=len(files.sample_starts),
+                bytes=files.total_bytes,
+                shards=tuple(records),
             )
             destination.publish_index(index)
     return PackResult(index, reused_shards, tuple(_iter_pack_warnings(files, shards, options)))
@@ -224,25 +224,21 @@ def _write_shards(
             if pending:
                 pool.shutdown(wait=False, cancel_futures=True)
                 writer.stop()  # ends the shards that are being written
-    problems = (f"{_printable(os.fsencode(name))} {problem}" for name, problem in sorted(changed_files))
+    problems = (f"{_printable(os.fsencode(file.name))} {file.problem}" for file in sorted(changed_files))
     _raise_if_problems(problems, "; --resume packs the remaining files")
     return [record_by_name[shard.name] for shard in shards], reused_shards
 
 
 def _raise_if_problems(problems: Iterable[str], remedy: str = "") -> None:
     """Raise a JobError with the first ``_MAX_REPORTED_PROBLEMS`` messages and the number of others, if there
-    are any."""
+    are any. ``remedy``: the end of each message."""
     messages = list(problems)
     if not messages:
         return
-    remaining = (
-        [f"and {len(messages) - _MAX_REPORTED_PROBLEMS:,} more"]
-        if len(messages) > _MAX_REPORTED_PROBLEMS
-        else []
-    )
-    raise JobError(
-        [Problem("SRC", text + remedy) for text in [*messages[:_MAX_REPORTED_PROBLEMS], *remaining]]
-    )
+    reported = messages[:_MAX_REPORTED_PROBLEMS]
+    if len(messages) > len(reported):
+        reported.append(f"and {len(messages) - len(reported):,} more")
+    raise JobError([Problem("SRC", text + remedy) for text in reported])
 
 
 def _printable(name: bytes) -> str:
@@ -349,8 +345,12 @@ class FolderSource:
 
 
 def _describe_file_type_problem(mode: int) -> str:
-    """Return why a file with this mode cannot be packed."""
-    kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    if mode and not stat.S_IFMT(mode):  # an errno (folder_worker)
+    """Return why a file cannot be packed that is not a regular one. ``mode``: as ``stat_files`` returns it: 0
+    for a file that is gone, a bare errno for one that cannot be looked up."""
+    file_type = stat.S_IFMT(mode)
+    if mode == 0:
+        return "disappeared while it was listed"
+    if file_type == 0:
         return f"cannot be read: {os.strerror(mode)}"
-    return "is a " + kinds.get(stat.S_IFMT(mode), "device") if mode else "disappeared while it was listed"
+    type_names = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return "is a " + type_names.get(file_type, "device")

@@ -212,12 +212,21 @@ class S3Destination:
         """List and check the destination prefix of a pack, and mark it as one. ``resume``: an interrupted or
         finished pack may be there. Raises JobError for a prefix with other files."""
         prefix_length = len(self._prefix)
+        self._size_by_existing_name = {}
         # Shards, the records of an unfinished pack, and the index of a finished one.
-        self._size_by_existing_name = {
-            entry.key[prefix_length:]: entry.size
-            for folder_prefix in (SHARDS_FOLDER, WORK_FOLDER, INDEX_FILE)
-            for entry in self._storage.list_objects(self._bucket, self._prefix + folder_prefix)
-        }
+        for name_prefix in (SHARDS_FOLDER, WORK_FOLDER, INDEX_FILE):
+            for entry in self._storage.list_objects(self._bucket, self._prefix + name_prefix):
+                self._size_by_existing_name[entry.key[prefix_length:]] = entry.size
+        self._check_existing_objects(resume)
+        # Marks the prefix as a pack's, so that a resumed pack accepts the shards in it.
+        self._put_object(WORK_FOLDER + "begun", b"")
+        with TemporaryDirectory(prefix="smlaunch-pack-") as folder:
+            self._temporary_folder = Path(folder)
+            yield
+
+    def _check_existing_objects(self, resume: bool) -> None:
+        """Raise JobError if the destination has a pack, finished or not, that is not to be resumed, or
+        objects among the shards that no pack has written."""
         uri = f"s3://{self._bucket}/{self._prefix}"
         if not resume and INDEX_FILE in self._size_by_existing_name:
             raise destination_error(f"{uri} {FINISHED_MESSAGE}")
@@ -230,11 +239,6 @@ class S3Destination:
         foreign_names = [name for name in shard_names if not belongs_to_pack or not is_shard_name(name)]
         if foreign_names:
             raise destination_error(uri + " " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
-        # Marks the prefix as a pack's, so that a resumed pack accepts the shards in it.
-        self._put_object(WORK_FOLDER + "begun", b"")
-        with TemporaryDirectory(prefix="smlaunch-pack-") as folder:
-            self._temporary_folder = Path(folder)
-            yield
 
     def finished_index(self) -> ShardIndex | None:
         if INDEX_FILE not in self._size_by_existing_name:

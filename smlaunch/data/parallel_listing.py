@@ -113,10 +113,10 @@ class _PendingRange:
     up_to: str | None
     has_more: bool = False
     """A page of it has been listed, and more pages follow."""
-    untested_splits: int = 0
-    """Number of cuts of this range that are being tried."""
-    split_from: _PendingRange | None = None
-    """The range this one was cut from, until this one's first page has been listed."""
+    untested_split_count: int = 0
+    """Number of ranges that were split from this one and of which no page has been listed yet."""
+    untested_parent: _PendingRange | None = None
+    """The range that this one was split from; None after its first page has been listed."""
 
 
 @dataclass
@@ -198,8 +198,10 @@ class _ParallelListing:
         unsaved = _UnsavedPages()
         try:
             try:
-                while (pending_range := self._take_next_range(unsaved)) is not None:
+                pending_range = self._take_next_range(unsaved)
+                while pending_range is not None:
                     self._list_range(pending_range, unsaved)
+                    pending_range = self._take_next_range(unsaved)
             finally:
                 self._save_pages(unsaved)
         except BaseException as error:  # re-raised by the thread that waits for this one
@@ -214,7 +216,10 @@ class _ParallelListing:
     def _list_range(self, pending_range: _PendingRange, unsaved: _UnsavedPages) -> None:
         """List a range page by page, until it ends, is put back, or the listing stops."""
         has_more = True
-        while has_more and not self._stopped and (page := self._request_page(pending_range)) is not None:
+        while has_more and not self._stopped:
+            page = self._request_page(pending_range)
+            if page is None:  # put back, since the service throttles
+                return
             has_more = self._record_page(pending_range, page, unsaved)
             if unsaved.is_due_for_saving:
                 self._save_pages(unsaved)
@@ -253,7 +258,7 @@ class _ParallelListing:
             _MAX_UNTESTED_SPLITS_PER_RANGE, self._allowed_workers // max(1, splittable_count)
         )
         for candidate in self._active_ranges:
-            if not candidate.has_more or candidate.untested_splits >= max_untested_splits:
+            if not candidate.has_more or candidate.untested_split_count >= max_untested_splits:
                 continue
             middle = self._find_middle_of_range(candidate)
             # The earlier two keys differ, the more keys may lie between them: a short middle, a wide range.
@@ -262,9 +267,9 @@ class _ParallelListing:
         if widest_range is None or widest_middle is None:
             return None
         split_key = self._prefix + widest_middle
-        upper_range = _PendingRange(split_key, widest_range.up_to, split_from=widest_range)
+        upper_range = _PendingRange(split_key, widest_range.up_to, untested_parent=widest_range)
         widest_range.up_to = split_key  # its worker stops there
-        widest_range.untested_splits += 1
+        widest_range.untested_split_count += 1
         return upper_range
 
     def _request_page(self, pending_range: _PendingRange) -> KeyPage | None:
@@ -315,40 +320,46 @@ class _ParallelListing:
         worker's unsaved pages. Return whether the range continues after it. Another worker may have taken the
         upper part of the range meanwhile: keys beyond the range's new end do not count."""
         keys = page.keys
-        # Of some keys: the characters are used to guess where to split ranges.
-        sampled_characters = set("".join(key[len(self._prefix) :] for key in keys[::16]))
+        sampled_characters = set("".join(key[len(self._prefix) :] for key in keys[::16]))  # of some keys
         with self._state_changed:
             self._allow_more_workers()  # one more, if there was no throttling for long enough
+            # The characters are used to guess where to split ranges.
             if not sampled_characters.issubset(self._characters_in_keys):
                 self._characters_in_keys = sorted(sampled_characters.union(self._characters_in_keys))
-            if pending_range.split_from is not None:
-                # With its first page the range is known to have keys or not: the split has been tested.
-                pending_range.split_from.untested_splits -= 1
-                pending_range.split_from = None
             range_end = pending_range.up_to  # None: no end
             key_count = len(keys) if range_end is None else bisect_right(keys, range_end)
-            pending_range.has_more = page.has_more and key_count == len(keys) and keys[-1] != range_end
-            covered_up_to = keys[-1] if pending_range.has_more else range_end
+            is_end_reached = not page.has_more or key_count < len(keys) or keys[-1] == range_end
+            covered_up_to = range_end if is_end_reached else keys[-1]
             unsaved.covered_ranges.append(KeyRange(pending_range.start_after, covered_up_to))
-            if pending_range.has_more:
-                pending_range.start_after = keys[-1]
-            else:
-                self._active_ranges.remove(pending_range)
+            self._advance_range(pending_range, None if is_end_reached else keys[-1])
             self._request_count += 1
             self._empty_request_count += not key_count
             self._object_count += key_count
             self._total_object_bytes += sum(page.sizes[:key_count])
             self._state_changed.notify_all()  # workers that wait for a range, or for one that can be split
         if key_count:
-            columns = (
-                page.keys[:key_count],
-                page.sizes[:key_count],
-                page.etags[:key_count],
-                page.modified[:key_count],
+            unsaved.batches.append(
+                _to_record_batch(
+                    page.keys[:key_count],
+                    page.sizes[:key_count],
+                    page.etags[:key_count],
+                    page.modified[:key_count],
+                )
             )
-            unsaved.batches.append(_to_record_batch(*columns))
             unsaved.rows += key_count
-        return pending_range.has_more
+        return not is_end_reached
+
+    def _advance_range(self, pending_range: _PendingRange, last_key: str | None) -> None:
+        """Let a range begin after the last key of the page that was listed of it; ``last_key`` is None if
+        the range is listed to its end. Needs the lock."""
+        if pending_range.untested_parent is not None:  # this was its first page: the split is tested
+            pending_range.untested_parent.untested_split_count -= 1
+            pending_range.untested_parent = None
+        pending_range.has_more = last_key is not None
+        if last_key is None:
+            self._active_ranges.remove(pending_range)
+        else:
+            pending_range.start_after = last_key
 
     def _allow_more_workers(self) -> None:
         """After a page without throttling: let one more worker send requests with every 50 such pages."""

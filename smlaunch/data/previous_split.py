@@ -20,7 +20,8 @@ _READ_BYTES = 1 << 20
 
 
 def read_previous_hosts(keys: InventoryKeys, folder: Path) -> Any:
-    """Return for each row its host in the lists that ``write_split`` wrote into a folder, or -1.
+    """Return for each row (a key of the inventory) its host in the lists that ``write_split`` wrote into a
+    folder, as an array; -1 for a key that is in none.
 
     Lists and keys are in the same order and are read in parallel; neither is held in memory. Raises JobError
     if lists are missing or invalid.
@@ -32,12 +33,14 @@ def read_previous_hosts(keys: InventoryKeys, folder: Path) -> Any:
             continue
         last_name = batch.names[-1].as_py()
         names_by_host = [reader.names_up_to(last_name) for reader in readers]
-        host_of_name = np.repeat(np.arange(len(names_by_host)), [len(names) for names in names_by_host])
-        positions = pc.index_in(
-            batch.names.cast(pa.large_binary()), value_set=pa.concat_arrays(names_by_host)
+        listed_names = pa.concat_arrays(names_by_host)  # those of the first host, of the second ...
+        host_by_listed_name = np.repeat(
+            np.arange(len(names_by_host)), [len(names) for names in names_by_host]
         )
-        known_rows = np.flatnonzero(positions.is_valid().to_numpy(zero_copy_only=False))
-        host_by_row[batch.start + known_rows] = host_of_name[positions.drop_null().to_numpy()]
+        # For each name of the batch its index in listed_names, or null.
+        indices = pc.index_in(batch.names.cast(pa.large_binary()), value_set=listed_names)
+        listed_rows = np.flatnonzero(indices.is_valid().to_numpy(zero_copy_only=False))
+        host_by_row[batch.start + listed_rows] = host_by_listed_name[indices.drop_null().to_numpy()]
     return host_by_row
 
 
@@ -59,20 +62,22 @@ class _ListReader:
         self._path = path
         self._offset = 0
         self._pending_names = pa.array([], pa.large_binary())
+        """A sorted Arrow array of the names that were read and not returned yet."""
+        self._is_at_end = False
 
     def names_up_to(self, last_name: bytes) -> Any:
-        """Return the names up to ``last_name`` that were not returned before."""
-        while (
-            not len(self._pending_names) or self._pending_names[-1].as_py() <= last_name
-        ) and self._read_more():
-            pass
-        names = self._pending_names
-        name_count = pc.sum(pc.less_equal(names, last_name), min_count=0).as_py()
-        self._pending_names = names.slice(name_count)
-        return names.slice(0, name_count)
+        """Return the names up to ``last_name`` that were not returned before, as an Arrow array."""
+        while not self._is_at_end and not self._has_read_beyond(last_name):
+            self._read_next_piece()
+        sorted_names = self._pending_names
+        name_count = pc.sum(pc.less_equal(sorted_names, last_name), min_count=0).as_py()
+        self._pending_names = sorted_names.slice(name_count)
+        return sorted_names.slice(0, name_count)
 
-    def _read_more(self) -> bool:
-        """Read the next piece. Return whether there was one."""
+    def _has_read_beyond(self, name: bytes) -> bool:
+        return len(self._pending_names) > 0 and self._pending_names[-1].as_py() > name
+
+    def _read_next_piece(self) -> None:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -82,9 +87,9 @@ class _ListReader:
         except (OSError, ValueError, AttributeError) as error:
             text = f"{self._path} is not a list of keys: {error}"
             raise JobError([Problem("--previous", text)]) from None
+        self._is_at_end = not content
         self._offset += len(content)
         self._pending_names = pa.concat_arrays([self._pending_names, names])
-        return bool(content)
 
 
 def _parse_name_lines(lines: bytes) -> Any:

@@ -165,14 +165,15 @@ class _ReportReader:
     ) -> None:
         self._storage, self._report, self._prefix, self._sorted_runs = storage, report, prefix, runs
         self._on_progress, self._lock = on_progress, Lock()
-        finished = {covered["file"] for covered, _, _ in runs.coverage() if covered["last"]}
-        runs.remove_unless(lambda covered: covered["file"] in finished)
-        self._unread_files = [number for number in range(len(report.files)) if number not in finished]
+        # Of an interrupted read: files whose last run was saved. The others are read again.
+        finished_files = {covered["file"] for covered, _, _ in runs.coverage() if covered["last"]}
+        runs.remove_unless(lambda covered: covered["file"] in finished_files)
+        self._unread_files = [index for index in range(len(report.files)) if index not in finished_files]
         self._objects = self._bytes = 0
-        for _, rows, size in runs.coverage():
-            self._objects += rows
-            self._bytes += size
-        self._read_bytes = sum(report.files[number].size for number in finished)
+        for _, object_count, object_bytes in runs.coverage():
+            self._objects += object_count
+            self._bytes += object_bytes
+        self._read_bytes = sum(report.files[index].size for index in finished_files)
         self._total_bytes = sum(report_file.size for report_file in report.files)
 
     def read_all(self) -> None:
@@ -327,7 +328,8 @@ def select_current_objects(columns: Mapping[str, Any], prefix: str, uri: str, is
         table = table.filter(_is_true_text(table.column("islatest")))
     if "isdeletemarker" in columns:
         table = table.filter(pc.invert(_is_true_text(table.column("isdeletemarker"))))
-    keys = url_decode_keys(table.column("key")) if is_url_encoded else table.column("key").cast(pa.string())
+    encoded_keys = table.column("key")
+    keys = url_decode_keys(encoded_keys) if is_url_encoded else encoded_keys.cast(pa.string())
     table = table.set_column(table.schema.get_field_index("key"), "key", keys)
     if prefix:
         table = table.filter(pc.starts_with(table.column("key"), prefix))
@@ -359,13 +361,12 @@ def _to_utc(column: Any) -> Any:
 def url_decode_keys(keys: Any) -> Any:
     """Return the keys of a CSV report decoded: they are URL-encoded, ``%2F`` and ``+`` for a space."""
     # Most keys have only slashes escaped; and a percent sign always begins an escape.
-    keys = pc.replace_substring(keys, "%2F", "/")
-    escaped = pc.match_substring_regex(keys, "[%+]")
-    if not pc.any(escaped, min_count=0).as_py():
+    keys = pc.replace_substring(keys, "%2F", "/").combine_chunks()
+    has_other_escapes = pc.match_substring_regex(keys, "[%+]")
+    if not pc.any(has_other_escapes, min_count=0).as_py():
         return keys
-    texts = [unquote_plus(text, errors="strict") for text in keys.filter(escaped).to_pylist()]
-    keys, escaped = (column.combine_chunks() for column in (keys, escaped))
-    return pc.replace_with_mask(keys, escaped, pa.array(texts, pa.string()))
+    decoded_keys = [unquote_plus(key, errors="strict") for key in keys.filter(has_other_escapes).to_pylist()]
+    return pc.replace_with_mask(keys, has_other_escapes, pa.array(decoded_keys, pa.string()))
 
 
 def _new_md5(content: bytes = b"") -> Any:

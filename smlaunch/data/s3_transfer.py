@@ -78,31 +78,31 @@ class S3Transfer:
         self._fast_has_failed = False
 
     def upload_files(self, bucket: str, items: Sequence[TransferItem], on_progress: OnTransferred) -> None:
-        """Upload files: small ones whole, large ones in parts."""
+        """Upload files to a bucket: small ones whole, large ones in parts, several at a time.
+        ``on_progress`` gets the numbers of bytes and files since its last call."""
         _require_valid_keys(items)
-        fast = self._fast_transfer_for(items)
-        cancelled, on_progress = _make_cancellable(on_progress)
+        fast_transfer = self._fast_transfer_for(items)
+        cancelled, on_transferred = _make_cancellable(on_progress)
 
-        def send(item: TransferItem) -> None:
+        def upload_small_file(item: TransferItem) -> None:
             content = read_file(item)
-            if not self._try_fast_transfer(
-                fast, item.key, lambda using: using.put(bucket, item.key, content)
-            ):
-                self._storage.put_bytes(bucket, item.key, content)
-            on_progress(item.size, 1)
 
-        for_each_in_threads(
-            send, (item for item in items if item.size < LARGE_FILE_BYTES), CONNECTIONS, cancelled
-        )
-        large = [item for item in items if item.size >= LARGE_FILE_BYTES]
-        for_each_in_threads(
-            lambda item: self._upload_large_file(
-                bucket, item, _connections_per_file(large), fast, on_progress
-            ),
-            large,
-            _CONCURRENT_LARGE_FILES,
-            cancelled,
-        )
+            def put_fast(transfer: FastTransfer) -> None:
+                transfer.put(bucket, item.key, content)
+
+            if not self._try_fast_transfer(fast_transfer, item.key, put_fast):
+                self._storage.put_bytes(bucket, item.key, content)
+            on_transferred(item.size, 1)
+
+        small_items = (item for item in items if item.size < LARGE_FILE_BYTES)
+        for_each_in_threads(upload_small_file, small_items, CONNECTIONS, cancelled)
+        large_items = [item for item in items if item.size >= LARGE_FILE_BYTES]
+        max_concurrent_parts = _connections_per_file(large_items)
+
+        def upload_large_file(item: TransferItem) -> None:
+            self._upload_large_file(bucket, item, max_concurrent_parts, fast_transfer, on_transferred)
+
+        for_each_in_threads(upload_large_file, large_items, _CONCURRENT_LARGE_FILES, cancelled)
 
     def _upload_large_file(
         self,
@@ -178,12 +178,11 @@ class S3Transfer:
         is_complete = False
         try:
             target.write(content, 0)
-            has_md5 = is_md5(item.etag) and new_digest("md5", content).hexdigest() == item.etag
-            if (
-                not has_md5
-                and self._multipart_transfer.has_same_content(bucket, item, target.temporary_path) is False
-            ):
-                raise wrong_content_error(item.key)
+            matches_etag = is_md5(item.etag) and new_digest("md5", content).hexdigest() == item.etag
+            if not matches_etag:
+                is_same = self._multipart_transfer.has_same_content(bucket, item, target.temporary_path)
+                if is_same is False:  # None: S3 has nothing to compare with
+                    raise wrong_content_error(item.key)
             is_complete = True
         finally:
             target.close(is_complete=is_complete)
@@ -220,9 +219,10 @@ class S3Transfer:
         return self._open_fast()
 
     def _fast_transfer_for(self, items: Sequence[TransferItem]) -> FastTransfer | None:
-        """Return obstore if it pays off for these items and can be used."""
-        pays = len(items) >= _MIN_FAST_OBJECTS or any(item.size >= LARGE_FILE_BYTES for item in items)
-        return self._fast_transfer if pays else None
+        """Return the transfer by obstore, if there is one; None for few and small files, for which it is not
+        worth its start."""
+        has_large_file = any(item.size >= LARGE_FILE_BYTES for item in items)
+        return self._fast_transfer if has_large_file or len(items) >= _MIN_FAST_OBJECTS else None
 
     def _try_fast_transfer(
         self, fast: FastTransfer | None, key: str, action: Callable[[FastTransfer], None]

@@ -68,10 +68,13 @@ def parse_shard_index(content: bytes) -> ShardIndex:
     # From an older version of the format to this one; raises FormatError, a ValueError, for a newer one.
     document = formats.SHARD_INDEX.upgrade_document(document, INDEX_FILE)
     try:
-        shards = tuple(_parse_shard_record(row) for row in document["shards"])
-        files, samples, size = (int(document[name]) for name in ("files", "samples", "bytes"))
-        # "group": how files were grouped into samples.
-        return ShardIndex(str(document["group"]), files, samples, size, shards)
+        return ShardIndex(
+            group=str(document["group"]),  # how files were grouped into samples
+            files=int(document["files"]),
+            samples=int(document["samples"]),
+            bytes=int(document["bytes"]),
+            shards=tuple(_parse_shard_record(row) for row in document["shards"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it is incomplete or was edited: {error!r}") from None
 

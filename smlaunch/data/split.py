@@ -266,19 +266,26 @@ def _choose_rows_to_release(sizes: Any, rows: Any, excess_size: Number) -> Any:
     while excess_size > 0:
         ascending_sizes = sizes[rows]
         # Small rows first, of at most a 16th of the excess; larger ones only if no small row fits.
-        for max_size in (excess_size / _ROWS_PER_RELEASE, excess_size):
-            # The largest rows of at most max_size, as many as fit into the excess.
-            fitting_end = int(np.searchsorted(ascending_sizes, max_size, side="right"))
-            sums_from_largest = np.cumsum(ascending_sizes[:fitting_end][::-1])
-            release_count = int(np.searchsorted(sums_from_largest, excess_size, side="right"))
-            if release_count and sums_from_largest[release_count - 1]:  # not only rows of size 0
-                break
-        else:  # no row fits
+        fitting = _find_largest_fitting(ascending_sizes, excess_size / _ROWS_PER_RELEASE, excess_size)
+        fitting_sum = ascending_sizes[fitting].sum()
+        if not fitting_sum:
+            fitting = _find_largest_fitting(ascending_sizes, excess_size, excess_size)
+            fitting_sum = ascending_sizes[fitting].sum()
+        if not fitting_sum:  # none fits, or only rows of size 0
             break
-        released_rows.append(rows[fitting_end - release_count : fitting_end])
-        rows = np.delete(rows, np.s_[fitting_end - release_count : fitting_end])
-        excess_size -= sums_from_largest[release_count - 1].item()
+        released_rows.append(rows[fitting])
+        rows = np.delete(rows, fitting)
+        excess_size -= fitting_sum.item()
     return np.concatenate(released_rows) if released_rows else rows[:0]
+
+
+def _find_largest_fitting(ascending_sizes: Any, max_size: Number, max_sum: Number) -> slice:
+    """Return the largest of the sizes that are at most ``max_size``, as many as add up to at most
+    ``max_sum``."""
+    end = int(np.searchsorted(ascending_sizes, max_size, side="right"))
+    sums_from_largest = np.cumsum(ascending_sizes[:end][::-1])
+    count = int(np.searchsorted(sums_from_largest, max_sum, side="right"))
+    return slice(end - count, end)
 
 
 def _assign_rows_to_hosts(sizes: Any, loads: list[Number]) -> Any:

@@ -86,9 +86,8 @@ def write_split(
             files = _write_lists_and_manifests(
                 inventory_keys, host_split, channel, bytes_by_host, temporary_folder
             )
-            (temporary_folder / SUMMARY_FILE).write_text(
-                json.dumps(add_files_to_summary(summary, files), indent=2) + "\n"
-            )
+            summary_text = json.dumps(add_files_to_summary(summary, files), indent=2)
+            (temporary_folder / SUMMARY_FILE).write_text(summary_text + "\n")
             temporary_folder.chmod(0o755)  # mkdtemp makes folders that only the owner may read
             temporary_folder.replace(folder)
         except BaseException:
@@ -218,11 +217,12 @@ def _group_names_by_host(names: Any, hosts: Any) -> Iterator[tuple[int, memoryvi
     if hosts.min() != hosts.max():
         order = np.argsort(hosts, kind="stable")
         names, hosts = names.take(pa.array(order)), hosts[order]
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(hosts)) + 1))
-    offsets = np.concatenate((starts, [len(names)]))
+    group_starts = np.concatenate(([0], np.flatnonzero(np.diff(hosts)) + 1))
+    offsets = np.concatenate((group_starts, [len(names)]))
     groups = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), names)
-    lines, entries = (_value_views(pc.binary_join(groups, separator)) for separator in (b'"\n"', b'",\n"'))
-    yield from zip(hosts[starts].tolist(), lines, entries, strict=True)
+    lines_by_group = _value_views(pc.binary_join(groups, b'"\n"'))
+    elements_by_group = _value_views(pc.binary_join(groups, b'",\n"'))
+    yield from zip(hosts[group_starts].tolist(), lines_by_group, elements_by_group, strict=True)
 
 
 def _value_views(values: Any) -> list[memoryview]:
@@ -232,14 +232,17 @@ def _value_views(values: Any) -> list[memoryview]:
 
 
 def _escape_for_json(names: Any, name_bytes: Any) -> Any:
-    """Return the names with all characters escaped that a JSON string must not contain."""
+    """Return the names with all characters escaped that a JSON string must not contain. ``name_bytes``: all
+    names joined, as an array, so that ordinary names need not be searched one by one."""
     if not len(name_bytes) or (name_bytes.min() >= _SPACE and not _contains_any(name_bytes, '"', "\\")):
         return names
-    escaped = [
-        json.dumps(name.decode(), ensure_ascii=False)[1:-1].encode() if _NEEDS_ESCAPE.search(name) else name
-        for name in names.to_pylist()
-    ]
-    return pa.array(escaped, names.type)
+    escaped_names: list[bytes] = []
+    for name in names.to_pylist():
+        if _NEEDS_ESCAPE.search(name):
+            quoted_name = json.dumps(name.decode(), ensure_ascii=False)
+            name = quoted_name[1:-1].encode()
+        escaped_names.append(name)
+    return pa.array(escaped_names, names.type)
 
 
 def _describe_invalid_names(names: Any, name_bytes: Any) -> list[str]:

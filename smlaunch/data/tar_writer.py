@@ -210,8 +210,11 @@ class ArchiveOutput:
         SizeChangedError unless the file has ``size`` bytes."""
         remaining_bytes = size
         position = start  # in the buffer of _BUFFER_BYTES
-        # One byte more than expected shows whether the file has grown.
-        while read_bytes := os.readv(descriptor, (self.buffer[position : position + remaining_bytes + 1],)):
+        while True:
+            # One byte more than expected shows whether the file has grown.
+            read_bytes = os.readv(descriptor, (self.buffer[position : position + remaining_bytes + 1],))
+            if read_bytes == 0:  # the end of the file
+                break
             remaining_bytes -= read_bytes
             position += read_bytes
             if remaining_bytes < 0:

@@ -150,7 +150,9 @@ def test_previous_lists_are_kept(tmp_path: Path) -> None:
         tmp_path / "a", write_split(first.keys, first.host_split, tmp_path / "a", first.summary)
     )
     second_split = split_inventory(
-        Inventory(write(tmp_path / "new.parquet", new | {'an "old" one\\': 10})), 4, previous=tmp_path / "a"
+        Inventory(write(tmp_path / "new.parquet", new | {'an "old" one\\': 10})),
+        4,
+        previous_folder=tmp_path / "a",
     )
     lists_now = lists_of(
         tmp_path / "b",
@@ -168,12 +170,12 @@ def test_by_another_weight(tmp_path: Path) -> None:
     rows = {f"{n:03d}": 1000 - n for n in range(300)}
     samples = {name: float(n % 7) for n, name in enumerate(rows)}
     inventory = Inventory(write(tmp_path / "keys.parquet", rows, samples=samples))
-    summary = split_inventory(inventory, 3, weight="samples").summary
+    summary = split_inventory(inventory, 3, weight_column="samples").summary
     assert summary["weight"] == "samples"
     assert sum(shard["samples"] for shard in summary["shards"]) == sum(samples.values())
     assert sum(shard["bytes"] for shard in summary["shards"]) == summary["bytes"] == sum(rows.values())
     with pytest.raises(JobError, match="no column 'tokens' of numbers; there is size, samples"):
-        split_inventory(inventory, 3, weight="tokens")
+        split_inventory(inventory, 3, weight_column="tokens")
 
 
 @pytest.mark.parametrize(
@@ -249,9 +251,9 @@ def test_out_is_not_mixed_with_what_is_there(tmp_path: Path) -> None:
     for invalid_text in ("no json\n", "7\n", '{"hosts": 1}'):
         (tmp_path / "out" / "lists" / "shard-00000.jsonl").write_text(invalid_text)
         with pytest.raises(JobError, match="not a list of keys"):
-            split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path / "out")
+            split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous_folder=tmp_path / "out")
     with pytest.raises(JobError, match="was not written by smlaunch data split"):
-        split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous=tmp_path)
+        split_inventory(Inventory(tmp_path / "keys.parquet"), 1, previous_folder=tmp_path)
 
 
 def test_empty_inventory(tmp_path: Path) -> None:
