@@ -56,8 +56,8 @@ def run_with_timeout(
                 _ENDPOINT_CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             )
             try:
-                output, error_text = process.communicate(remaining_input, wait_seconds)
-                return subprocess.CompletedProcess(command, process.returncode, output, error_text)
+                output, error_output = process.communicate(remaining_input, wait_seconds)
+                return subprocess.CompletedProcess(command, process.returncode, output, error_output)
             except subprocess.TimeoutExpired:
                 remaining_input = None  # communicate continues to write it
             if deadline is None and is_endpoint_gone is not None and is_endpoint_gone():

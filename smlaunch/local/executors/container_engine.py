@@ -179,10 +179,11 @@ def _pull_image(engine: Engine, image: str, raise_if_stopping: Callable[[], None
             f"({connection_problem}); {advice}"
         )
     pull_command = engine.command_line("pull", "--quiet", image)
-    exit_code, error_message = _run_until_stopped(pull_command, raise_if_stopping)
+    exit_code, error_output = _run_until_stopped(pull_command, raise_if_stopping)
     if exit_code != 0:
-        lines = error_message.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
-        raise ImageProblem(f"image {image} cannot be pulled: {lines[-1].removeprefix('Error: ')}; {advice}")
+        error_lines = error_output.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
+        cause = error_lines[-1].removeprefix("Error: ")
+        raise ImageProblem(f"image {image} cannot be pulled: {cause}; {advice}")
 
 
 def _run_until_stopped(command: Sequence[str], raise_if_stopping: Callable[[], None]) -> tuple[int, bytes]:
@@ -192,8 +193,8 @@ def _run_until_stopped(command: Sequence[str], raise_if_stopping: Callable[[], N
         try:
             while True:
                 try:
-                    _, error_message = process.communicate(timeout=_STOP_CHECK_SECONDS)
-                    return process.returncode, error_message
+                    _, error_output = process.communicate(timeout=_STOP_CHECK_SECONDS)
+                    return process.returncode, error_output
                 except subprocess.TimeoutExpired:
                     raise_if_stopping()
         except BaseException:
@@ -239,9 +240,9 @@ def _run_version_command(kind: str, program: str) -> subprocess.CompletedProcess
 
 
 def _run_probe_container(default_engine: Engine) -> EngineProbe:
-    """Run `true` in a container of a tiny image, with one set of flags after the other, and return the engine
-    with the first set that works. Without one, return the error of the first set: the engine without
-    flags."""
+    """Run `true` in a container of a tiny image, first by the engine without flags (``default_engine``), then
+    with one set of flags after the other. Return the engine with the first set that works, or without one the
+    error of the engine without flags."""
     probe_image = f"localhost/smlaunch-probe:{secrets.token_hex(4)}"
     probe_program = "/bin/true"
     # The image has only this machine's `true` and its libraries: no registry is needed.
@@ -288,13 +289,14 @@ def _iterate_engines_with_flags(default_engine: Engine) -> Iterator[Engine]:
 
 
 def _create_image_archive(program: str) -> bytes:
-    """Return an image archive with this machine's program of that name and the libraries it needs, so that
-    no registry is needed. Without its libraries if the program does not use glibc or musl."""
-    program_path = shutil.which(Path(program).name) or program
-    ldd_output = run_short_command(["ldd", program_path]).stdout.decode()
-    libraries = {word for word in ldd_output.split() if word.startswith("/")}
+    """Return an image, as a tar archive, that has only this machine's program of the path ``program`` and the
+    libraries that it needs; without these if the program does not use glibc or musl."""
+    program_on_machine = shutil.which(Path(program).name) or program
+    ldd_output = run_short_command(["ldd", program_on_machine]).stdout.decode()
+    libraries = sorted({word for word in ldd_output.split() if word.startswith("/")})
+    source_by_path = {program: program_on_machine, **{library: library for library in libraries}}
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path, name in ((program_path, program), *((library, library) for library in sorted(libraries))):
-            archive.add(os.path.realpath(path), name.lstrip("/"))
+        for path_in_image, source in source_by_path.items():
+            archive.add(os.path.realpath(source), path_in_image.lstrip("/"))
     return content.getvalue()

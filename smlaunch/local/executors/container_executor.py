@@ -171,6 +171,8 @@ class ContainerAllocation:
     """The hosts of one job. The containers are created when their programs are known."""
 
     def __init__(self, executor: Containers, request: HostsRequest, digest: str) -> None:
+        """Create the network of a job's hosts, their directories, and the supervisors that will run their
+        containers. ``digest`` is that of the job's image. Raises CannotAllocate."""
         self._executor = executor
         self._endpoint_id = request.endpoint_id
         self._image = request.image
@@ -184,18 +186,17 @@ class ContainerAllocation:
             engine, self._network_name, request.endpoint_id, len(host_names), isolated_network
         )
         self.info = AllocationInfo(
-            {},
-            tuple(self._image_notes(engine, digest, isolated_network)),
+            notes=tuple(self._image_notes(engine, digest, isolated_network)),
             can_mount_writable=engine.supports_overlays,
             can_reach_endpoint=self._can_reach_endpoint,
         )
         self.hosts = tuple(
             JobHost(
-                host_name,
-                host_name,
-                address,
-                self._folder / host_name / "ml",
-                _OPT_ML,
+                name=host_name,
+                network_name=host_name,
+                address=address,
+                opt_ml_folder=self._folder / host_name / "ml",
+                ml_path_on_host=_OPT_ML,
                 interface="eth0",
             )
             for host_name, address in zip(host_names, addresses, strict=True)
@@ -222,15 +223,18 @@ class ContainerAllocation:
         return list(self._supervised_hosts)
 
     def release(self) -> None:
-        for process in self._supervised_hosts:
-            process.kill()
-        killed_supervisors = [process for process in self._supervised_hosts if not process.wait_and_close()]
-        if killed_supervisors:
+        for supervised_host in self._supervised_hosts:
+            supervised_host.kill()
+        # For all of them: it also closes the supervisors' pipes.
+        hosts_of_killed_supervisors = [
+            supervised_host.host
+            for supervised_host in self._supervised_hosts
+            if not supervised_host.wait_and_close()
+        ]
+        if hosts_of_killed_supervisors:  # a killed supervisor leaves its container behind
+            container_names = map(self._container_name, hosts_of_killed_supervisors)
             run_short_command(
-                container_cli.remove_containers_command(
-                    self._executor.engine,
-                    *(self._container_name(process.host) for process in killed_supervisors),
-                )
+                container_cli.remove_containers_command(self._executor.engine, *container_names)
             )
         self._supervised_hosts = []
         container_network.remove_network(self._executor.engine, self._network_name)
@@ -256,9 +260,9 @@ class ContainerAllocation:
         engine, container_name = self._executor.engine, self._container_name(host)
         # For the engine's client (the command podman or docker).
         client_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        # The program's variables of which the command line has only the names: others can read that. Their
-        # values are added to the environment of the engine's client.
-        hidden_variables = variables_to_pass_by_name(program.environment, client_environment)
+        # Other users can read a command line: it has only the names of these variables, and the engine's
+        # client takes the values from its own environment.
+        variables_passed_by_name = variables_to_pass_by_name(program.environment, client_environment)
         container_plan = self._executor.create_container_plan(
             container_name,
             endpoint_id=self._endpoint_id,
@@ -270,7 +274,7 @@ class ContainerAllocation:
             entrypoint=program.entrypoint,
             arguments=program.arguments,
             environment=program.environment,
-            variables_passed_by_name=hidden_variables,
+            variables_passed_by_name=variables_passed_by_name,
             mounts=[
                 ContainerMount(str(host.opt_ml_folder), _OPT_ML, "shared"),
                 *map(_convert_to_container_mount, program.mounts),
@@ -296,7 +300,7 @@ class ContainerAllocation:
             # Run only if the endpoint has died, which otherwise removes the network itself.
             "remove_network": container_cli.remove_networks_command(engine, self._network_name),
             "environment": client_environment,
-            "variables_passed_by_name": hidden_variables,
+            "variables_passed_by_name": variables_passed_by_name,
             # Connections to this port inside the container are forwarded to the endpoint; 0: none are.
             "relay_port": self._executor.endpoint_port if self._can_reach_endpoint else 0,
             "timeout_seconds": container_commands.TIMEOUT_SECONDS,

@@ -74,13 +74,9 @@ class HostPlan:
         """Return the form that ``decode`` reads. Raises ValueError for a value with a zero byte, which no
         process can be given."""
         values = [getattr(self, name) for name in _SINGLE_VALUES]
-        name_value_list = [value for pair in self.environment.items() for value in pair]
-        mounts = [
-            value
-            for mount in self.mounts
-            for value in (mount.source, mount.target, mount.mode, mount.upper, mount.work)
-        ]
-        for value_list in (self.argv, name_value_list, self.visible_folders, mounts):
+        variables = [text for name_and_value in self.environment.items() for text in name_and_value]
+        mount_values = [getattr(mount, name) for mount in self.mounts for name in _MOUNT_VALUES]
+        for value_list in (self.argv, variables, self.visible_folders, mount_values):
             values += [str(len(value_list)), *value_list]
         if any("\0" in value for value in values):
             raise ValueError("a zero byte in an argument or in the environment")
@@ -88,24 +84,29 @@ class HostPlan:
 
     @classmethod
     def decode(cls, data: bytes) -> HostPlan:
-        """Read the form that ``encode`` returns."""
+        """Read the form that ``encode`` returns: single values, then lists, each with its length first."""
         values = iter(data.decode("utf-8", "surrogateescape").split("\0"))
+
+        def read_list() -> list[str]:
+            length = int(next(values))
+            return [next(values) for _ in range(length)]
+
         single_values = {name: next(values) for name in _SINGLE_VALUES}
-        argv, name_value_list, visible_folders, mounts = (
-            [next(values) for _ in range(int(next(values)))] for _ in range(4)
-        )
+        argv = read_list()
+        variables = read_list()  # name, value, name, value, ...
+        visible_folders = read_list()
+        mount_values = read_list()
+        mount_starts = range(0, len(mount_values), len(_MOUNT_VALUES))
         return cls(
             **single_values,
             argv=argv,
-            environment=dict(zip(name_value_list[::2], name_value_list[1::2], strict=True)),
+            environment=dict(zip(variables[::2], variables[1::2], strict=True)),
             visible_folders=visible_folders,
-            mounts=[
-                MountPlan(source, target, mode, upper, work)
-                for source, target, mode, upper, work in zip(*[iter(mounts)] * 5, strict=True)
-            ],
+            mounts=[MountPlan(*mount_values[start : start + len(_MOUNT_VALUES)]) for start in mount_starts],
         )
 
 
+_MOUNT_VALUES = ("source", "target", "mode", "upper", "work")
 _SINGLE_VALUES = (
     "isolation_level",
     "working_directory",

@@ -113,11 +113,11 @@ def machine_fingerprint() -> str:
     privileges."""
     if sys.platform != "linux":
         return sys.platform
-    status = Path("/proc/self/status").read_text()
-    (capabilities,) = (line for line in status.splitlines() if line.startswith("CapEff"))
+    status_lines = Path("/proc/self/status").read_text().splitlines()
+    capabilities_line = next(line for line in status_lines if line.startswith("CapEff"))
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespaces = [str(Path(f"/proc/self/ns/{namespace}").readlink()) for namespace in ("user", "mnt", "pid")]
-    return " ".join([boot_id, str(os.geteuid()), *capabilities.split(), *namespaces])
+    return " ".join([boot_id, str(os.geteuid()), *capabilities_line.split(), *namespaces])
 
 
 def _load_cached_levels(cache_file: Path) -> dict[str, IsolationLevel]:

@@ -40,6 +40,8 @@ def _check_syscall(result: int, call: str) -> None:
 def _mount(
     source: str | None, target: str, file_system: str | None, flags: int, data: str | None = None
 ) -> None:
+    """Call mount(2): mount a directory or a file system ``source`` at ``target``; None where the call takes a
+    null pointer. Raises OSError that names the mount."""
     c_strings = [None if text is None else os.fsencode(text) for text in (source, target, file_system)]
     options = None if data is None else os.fsencode(data)
     _check_syscall(
@@ -97,21 +99,24 @@ def join_namespaces(pid: int) -> None:
     """Enter the namespaces of another process in which this process is not yet; the next child is in its pid
     namespace. This process must have one thread only. Raises OSError."""
     # The user namespace first: it gives the right to enter the others.
-    flag_by_name = {
+    flag_by_namespace = {
         "user": _CLONE_NEWUSER,
         "pid": _CLONE_NEWPID,
         "uts": _CLONE_NEWUTS,
         "net": _CLONE_NEWNET,
         "mnt": _CLONE_NEWNS,
     }
-    descriptors = [
-        (os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), name, flag)
-        for name, flag in flag_by_name.items()
-    ]
-    for descriptor, name, flag in descriptors:
-        if not os.path.samestat(os.fstat(descriptor), os.stat(f"/proc/self/ns/{name}")):
-            _check_syscall(_libc.setns(descriptor, flag), f"setns {name} of {pid}")
-        os.close(descriptor)
+    # All are opened first: in another namespace, /proc/PID may be another process.
+    namespace_fds = {
+        namespace: os.open(f"/proc/{pid}/ns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
+        for namespace in flag_by_namespace
+    }
+    for namespace, namespace_fd in namespace_fds.items():
+        if not os.path.samestat(os.fstat(namespace_fd), os.stat(f"/proc/self/ns/{namespace}")):
+            _check_syscall(
+                _libc.setns(namespace_fd, flag_by_namespace[namespace]), f"setns {namespace} of {pid}"
+            )
+        os.close(namespace_fd)
 
 
 def _join_network_of(pid: str, isolation_level: str) -> None:
@@ -210,7 +215,7 @@ def _create_mount_point(mount_point: str, staging_folder: str) -> None:
     while not os.path.isdir(existing_parent):
         existing_parent, _ = os.path.split(existing_parent)
     missing_path = os.path.relpath(mount_point, existing_parent)
-    copy_folder = os.path.join(staging_folder, "again")  # the place for a copy of the parent, if needed
+    copy_folder = os.path.join(staging_folder, "again")  # for a copy of the parent, if it is needed
     _mount("tmpfs", staging_folder, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     if existing_parent == "/":
         # Nothing can be mounted over the current root: the host gets another one with the same entries.

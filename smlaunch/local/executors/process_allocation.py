@@ -7,6 +7,7 @@ copied, and a folder with ``ml`` (the contract's tree), ``tmp`` and ``hosts``. T
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import sys
@@ -36,11 +37,11 @@ _MAX_TMPDIR_LENGTH = 50
 """Characters of a TMPDIR that leave enough for the names of sockets below it."""
 
 
-def remove_leftovers(owner: str) -> None:
-    """Kill the processes of the dead endpoint ``owner``, at any level."""
-    for link in _SHORT_LINK_FOLDER.glob(f"{_link_prefix(owner)}*"):
+def remove_leftovers(endpoint_id: str) -> None:
+    """Kill the processes of the dead endpoint, at any level."""
+    for link in _SHORT_LINK_FOLDER.glob(f"{_link_prefix(endpoint_id)}*"):
         link.unlink(missing_ok=True)
-    process_cleanup.kill_processes_of_owner(f"{owner}/")
+    process_cleanup.kill_processes_of_owner(f"{endpoint_id}/")
 
 
 class ProcessAllocation:
@@ -49,25 +50,25 @@ class ProcessAllocation:
     def __init__(
         self,
         hosts_folder: Path,
-        job_owner: str,
+        process_owner: str,
         host_names: Sequence[str],
         isolation_level: str,
         isolated_network: bool,
         can_mount: bool,
     ) -> None:
         """Reserve addresses for the hosts of one job, create their folders below ``hosts_folder``, and start
-        their supervisors, which wait for ``start``. ``job_owner`` is ENDPOINT_ID/JOB: it identifies the job's
-        processes by a variable in their environment. ``isolation_level`` is full, user or plain; at plain,
+        their supervisors, which wait for ``start``. ``process_owner`` is ENDPOINT_ID/JOB, the
+        beginning of a variable (SMLAUNCH_OWNER) in the environment of the job's processes, which finds
+        them. ``isolation_level`` is full, user or plain; at plain,
         hosts have neither names nor a /opt/ml of their own. ``can_mount``: whether data can be mounted on a
         host instead of copied. Raises CannotAllocate."""
         is_plain = isolation_level == "plain"
         self._hosts_folder = hosts_folder
-        self._job_owner = job_owner
+        self._process_owner = process_owner
         self._isolation_level = isolation_level
         self._isolated_network = isolated_network and not is_plain
-        self._reservation = loopback.reserve_addresses(
-            len(host_names)
-        )  # and a block of ports, for SMLAUNCH_PORT
+        # Addresses, and a block of ports for SMLAUNCH_PORT.
+        self._reservation = loopback.reserve_addresses(len(host_names))
         self._supervised_hosts: list[SupervisedHost] = []
         self._short_links: list[Path] = []  # to folders whose own paths are too long for sockets
         environment = {"SMLAUNCH_PORT": str(self._reservation.port)}
@@ -100,7 +101,7 @@ class ProcessAllocation:
         for subfolder in ("ml", "tmp", "stage"):
             (host_folder / subfolder).mkdir(parents=True)
         (host_folder / "tmp").chmod(0o1777)  # as /tmp has it
-        host_owner = f"{self._job_owner}/{host.name}/"
+        host_owner = f"{self._process_owner}/{host.name}/"
         return SupervisedHost(host, partial(process_cleanup.kill_processes_of_owner, host_owner))
 
     def start(self, programs: Sequence[Program]) -> list[HostProcess]:
@@ -138,7 +139,7 @@ class ProcessAllocation:
         if not all(have_exited):
             # A supervisor was killed and left processes behind: without a namespace nobody kills them, and
             # with one the kernel may still be killing them.
-            process_cleanup.kill_processes_of_owner(self._job_owner + "/")
+            process_cleanup.kill_processes_of_owner(self._process_owner + "/")
         self._supervised_hosts = []
         for link in self._short_links:
             link.unlink(missing_ok=True)
@@ -155,18 +156,9 @@ class ProcessAllocation:
         hosts_file.write_text(
             "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" + etc_hosts_lines
         )
-        mounts = []
-        for number, mount in enumerate(program.mounts):
-            upper_folder, work_folder = folder / "views" / str(number), folder / "views" / f"{number}.work"
-            upper_folder.mkdir(parents=True)
-            work_folder.mkdir()
-            mode = _mount_mode(mount)
-            mounts.append(
-                MountPlan(str(mount.source), mount.target, mode, str(upper_folder), str(work_folder))
-            )
         if self._isolation_level == "plain":
             program = relocate_opt_ml(program, host.ml_path_on_host)
-        environment = {**program.environment, OWNER_VARIABLE: f"{self._job_owner}/{host.name}/"}
+        environment = {**program.environment, OWNER_VARIABLE: f"{self._process_owner}/{host.name}/"}
         if self._isolation_level == "plain":
             environment["TMPDIR"] = str(self._short_path_to(folder / "tmp"))
         return HostPlan(
@@ -180,7 +172,10 @@ class ProcessAllocation:
             staging_folder=str(folder / "stage"),
             tmp_folder=str(folder / "tmp"),
             hosts_file=str(hosts_file),
-            mounts=mounts,
+            mounts=[
+                _plan_mount(mount, folder / "views" / str(mount_number))
+                for mount_number, mount in enumerate(program.mounts)
+            ],
             visible_folders=visible_folders,
             network=network,
         )
@@ -190,38 +185,43 @@ class ProcessAllocation:
         socket is limited to 107 bytes (macOS: 103)."""
         if len(str(folder)) <= _MAX_TMPDIR_LENGTH:
             return folder
-        link = _SHORT_LINK_FOLDER / f"{_link_prefix(self._job_owner)}{secrets.token_hex(4)}"
+        link = _SHORT_LINK_FOLDER / f"{_link_prefix(self._process_owner)}{secrets.token_hex(4)}"
         link.symlink_to(folder)
         self._short_links.append(link)
         return link
 
 
-def _link_prefix(owner: str) -> str:
-    """Return the beginning of a link's name. ``owner`` is an endpoint's id, perhaps followed by a job's
-    name."""
-    return f"sml-{owner.partition('/')[0]}-"
+def _link_prefix(process_owner: str) -> str:
+    """Return the beginning of a link's name. ``process_owner``: ENDPOINT_ID or ENDPOINT_ID/JOB."""
+    return f"sml-{process_owner.partition('/')[0]}-"
 
 
-def _mount_mode(mount: DirectoryMount) -> str:
-    """Return the mode of a MountPlan."""
+def _plan_mount(mount: DirectoryMount, upper_folder: Path) -> MountPlan:
+    """Return the plan of a mount, and create the directories that an overlay would need: ``upper_folder`` for
+    what the host writes, and another for the overlay's own use."""
+    work_folder = upper_folder.with_name(f"{upper_folder.name}.work")
+    upper_folder.mkdir(parents=True)
+    work_folder.mkdir()
+    mode = "overlay"
     if mount.read_only:
-        return "read-only"
-    return "shared" if mount.shared else "overlay"
+        mode = "read-only"
+    elif mount.shared:
+        mode = "shared"
+    return MountPlan(str(mount.source), mount.target, mode, str(upper_folder), str(work_folder))
 
 
 def _find_needed_folders_below_tmp(environment: Mapping[str, str]) -> list[str]:
     """Return directories below /tmp that a host must see although it has its own /tmp: those with programs,
-    and the home directory."""
+    and the home directory. None of them is inside another."""
     path_lists = [environment.get(name, "").split(os.pathsep) for name in ("PATH", "LD_LIBRARY_PATH", "HOME")]
-    needed_folders = [
-        sys.prefix,
-        sys.base_prefix,
-        *(folder for path_list in path_lists for folder in path_list),
+    needed_folders = {sys.prefix, sys.base_prefix, *itertools.chain.from_iterable(path_lists)}
+    folders_below_tmp = [
+        folder
+        for folder in sorted(needed_folders)
+        if folder.startswith("/tmp/") and Path(folder).is_dir()  # noqa: S108
     ]
-    below_tmp = {folder for folder in needed_folders if folder.startswith("/tmp/")}  # noqa: S108
-    needed_below_tmp = sorted(folder for folder in below_tmp if Path(folder).is_dir())
     return [
         folder
-        for folder in needed_below_tmp
-        if not any(folder.startswith(other + "/") for other in needed_below_tmp if other != folder)
+        for folder in folders_below_tmp
+        if not any(folder.startswith(f"{other_folder}/") for other_folder in folders_below_tmp)
     ]

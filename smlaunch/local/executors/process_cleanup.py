@@ -102,14 +102,25 @@ def _kill_process(pid: int) -> bool:
 
 
 def _pids_with_parents() -> list[tuple[int, int]]:
-    if _LINUX:
-        statuses = ((pid, _read_file(f"/proc/{pid}/stat")) for pid in _all_pids())
-        # The command is in parentheses and may contain any character: read after the last parenthesis.
-        return [(pid, int(text[text.rindex(b")") + 2 :].split()[1])) for pid, text in statuses if text]
-    import subprocess
+    """Return the pid and the parent's pid of each process."""
+    if not _LINUX:
+        import subprocess
 
-    ps_result = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607
-    return [(int(pid), int(parent)) for pid, parent in map(str.split, ps_result.stdout.splitlines())]
+        ps_output = subprocess.run(
+            ["ps", "-axo", "pid=,ppid="],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return [(int(pid), int(parent_pid)) for pid, parent_pid in map(str.split, ps_output.splitlines())]
+    pids_with_parents = []
+    for pid in _all_pids():
+        stat_line = _read_file(f"/proc/{pid}/stat")  # PID (COMMAND) STATE PARENT_PID ...
+        if stat_line:  # empty: the process has ended
+            # The command may contain any character: read after the last parenthesis.
+            _, parent_pid, *_ = stat_line[stat_line.rindex(b")") + 1 :].split()
+            pids_with_parents.append((pid, int(parent_pid)))
+    return pids_with_parents
 
 
 def _read_file(path: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from smlaunch.local.executors.process_cleanup import find_processes_of_owner
@@ -15,15 +17,15 @@ def shell_command(host_owner: str) -> list[str] | None:
     pids = find_processes_of_owner(host_owner)
     if not pids:
         return None
-    pid = min(pids, key=lambda pid: (_rank_of(pid), pid))
+    pid = min(pids, key=lambda pid: (_local_rank_of(pid), pid))
     return [sys.executable, "-I", "-S", str(SUPERVISOR_SCRIPT), "shell", str(pid)]
 
 
-def _rank_of(pid: int) -> float:
+def _local_rank_of(pid: int) -> float:
     """Return the process's variable LOCAL_RANK; infinity for a process without one, or that has ended."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return float("inf")
-    ranks = [entry.removeprefix(b"LOCAL_RANK=") for entry in entries if entry.startswith(b"LOCAL_RANK=")]
-    return float(ranks[0]) if ranks and ranks[0].isdigit() else float("inf")
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name == b"LOCAL_RANK" and value.isdigit():
+                return float(value)
+    return math.inf

@@ -27,7 +27,7 @@ def run_trial_host(level_name: str, scratch_folder: Path | None, with_overlay: b
         (trial_folder / "data").mkdir()
         allocation = ProcessAllocation(
             hosts_folder=trial_folder / "job",
-            job_owner="probe",
+            process_owner="probe",
             host_names=["algo-1"],
             isolation_level=level_name,
             isolated_network=False,

@@ -25,17 +25,17 @@ from smlaunch.local.services.query_service import (
     query_response,
 )
 from smlaunch.local.services.timestamp import Timestamp
-from smlaunch.local.stores.metric_store import MetricPeriod, MetricSample, MetricStore
+from smlaunch.local.stores.metric_store import MetricSample, MetricStore, PeriodStatistics
 
 NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
 _METRICS_PER_PAGE = 500
 _POINTS_PER_PAGE = 100_800
-_STATISTIC_BY_NAME: Mapping[str, Callable[[MetricPeriod], float]] = {
-    "SampleCount": lambda bucket: bucket.sample_count,
-    "Sum": lambda bucket: bucket.total,
-    "Average": lambda bucket: bucket.total / bucket.sample_count,
-    "Minimum": lambda bucket: bucket.minimum,
-    "Maximum": lambda bucket: bucket.maximum,
+_STATISTIC_BY_NAME: Mapping[str, Callable[[PeriodStatistics], float]] = {
+    "SampleCount": lambda period: period.sample_count,
+    "Sum": lambda period: period.total,
+    "Average": lambda period: period.total / period.sample_count,
+    "Minimum": lambda period: period.minimum,
+    "Maximum": lambda period: period.maximum,
 }
 
 
@@ -46,36 +46,40 @@ class CloudWatchOperations:
         self._metric_store = metrics
 
     def put_metric_data(self, params: JsonMapping) -> JsonObject:
-        namespace = _get_required_member(params, "Namespace")
+        """Respond to PutMetricData: store samples of the metrics of a namespace, each with its own time or
+        the present one. Raises ApiError."""
+        namespace = _get_required_field(params, "Namespace")
         for number, datum in enumerate(params.get("MetricData") or (), 1):
-            field_path = f"MetricData.member.{number}"
-            timestamp = datum.get("Timestamp")
-            timestamp_ms = round(
-                (time.time() if timestamp is None else _parse_time(timestamp, field_path)) * 1000
-            )
-            samples = _parse_samples(
-                datum, _get_required_member(datum, "MetricName", field_path), timestamp_ms, field_path
-            )
+            field_path = f"MetricData.member.{number}"  # for error messages
+            stated_time = datum.get("Timestamp")
+            timestamp = time.time() if stated_time is None else _parse_time(stated_time, field_path)
+            metric_name = _get_required_field(datum, "MetricName", field_path)
+            samples = _parse_samples(datum, metric_name, round(timestamp * 1000), field_path)
             self._metric_store.put_samples(namespace, _dimension_values(datum), samples)
         return {}
 
     def list_metrics(self, params: JsonMapping) -> JsonObject:
-        dimension_filters = [(entry["Name"], entry.get("Value")) for entry in params.get("Dimensions") or ()]
+        """Respond to ListMetrics: a page of the metrics that have the given namespace, name and dimensions.
+        A dimension without a value stands for any value. Raises ApiError."""
+        wanted_dimensions = [(entry["Name"], entry.get("Value")) for entry in params.get("Dimensions") or ()]
         metrics = [
             {
                 "Namespace": namespace,
-                "MetricName": name,
-                "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
+                "MetricName": metric_name,
+                "Dimensions": [{"Name": name, "Value": value} for name, value in dimensions.items()],
             }
-            for namespace, name, dimensions in self._metric_store.list_metrics(
+            for namespace, metric_name, dimensions in self._metric_store.list_metrics(
                 params.get("Namespace"), params.get("MetricName")
             )
-            if all(key in dimensions and value in (None, dimensions[key]) for key, value in dimension_filters)
+            if all(
+                name in dimensions and value in (None, dimensions[name]) for name, value in wanted_dimensions
+            )
         ]
-        start = _parse_page_offset(params)
-        response: JsonObject = {"Metrics": metrics[start : start + _METRICS_PER_PAGE]}
-        if start + _METRICS_PER_PAGE < len(metrics):
-            response["NextToken"] = str(start + _METRICS_PER_PAGE)
+        page_start = _parse_page_offset(params)
+        page_end = page_start + _METRICS_PER_PAGE
+        response: JsonObject = {"Metrics": metrics[page_start:page_end]}
+        if page_end < len(metrics):
+            response["NextToken"] = str(page_end)
         return response
 
     def get_metric_statistics(self, params: JsonMapping) -> JsonObject:
@@ -87,7 +91,8 @@ class CloudWatchOperations:
         if not statistics:
             raise _invalid_parameter_error("Statistics", "at least one is required")
         statistic_functions = {name: _find_statistic_function(name) for name in statistics}
-        periods = self._read_periods(params, params, int(_get_required_member(params, "Period")))
+        # This request has the metric and the time range side by side.
+        periods = self._query_periods(params, params, int(_get_required_field(params, "Period")))
         datapoints = [
             {
                 "Timestamp": Timestamp(period.start),
@@ -113,11 +118,10 @@ class CloudWatchOperations:
                 )
             metric_stat = metric_query.get("MetricStat") or {}
             metric = metric_stat.get("Metric") or {}
-            # A period has the count, sum, minimum and maximum of its values; a statistic is made of these.
-            compute_statistic = _find_statistic_function(_get_required_member(metric_stat, "Stat"))
-            period_seconds = int(_get_required_member(metric_stat, "Period"))
-            periods = self._read_periods(params, metric, period_seconds)  # the time range is in params
-            # The periods of the store are in order of time; the service's default is the newest first.
+            compute_statistic = _find_statistic_function(_get_required_field(metric_stat, "Stat"))
+            period_seconds = int(_get_required_field(metric_stat, "Period"))
+            periods = self._query_periods(metric, params, period_seconds)
+            # The service's default is the newest first.
             if params.get("ScanBy", "TimestampDescending") == "TimestampDescending":
                 periods.reverse()
             page = periods[page_start:page_end]
@@ -128,7 +132,7 @@ class CloudWatchOperations:
                 continue
             results.append(
                 {
-                    "Id": _get_required_member(metric_query, "Id"),
+                    "Id": _get_required_field(metric_query, "Id"),
                     "Label": metric_query.get("Label") or metric["MetricName"],
                     "Timestamps": [Timestamp(period.start) for period in page],
                     "Values": [compute_statistic(period) for period in page],
@@ -140,21 +144,21 @@ class CloudWatchOperations:
             response["NextToken"] = str(page_end)
         return response
 
-    def _read_periods(self, time_range: JsonMapping, metric: JsonMapping, period: int) -> list[MetricPeriod]:
-        if period < 1:
+    def _query_periods(
+        self, metric: JsonMapping, time_range: JsonMapping, period_seconds: int
+    ) -> list[PeriodStatistics]:
+        """Return the statistics of a metric (Namespace, MetricName, Dimensions) for each period of a time
+        range (StartTime, EndTime) in which it has samples, in order of time. Raises ApiError."""
+        if period_seconds < 1:
             raise _invalid_parameter_error("Period", "it must be positive")
-        start, end = (
-            _parse_time(_get_required_member(time_range, name), name) for name in ("StartTime", "EndTime")
-        )
+        start = _parse_time(_get_required_field(time_range, "StartTime"), "StartTime")
+        end = _parse_time(_get_required_field(time_range, "EndTime"), "EndTime")
         if start >= end:
             raise _invalid_parameter_error("StartTime", "it must be less than EndTime")
+        namespace = _get_required_field(metric, "Namespace")
+        metric_name = _get_required_field(metric, "MetricName")
         return self._metric_store.statistics_by_period(
-            *(
-                _get_required_member(metric, "Namespace"),
-                _get_required_member(metric, "MetricName"),
-                _dimension_values(metric),
-            ),
-            *(start, end, period),
+            namespace, metric_name, _dimension_values(metric), start, end, period_seconds
         )
 
 
@@ -213,34 +217,35 @@ def _decode_cbor_body(body: bytes) -> Any:
         raise ApiError("SerializationException", str(error)) from None
 
 
-def _parse_samples(datum: JsonMapping, name: str, timestamp_ms: int, field_path: str) -> list[MetricSample]:
+def _parse_samples(
+    datum: JsonMapping, metric_name: str, timestamp_ms: int, field_path: str
+) -> list[MetricSample]:
+    """Return the samples of one MetricDatum: its values with their counts, or the StatisticValues that a
+    client has computed of many values. ``field_path`` is the datum's, for messages. Raises ApiError."""
     unit = datum.get("Unit") or "None"
     statistics = datum.get("StatisticValues")
     if statistics:
-        names = ("SampleCount", "Sum", "Minimum", "Maximum")
         sample_count, total, minimum, maximum = (
-            _parse_number(_get_required_member(statistics, statistic, field_path), field_path)
-            for statistic in names
+            _parse_number(_get_required_field(statistics, statistic_name, field_path), field_path)
+            for statistic_name in ("SampleCount", "Sum", "Minimum", "Maximum")
         )
-        return [MetricSample(name, timestamp_ms, sample_count, total, minimum, maximum, unit)]
-    values: Sequence[Any] = datum.get("Values") or [_get_required_member(datum, "Value", field_path)]
+        return [MetricSample(metric_name, timestamp_ms, sample_count, total, minimum, maximum, unit)]
+    values: Sequence[Any] = datum.get("Values") or [_get_required_field(datum, "Value", field_path)]
     counts: Sequence[Any] = datum.get("Counts") or [1] * len(values)
     if len(counts) != len(values):
         raise _invalid_parameter_error(f"{field_path}.Counts", "as many are needed as there are Values")
-    pairs = [
-        (_parse_number(value, field_path), _parse_number(count, field_path))
-        for value, count in zip(values, counts, strict=True)
-    ]
-    return [
-        MetricSample(name, timestamp_ms, count, value * count, value, value, unit) for value, count in pairs
-    ]
+    samples = []
+    for value_text, count_text in zip(values, counts, strict=True):
+        value, count = _parse_number(value_text, field_path), _parse_number(count_text, field_path)
+        samples.append(MetricSample(metric_name, timestamp_ms, count, value * count, value, value, unit))
+    return samples
 
 
 def _dimension_values(holder: JsonMapping) -> dict[str, str]:
     return {entry["Name"]: entry["Value"] for entry in holder.get("Dimensions") or ()}
 
 
-def _find_statistic_function(name: str) -> Callable[[MetricPeriod], float]:
+def _find_statistic_function(name: str) -> Callable[[PeriodStatistics], float]:
     """Return the function that computes a statistic. Raises ApiError for an unknown name."""
     if name not in _STATISTIC_BY_NAME:
         raise _invalid_parameter_error(
@@ -250,13 +255,16 @@ def _find_statistic_function(name: str) -> Callable[[MetricPeriod], float]:
 
 
 def _parse_time(value: Any, field_path: str) -> float:
+    """Return a time, given as a number or as ISO 8601 text, in seconds since the epoch. Raises ApiError."""
     if isinstance(value, (int, float)):
         return float(value)
     try:
-        parsed = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        parsed_time = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
-        return _parse_number(value, field_path)
-    return parsed.replace(tzinfo=parsed.tzinfo or datetime.timezone.utc).timestamp()
+        return _parse_number(value, field_path)  # a number as text, as in the query protocol
+    if parsed_time.tzinfo is None:  # without an offset, the time is UTC
+        parsed_time = parsed_time.replace(tzinfo=datetime.timezone.utc)
+    return parsed_time.timestamp()
 
 
 def _parse_number(value: Any, field_path: str) -> float:
@@ -269,7 +277,7 @@ def _parse_number(value: Any, field_path: str) -> float:
     return number
 
 
-def _get_required_member(holder: JsonMapping, name: str, parent: str = "") -> Any:
+def _get_required_field(holder: JsonMapping, name: str, parent: str = "") -> Any:
     if holder.get(name) in (None, ""):
         field_path = f"{parent}.{name}" if parent else name
         raise ApiError("MissingRequiredParameterException", f"The parameter {field_path} is required.")

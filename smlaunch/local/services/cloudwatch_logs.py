@@ -219,23 +219,28 @@ class CloudWatchLogsOperations:
 
 
 def _take_events_of_page(events: Iterator[StoredLogEvent], limit: int) -> list[StoredLogEvent]:
+    """Return the first events: at most ``limit`` and at most 1 MB, but one event however large."""
     page: list[StoredLogEvent] = []
-    size_bytes = 0
+    page_bytes = 0
     for event in islice(events, limit):
-        size_bytes += len(event.message.encode()) + _EVENT_OVERHEAD_BYTES
-        if page and size_bytes > _MAX_PAGE_BYTES:
+        page_bytes += len(event.message.encode()) + _EVENT_OVERHEAD_BYTES
+        if page and page_bytes > _MAX_PAGE_BYTES:
             break
         page.append(event)
     return page
 
 
 def _create_time_range_filter(params: JsonObject) -> Callable[[StoredLogEvent], bool]:
-    """Return a filter for events from startTime (inclusive) to endTime (exclusive)."""
-    start, end = params.get("startTime"), params.get("endTime")
-    if start is None and end is None:
-        return lambda event: True
-    first, last = start or 0, end if end is not None else 1 << 62
-    return lambda event: first <= event.timestamp < last
+    """Return a filter for events from startTime (inclusive) to endTime (exclusive), in milliseconds since the
+    epoch. A missing one does not limit them."""
+    start_ms, end_ms = params.get("startTime"), params.get("endTime")
+
+    def is_in_time_range(event: StoredLogEvent) -> bool:
+        if start_ms is not None and event.timestamp < start_ms:
+            return False
+        return end_ms is None or event.timestamp < end_ms
+
+    return is_in_time_range
 
 
 def _describe_log_event(event: StoredLogEvent) -> JsonObject:
@@ -243,7 +248,7 @@ def _describe_log_event(event: StoredLogEvent) -> JsonObject:
 
 
 def _describe_log_stream(info: StreamInfo) -> JsonObject:
-    member = {
+    description = {
         "logStreamName": info.name,
         "creationTime": info.created,
         "arn": f"{_group_arn(info.group)}:log-stream:{info.name}",
@@ -251,12 +256,12 @@ def _describe_log_stream(info: StreamInfo) -> JsonObject:
         "uploadSequenceToken": _format_sequence_token(info.size_bytes),
     }
     if info.first_timestamp is not None:
-        member |= {
+        description |= {
             "firstEventTimestamp": info.first_timestamp,
             "lastEventTimestamp": info.last_timestamp,
             "lastIngestionTime": info.last_ingestion,
         }
-    return member
+    return description
 
 
 def _group_arn(group: str) -> str:
@@ -273,10 +278,10 @@ def _read_group_name(params: JsonObject) -> str:
     return text.split(":log-group:", 1)[-1].removesuffix(":*")
 
 
-def _create_page_response(member: str, entries: list[JsonObject], params: JsonObject) -> JsonObject:
+def _create_page_response(list_name: str, entries: list[JsonObject], params: JsonObject) -> JsonObject:
     start = _decode_page_token(params["nextToken"]).get("at", 0) if params.get("nextToken") else 0
     end = start + params.get("limit", 50)
-    response: JsonObject = {member: entries[start:end]}
+    response: JsonObject = {list_name: entries[start:end]}
     if end < len(entries):
         response["nextToken"] = _encode_page_token({"at": end})
     return response
@@ -287,15 +292,18 @@ def _encode_page_token(offset_by_name: dict[str, int]) -> str:
 
 
 def _decode_page_token(token: str) -> dict[str, int]:
+    """Return the offsets, by name, from which a token made by ``_encode_page_token`` goes on. Raises
+    ApiError."""
     try:
-        content = json.loads(base64.urlsafe_b64decode(token.encode()))
+        offset_by_name = json.loads(base64.urlsafe_b64decode(token.encode()))
     except (ValueError, binascii.Error):
         raise _invalid_token() from None
-    if not isinstance(content, dict) or not all(
-        type(value) is int and value >= 0 for value in content.values()
-    ):
+    if not isinstance(offset_by_name, dict):
         raise _invalid_token()
-    return content
+    for offset in offset_by_name.values():
+        if type(offset) is not int or offset < 0:
+            raise _invalid_token()
+    return offset_by_name
 
 
 def _format_stream_token(direction: str, offset: int) -> str:
@@ -306,11 +314,13 @@ def _format_sequence_token(size_bytes: int) -> str:
     return f"{size_bytes:056d}"
 
 
-def _parse_stream_token(token: str, end: int) -> tuple[str, int]:
+def _parse_stream_token(token: str, stream_end_offset: int) -> tuple[str, int]:
+    """Parse a token of GetLogEvents such as ``f/0123``: the direction, f (forward) or b (backward), and the
+    byte offset in the stream, at most its end. Raises ApiError."""
     direction, _, digits = token.partition("/")
     if direction not in ("f", "b") or not (digits.isascii() and digits.isdigit()):
         raise _invalid_token()
-    return direction, min(int(digits), end)
+    return direction, min(int(digits), stream_end_offset)
 
 
 def _invalid_token() -> ApiError:

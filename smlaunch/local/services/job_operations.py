@@ -66,20 +66,20 @@ class JobOperations:
             self._job_store,
             self.job_kind.arn_resource,
             current_request_context().region,
-            lambda record: self._matches(record, params, now),
+            lambda record: self._matches_list_filters(record, params, now),
         )
         return {self.job_kind.summaries_member: [self._summarize(job, now) for job in records], **token}
 
     def _check_deletable(self, record: JobRecord) -> None:
         """Raise ApiError if something of a job that has ended is still in use."""
 
-    def _matches(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
+    def _matches_list_filters(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
         """Return whether a job matches the filters of List that only jobs of this kind have."""
         return True
 
     def _summarize(self, record: JobRecord, now: float) -> JsonObject:
         """Return the job's entry in the response of List, at a time in seconds since the epoch."""
-        return summary_members(self.job_kind, record)
+        return summarize_job_of_any_kind(self.job_kind, record)
 
     def _create_job(
         self, params: JsonMapping, rejections: Sequence[tuple[str, str]], billable_share: float = 1.0
@@ -119,19 +119,22 @@ class JobOperations:
     def _get_job_record(
         self, params: JsonMapping, missing_job_code: str = "ValidationException"
     ) -> JobRecord:
+        """Return the job that a request names. A job of an endpoint that has died fails first. Raises
+        ApiError with the code ``missing_job_code`` if the job does not exist."""
         kind, name = self.job_kind, params[self.job_kind.name_member]
         record = self._job_store.get_job(kind.arn_resource, current_request_context().region, name)
         if record is None:
             raise ApiError(missing_job_code, self.missing_job_message.format(name=name))
-        if not record.state.has_ended and self._job_manager.clean_up_if_dead([record.endpoint_id]):
+        has_changed = not record.state.has_ended and self._job_manager.clean_up_if_dead([record.endpoint_id])
+        if has_changed:
             return self._job_store.get_job_by_arn(record.arn) or record
         return record
 
 
-def summary_members(kind: JobKind, record: JobRecord) -> JsonObject:
-    """Return the members that Describe and an entry of a list have in common."""
+def summarize_job_of_any_kind(kind: JobKind, record: JobRecord) -> JsonObject:
+    """Return the fields that Describe's response and an entry of a list have in common."""
     state = record.state
-    members: JsonObject = {
+    summary: JsonObject = {
         kind.name_member: record.name,
         kind.arn_member: record.arn,
         kind.status_member: state.status,
@@ -139,23 +142,26 @@ def summary_members(kind: JobKind, record: JobRecord) -> JsonObject:
         "LastModifiedTime": state.modified,
     }
     if state.training_ended is not None:
-        members[kind.end_time_member] = state.training_ended
-    return members
+        summary[kind.end_time_member] = state.training_ended
+    return summary
 
 
-def described_members(kind: JobKind, record: JobRecord, members: Sequence[str]) -> JsonObject:
-    """Return what Describe tells of a job of any kind. ``members``: those of the request that it repeats."""
+def describe_job_of_any_kind(
+    kind: JobKind, record: JobRecord, repeated_request_fields: Sequence[str]
+) -> JsonObject:
+    """Return the fields of Describe's response that jobs of all kinds have: the summary, some fields of the
+    request, what the job's end has added (``record.result``) and its state."""
     state, request = record.state, record.request
     response = {
-        **summary_members(kind, record),
-        **{member: request[member] for member in members if member in request},
+        **summarize_job_of_any_kind(kind, record),
+        **{name: request[name] for name in repeated_request_fields if name in request},
         **record.result,
     }
     response["StoppingCondition"] = {
         "MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME,
         **(request.get("StoppingCondition") or {}),
     }
-    if state.training_started is not None:  # it may have failed before
+    if state.training_started is not None:  # None for a job that ended before it had hosts
         response[kind.start_time_member] = state.training_started
     if state.failure_reason is not None:
         response["FailureReason"] = state.failure_reason

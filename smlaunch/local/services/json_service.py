@@ -18,7 +18,7 @@ from smlaunch.local.json_types import JsonMapping, JsonObject
 
 _MAX_BODY_BYTES = 64 << 20
 _CONTENT_TYPE = "application/x-amz-json-1.1"
-_PYTHON_NAMES = {
+_SERVICE_NAME_BY_TYPE = {
     bool: "BOOLEAN",
     int: "NUMBER",
     float: "DECIMAL",
@@ -50,6 +50,8 @@ class JsonService(JsonErrors):
         self._handlers = handlers
 
     def serve(self, request: Request, payload: Payload) -> Response:
+        """Respond to a request in AWS's JSON protocol: its header names the operation, its body is a JSON
+        object with the parameters. Raises ApiError."""
         operation = request.headers.get("x-amz-target", "").rpartition(".")[2]
         model_operations = checkable_operations(self._service)
         method = self._find_method(operation) if operation in model_operations else None
@@ -57,8 +59,8 @@ class JsonService(JsonErrors):
             supported = sorted(name for name in model_operations if self._find_method(name) is not None)
             message = f"The local endpoint has no {self._service}:{operation}; it has {', '.join(supported)}"
             raise ApiError("UnknownOperationException", message)
-        parameters = _parse(payload.read_all(_MAX_BODY_BYTES))
-        _require_valid(check_request(operation, parameters, self._service))
+        parameters = _parse_json_object(payload.read_all(_MAX_BODY_BYTES))
+        _raise_for_violations(check_request(operation, parameters, self._service))
         result = method(_without_nulls(parameters))
         body = json.dumps(result or {}, separators=(",", ":"))
         return Response(200, {"Content-Type": _CONTENT_TYPE}, body.encode())
@@ -74,7 +76,8 @@ class JsonService(JsonErrors):
         return None
 
 
-def _parse(body: bytes) -> JsonObject:
+def _parse_json_object(body: bytes) -> JsonObject:
+    """Return the parameters of a request; none for an empty body. Raises ApiError."""
     try:
         parameters = json.loads(body or b"{}", parse_constant=_reject_constant)
     except ValueError as error:
@@ -88,12 +91,14 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def _require_valid(violations: list[Violation]) -> None:
+def _raise_for_violations(violations: list[Violation]) -> None:
+    """Raise ApiError if a request violates the API model: with the error and the words of the service, which
+    reports wrong types before anything else."""
     wrong_types = [violation for violation in violations if violation.rule == "type"]
     if wrong_types:
         texts = [
-            f"{_PYTHON_NAMES.get(type(violation.value), 'VALUE')}_VALUE can not be converted to"
-            f" {violation.limit} at '{violation.dotted_path()}'"
+            f"{_SERVICE_NAME_BY_TYPE.get(type(violation.value), 'VALUE')}_VALUE can not be converted to"
+            f" {violation.limit} at '{violation.dotted_path()}'"  # limit: the type that the model requires
             for violation in wrong_types
         ]
         raise ApiError("SerializationException", "; ".join(texts))

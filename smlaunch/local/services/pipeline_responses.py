@@ -116,15 +116,15 @@ def _describe_step_metadata(record: StepRecord) -> JsonObject | None:
     return None if job_arn is None else {f"{record.type}Job": {"Arn": job_arn}}
 
 
-def page_of_entries(params: JsonMapping, member: str, entries: Sequence[Any]) -> JsonObject:
-    """Return one page of ``entries``, which are in ascending order; the default order is descending. Raises
-    ApiError for an invalid token."""
+def page_of_entries(params: JsonMapping, list_name: str, entries: Sequence[Any]) -> JsonObject:
+    """Return the response with one page of ``entries`` as the list ``list_name``. They are given in ascending
+    order; the service's default order is descending. Raises ApiError for an invalid token."""
     sorted_entries = list(entries if params.get("SortOrder") == "Ascending" else reversed(entries))
-    start = parse_offset(params.get("NextToken"))
-    end = start + (params.get("MaxResults") or _ENTRIES_PER_PAGE)
-    response: JsonObject = {member: sorted_entries[start:end]}
-    if end < len(sorted_entries):
-        response["NextToken"] = str(end)
+    page_start = parse_offset(params.get("NextToken"))
+    page_end = page_start + (params.get("MaxResults") or _ENTRIES_PER_PAGE)
+    response: JsonObject = {list_name: sorted_entries[page_start:page_end]}
+    if page_end < len(sorted_entries):
+        response["NextToken"] = str(page_end)
     return response
 
 

@@ -15,7 +15,7 @@ from smlaunch.local.pipelines import pipeline_definition as definitions
 from smlaunch.local.pipelines import pipeline_parameters
 from smlaunch.local.pipelines.expressions import expression_value_text, resolve_expressions
 from smlaunch.local.pipelines.job_client import JobClient
-from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline
+from smlaunch.local.pipelines.pipeline_records import Execution, Pipeline, StepRecord
 from smlaunch.local.pipelines.pipeline_steps import Definition, InvalidDefinition
 from smlaunch.local.pipelines.pipeline_store import AlreadyExistsError, PipelineStore
 from smlaunch.local.pipelines.reference_values import ExecutionScope, S3ObjectStore
@@ -48,7 +48,7 @@ class PipelineOperations:
     def create_pipeline(self, params: JsonObject) -> JsonObject:
         """Respond to CreatePipeline: store a new pipeline after its definition was checked. A repeated
         request with the same token and definition gets the same response. Raises ApiError."""
-        _reject_unsupported_members("CreatePipeline", params)
+        _reject_unsupported_parameters("CreatePipeline", params)
         caller, now = current_request_context(), time.time()
         definition_text = self._read_definition_text(params)
         if definition_text is None:
@@ -88,41 +88,45 @@ class PipelineOperations:
         return {"PipelineArn": pipeline.arn}
 
     def update_pipeline(self, params: JsonObject) -> JsonObject:
-        _reject_unsupported_members("UpdatePipeline", params)
+        """Respond to UpdatePipeline: change what the request gives of a pipeline. Raises ApiError."""
+        _reject_unsupported_parameters("UpdatePipeline", params)
         pipeline = self._get_pipeline(params["PipelineName"])
         definition_text = self._read_definition_text(params)
         if definition_text is not None:
-            _parse_definition(definition_text)
+            _parse_definition(definition_text)  # raises ApiError with all its problems
 
-        def updated(current_pipeline: Pipeline) -> Pipeline:
+        def apply_changes(stored_pipeline: Pipeline) -> Pipeline:
             return replace(
-                current_pipeline,
-                definition=definition_text or current_pipeline.definition,
-                role=params.get("RoleArn", current_pipeline.role),
+                stored_pipeline,
+                definition=definition_text or stored_pipeline.definition,
+                role=params.get("RoleArn", stored_pipeline.role),
                 modified=time.time(),
-                display_name=params.get("PipelineDisplayName", current_pipeline.display_name),
-                description=params.get("PipelineDescription", current_pipeline.description),
-                parallelism=_read_max_parallel_steps(params) or current_pipeline.parallelism,
+                display_name=params.get("PipelineDisplayName", stored_pipeline.display_name),
+                description=params.get("PipelineDescription", stored_pipeline.description),
+                parallelism=_read_max_parallel_steps(params) or stored_pipeline.parallelism,
             )
 
-        self._pipeline_store.update_pipeline(pipeline.arn, updated)
+        self._pipeline_store.update_pipeline(pipeline.arn, apply_changes)
         return {"PipelineArn": pipeline.arn}
 
     def describe_pipeline(self, params: JsonObject) -> JsonObject:
-        _reject_unsupported_members("DescribePipeline", params)
+        _reject_unsupported_parameters("DescribePipeline", params)
         return responses.describe_pipeline(self._get_pipeline(params["PipelineName"]))
 
     def list_pipelines(self, params: JsonObject) -> JsonObject:
-        prefix = params.get("PipelineNamePrefix", "")
+        """Respond to ListPipelines: a page of the pipelines of the region that match the filters, sorted by
+        name or by the time of their creation."""
+        name_prefix = params.get("PipelineNamePrefix", "")
         pipelines = [
             pipeline
             for pipeline in self._pipeline_store.list_pipelines(current_request_context().region)
-            if pipeline.name.startswith(prefix) and _was_created_within(params, pipeline.created)
+            if pipeline.name.startswith(name_prefix) and _was_created_within(params, pipeline.created)
         ]
         if params.get("ManagedBy") == "AWS":
             pipelines = []  # none is managed by AWS here
-        by_name = params.get("SortBy") == "Name"
-        pipelines.sort(key=lambda pipeline: (pipeline.name if by_name else pipeline.created, pipeline.name))
+        pipelines.sort(key=lambda pipeline: pipeline.name)
+        if params.get("SortBy") != "Name":
+            pipelines.sort(key=lambda pipeline: pipeline.created)
         return page_of_entries(
             params, "PipelineSummaries", [responses.pipeline_summary(pipeline) for pipeline in pipelines]
         )
@@ -148,7 +152,7 @@ class PipelineOperations:
     def start_pipeline_execution(self, params: JsonObject) -> JsonObject:
         """Respond to StartPipelineExecution: start an execution of a pipeline with the given values of its
         parameters. A repeated request with the same token gets the same execution. Raises ApiError."""
-        _reject_unsupported_members("StartPipelineExecution", params)
+        _reject_unsupported_parameters("StartPipelineExecution", params)
         pipeline = self._get_pipeline(params["PipelineName"])
         request_token = params["ClientRequestToken"]
         for existing_execution in self._pipeline_store.list_executions(pipeline.arn):
@@ -180,8 +184,11 @@ class PipelineOperations:
             parallelism=_read_max_parallel_steps(params) or pipeline.parallelism,
             role=pipeline.role,
         )
-        # What the expressions in the definition ({"Get": ...}) refer to: {}, no step has results yet.
-        expression_scope = ExecutionScope(execution, definition, {}, self._job_client, self._object_store)
+        # What the expressions in the definition, such as {"Get": "Parameters.x"}, can refer to.
+        no_step_records: dict[str, StepRecord] = {}
+        expression_scope = ExecutionScope(
+            execution, definition, no_step_records, self._job_client, self._object_store
+        )
         experiment_config = resolve_expressions(definition.experiment_config, expression_scope)
         execution = replace(execution, experiment=experiment_config)
         self._pipeline_store.add_execution(execution)
@@ -194,15 +201,18 @@ class PipelineOperations:
         return responses.describe_execution(self._get_execution(params))
 
     def list_pipeline_executions(self, params: JsonObject) -> JsonObject:
-        _reject_unsupported_members("ListPipelineExecutions", params)
+        """Respond to ListPipelineExecutions: a page of a pipeline's executions that match the filters, sorted
+        by ARN or by the time of their start."""
+        _reject_unsupported_parameters("ListPipelineExecutions", params)
         pipeline = self._get_pipeline(params["PipelineName"])
         executions = [
             execution
             for execution in self._pipeline_store.list_executions(pipeline.arn)
             if _was_created_within(params, execution.created)
         ]
-        by_arn = params.get("SortBy") == "PipelineExecutionArn"
-        executions.sort(key=lambda execution: (execution.arn if by_arn else execution.created, execution.arn))
+        executions.sort(key=lambda execution: execution.arn)
+        if params.get("SortBy") != "PipelineExecutionArn":
+            executions.sort(key=lambda execution: execution.created)
         return page_of_entries(
             params,
             "PipelineExecutionSummaries",
@@ -235,18 +245,18 @@ class PipelineOperations:
         return {"PipelineExecutionArn": execution.arn}
 
     def retry_pipeline_execution(self, params: JsonObject) -> JsonObject:
-        """Run an execution again, without the steps that have succeeded."""
+        """Respond to RetryPipelineExecution: run an execution again, without the steps that have succeeded.
+        Raises ApiError."""
         execution = self._get_execution(params)
         if execution.status not in ("Failed", "Stopped"):
             raise validation_error(
                 "The request was rejected because only an execution that is Failed or Stopped can be "
                 f"retried; this one is {execution.status}."
             )
-        steps = self._pipeline_store.get_steps(execution.arn)
-        self._pipeline_store.delete_steps(
-            execution.arn, [name for name, record in steps.items() if record.status != "Succeeded"]
-        )
-        restarted = replace(
+        record_by_step = self._pipeline_store.get_steps(execution.arn)
+        steps_to_repeat = [name for name, record in record_by_step.items() if record.status != "Succeeded"]
+        self._pipeline_store.delete_steps(execution.arn, steps_to_repeat)
+        restarted_execution = replace(
             execution,
             owner=self._executions.endpoint_id,
             status="Executing",
@@ -254,8 +264,8 @@ class PipelineOperations:
             modified=time.time(),
             parallelism=_read_max_parallel_steps(params) or execution.parallelism,
         )
-        self._pipeline_store.save_execution(restarted)
-        self._executions.start(restarted, _parse_definition(restarted.definition))
+        self._pipeline_store.save_execution(restarted_execution)
+        self._executions.start(restarted_execution, _parse_definition(restarted_execution.definition))
         return {"PipelineExecutionArn": execution.arn}
 
     # ---- lookup
@@ -268,6 +278,8 @@ class PipelineOperations:
         return pipeline
 
     def _get_execution(self, params: JsonMapping) -> Execution:
+        """Return the execution that a request names. One of an endpoint that has died fails first. Raises
+        ApiError if it does not exist."""
         arn = params["PipelineExecutionArn"]
         execution = self._pipeline_store.get_execution(arn)
         if execution is None:
@@ -308,19 +320,21 @@ def _read_max_parallel_steps(params: JsonMapping) -> int | None:
     return (params.get("ParallelismConfiguration") or {}).get("MaxParallelExecutionSteps")
 
 
-def _was_created_within(params: JsonMapping, created: float) -> bool:
-    after, before = params.get("CreatedAfter"), params.get("CreatedBefore")
-    return (after is None or created > after) and (before is None or created < before)
+def _was_created_within(params: JsonMapping, creation_time: float) -> bool:
+    """Return whether a time is after CreatedAfter and before CreatedBefore, where these are given."""
+    created_after, created_before = params.get("CreatedAfter"), params.get("CreatedBefore")
+    if created_after is not None and creation_time <= created_after:
+        return False
+    return created_before is None or creation_time < created_before
 
 
-def _reject_unsupported_members(operation: str, params: JsonMapping) -> None:
+def _reject_unsupported_parameters(operation: str, params: JsonMapping) -> None:
     """Raise ApiError with all parameters of an operation that the support matrix rejects."""
-    rejections = [
-        f"{member}: {row.note}"
-        for member in params
-        if (row := api_support.PIPELINE_SUPPORT.get(f"{operation}.{member}")) is not None
-        and row.level == "rejected"
-    ]
+    rejections = []
+    for name in params:
+        support = api_support.PIPELINE_SUPPORT.get(f"{operation}.{name}")
+        if support is not None and support.level == "rejected":
+            rejections.append(f"{name}: {support.note}")
     location = params.get("PipelineDefinitionS3Location") or {}
     if "VersionId" in location:
         rejections.append("PipelineDefinitionS3Location.VersionId: objects have no versions here")

@@ -5,7 +5,11 @@ from __future__ import annotations
 from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.local import request_rejections
 from smlaunch.local.json_types import JsonObject
-from smlaunch.local.services.job_operations import JobOperations, described_members, summary_members
+from smlaunch.local.services.job_operations import (
+    JobOperations,
+    describe_job_of_any_kind,
+    summarize_job_of_any_kind,
+)
 from smlaunch.local.stores.job_store import JobRecord
 
 DESCRIBED_MEMBERS = (
@@ -24,13 +28,13 @@ class ProcessingJobOperations(JobOperations):
         return self._submit_job(self._create_job(params, rejections))
 
     def describe_job(self, params: JsonObject) -> JsonObject:
-        return described_members(PROCESSING, self._get_job_record(params), DESCRIBED_MEMBERS)
+        return describe_job_of_any_kind(PROCESSING, self._get_job_record(params), DESCRIBED_MEMBERS)
 
     def _summarize(self, record: JobRecord, now: float) -> JsonObject:
         optional_members = {
             "FailureReason": record.state.failure_reason,
             "ExitMessage": record.result.get("ExitMessage"),
         }
-        return summary_members(PROCESSING, record) | {
+        return summarize_job_of_any_kind(PROCESSING, record) | {
             member: value for member, value in optional_members.items() if value is not None
         }

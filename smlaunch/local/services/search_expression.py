@@ -22,26 +22,26 @@ class InvalidSearch(ValueError):
 
 
 def document_matches(expression: JsonMapping, document: Document) -> bool:
-    """Return whether a document matches an expression. Raises InvalidSearch."""
-    results: list[bool] = [
-        *(_document_matches_filter(entry, document) for entry in expression.get("Filters") or ()),
-        *(
-            _document_matches_nested_filter(entry, document)
-            for entry in expression.get("NestedFilters") or ()
-        ),
-        *(document_matches(entry, document) for entry in expression.get("SubExpressions") or ()),
-    ]
+    """Return whether a document matches a SearchExpression: all of its conditions, or one of them if its
+    Operator is Or. Without conditions every document matches. Raises InvalidSearch."""
+    filters = expression.get("Filters") or ()
+    nested_filters = expression.get("NestedFilters") or ()
+    subexpressions = expression.get("SubExpressions") or ()
+    results = [_document_matches_filter(search_filter, document) for search_filter in filters]
+    results += [_document_matches_nested_filter(nested_filter, document) for nested_filter in nested_filters]
+    results += [document_matches(subexpression, document) for subexpression in subexpressions]
     if not results:
         return True
     return any(results) if expression.get("Operator") == "Or" else all(results)
 
 
-def sort_documents(documents: Iterable[Document], name: str, descending: bool) -> list[Document]:
-    """Sort documents by a property, then by name. Documents without the property come last."""
+def sort_documents(documents: Iterable[Document], property_name: str, descending: bool) -> list[Document]:
+    """Sort documents (described training jobs) by a property, then by job name. Those without the property
+    come last."""
     with_value: list[tuple[Any, Document]] = []
     without_value: list[Document] = []
     for document in sorted(documents, key=lambda document: str(document.get("TrainingJobName", ""))):
-        found_values = find_property_values(document, name)
+        found_values = find_property_values(document, property_name)
         if found_values:
             with_value.append((_sort_key(found_values[0]), document))
         else:
@@ -59,12 +59,12 @@ def find_property_values(document: Document, property_name: str) -> list[Any]:
     if first_name == "Tags" and remaining_name:
         return [tag["Value"] for tag in document.get("Tags") or () if tag["Key"] == remaining_name]
     if first_name == "Metrics" and remaining_name:
-        # The property Metrics.NAME of a search is in the description's member FinalMetricDataList.
+        # A job has the property Metrics.NAME in the list FinalMetricDataList.
         metrics = document.get("FinalMetricDataList") or ()
         return [metric["Value"] for metric in metrics if metric["MetricName"] == remaining_name]
     if first_name in ("HyperParameters", "Environment") and remaining_name:
-        members = document.get(first_name) or {}
-        return [members[remaining_name]] if remaining_name in members else []
+        value_by_name = document.get(first_name) or {}
+        return [value_by_name[remaining_name]] if remaining_name in value_by_name else []
     return list(_iterate_values_at(document, property_name))
 
 
@@ -82,17 +82,16 @@ def _iterate_values_at(node: Any, property_path: str) -> Iterable[Any]:
             yield from _iterate_values_at(node[first_name], remaining_name)
 
 
-def _document_matches_nested_filter(entry: JsonMapping, document: Document) -> bool:
-    """Return whether one member of the list matches all filters."""
-    prefix = entry["NestedPropertyName"]
-    members = list(_iterate_values_at(document, prefix))
-    filters = [
-        {**nested_filter, "Name": nested_filter["Name"].removeprefix(prefix + ".")}
-        for nested_filter in entry.get("Filters") or ()
+def _document_matches_nested_filter(nested_filter: JsonMapping, document: Document) -> bool:
+    """Return whether one entry of the list that the nested filter names matches all of its filters."""
+    list_name = nested_filter["NestedPropertyName"]
+    entry_filters = [
+        {**search_filter, "Name": search_filter["Name"].removeprefix(f"{list_name}.")}
+        for search_filter in nested_filter.get("Filters") or ()
     ]
     return any(
-        all(_document_matches_filter(nested_filter, member) for nested_filter in filters)
-        for member in members
+        all(_document_matches_filter(entry_filter, entry) for entry_filter in entry_filters)
+        for entry in _iterate_values_at(document, list_name)
     )
 
 
@@ -124,7 +123,7 @@ def _equals_filter_value(value: Any, filter_value: str, name: str) -> bool:
     return str(value) == filter_value
 
 
-def _contains_filter_word(value: Any, filter_value: str, name: str) -> bool:
+def _contains_any_filter_word(value: Any, filter_value: str, name: str) -> bool:
     if not isinstance(value, str):
         raise InvalidSearch(f"The operator Contains is for text properties; {name} is not one")
     # Search ignores case, and one matching word is enough (developer guide, search).
@@ -149,7 +148,7 @@ def _number_comparison(compare: Callable[[float, float], bool]) -> Callable[[Any
 
 _COMPARISON_BY_OPERATOR: Mapping[str, Callable[[Any, str, str], bool]] = {
     "Equals": _equals_filter_value,
-    "Contains": _contains_filter_word,
+    "Contains": _contains_any_filter_word,
     "In": _is_in_filter_list,
     "GreaterThan": _number_comparison(lambda value, wanted: value > wanted),
     "GreaterThanOrEqualTo": _number_comparison(lambda value, wanted: value >= wanted),

@@ -56,13 +56,17 @@ class StsOperations:
         return {"Credentials": self._issue_credentials(current_request_context().arn, params)}
 
     def _issue_credentials(self, arn: str, params: JsonObject) -> JsonObject:
-        text = params.get("DurationSeconds", "3600")
-        if not (text.isascii() and text.isdigit() and 900 <= int(text) <= 129_600):
-            raise ApiError("ValidationError", f"DurationSeconds {text!r} is not between 900 and 129600")
-        issued = self._keyring.issue_temporary_credentials(arn, int(text), time.time())
+        """Return new temporary credentials for a role's session or a user, for as long as the request says.
+        Raises ApiError."""
+        duration_text = params.get("DurationSeconds", "3600")
+        is_number = duration_text.isascii() and duration_text.isdigit()
+        if not is_number or not 900 <= int(duration_text) <= 129_600:
+            message = f"DurationSeconds {duration_text!r} is not between 900 and 129600"
+            raise ApiError("ValidationError", message)
+        credentials = self._keyring.issue_temporary_credentials(arn, int(duration_text), time.time())
         return {
-            "AccessKeyId": issued.access_key,
-            "SecretAccessKey": issued.secret_key,
-            "SessionToken": issued.session_token,
-            "Expiration": Timestamp(issued.expires),
+            "AccessKeyId": credentials.access_key,
+            "SecretAccessKey": credentials.secret_key,
+            "SessionToken": credentials.session_token,
+            "Expiration": Timestamp(credentials.expires),
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from smlaunch.local.front.api_errors import validation_error
 from smlaunch.local.json_types import JsonObject
@@ -48,26 +48,29 @@ class TagOperations:
         return {}
 
     def list_tags(self, params: JsonObject) -> JsonObject:
-        arn = params["ResourceArn"]
-        tags = _tag_list(_first_tags(store.tags_of(arn) for store in self._stores))
-        start = parse_offset(params.get("NextToken"))
-        end = start + (params.get("MaxResults") or _MAX_TAGS)
-        response: JsonObject = {"Tags": tags[start:end]}
-        if end < len(tags):
-            response["NextToken"] = str(end)
+        """Respond to ListTags: a page of the tags of a resource. Raises ApiError."""
+        resource_arn = params["ResourceArn"]
+        tags = _tag_list(_tags_of_found_resource(store.tags_of(resource_arn) for store in self._stores))
+        page_start = parse_offset(params.get("NextToken"))
+        page_end = page_start + (params.get("MaxResults") or _MAX_TAGS)
+        response: JsonObject = {"Tags": tags[page_start:page_end]}
+        if page_end < len(tags):
+            response["NextToken"] = str(page_end)
         return response
 
     def _change(
         self, arn: str, modify: Callable[[Mapping[str, str]], Mapping[str, str]]
     ) -> Mapping[str, str]:
-        return _first_tags(store.change_tags(arn, modify) for store in self._stores)
+        return _tags_of_found_resource(store.change_tags(arn, modify) for store in self._stores)
 
 
-def _first_tags(results: Any) -> Mapping[str, str]:
-    first: Mapping[str, str] | None = next((tags for tags in results if tags is not None), None)
-    if first is None:
+def _tags_of_found_resource(results: Iterable[Mapping[str, str] | None]) -> Mapping[str, str]:
+    """Return the tags from the one store that has the resource; the others have returned None. Raises
+    ApiError if none has it."""
+    found_tags = next((tags for tags in results if tags is not None), None)
+    if found_tags is None:
         raise validation_error("Requested resource not found.")
-    return first
+    return found_tags
 
 
 def _tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -49,21 +49,21 @@ class TrainingJobOperations(JobOperations):
 
     def update_job(self, params: JsonObject) -> JsonObject:
         """Respond to UpdateTrainingJob: change how long the warm pool (the instances kept for a next job)
-        lives, and members of the request that this endpoint records without effect. Raises ApiError."""
+        lives, and fields of the request that this endpoint records without effect. Raises ApiError."""
         record = self._get_job_record(params)
-        new_members: JsonObject = {
-            member: params[member]
-            for member in ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
-            if member in params
+        new_fields: JsonObject = {
+            name: params[name]
+            for name in ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
+            if name in params
         }
-        if new_members and record.state.has_ended:
+        if new_fields and record.state.has_ended:
             raise validation_error(
-                f"{', '.join(new_members)} cannot be updated when the training job is in status "
+                f"{', '.join(new_fields)} cannot be updated when the training job is in status "
                 f"{record.state.status}"
             )
         new_keep_alive_seconds = (params.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
         self._job_store.update_job(
-            record.arn, lambda stored: _change_training_job(stored, new_members, new_keep_alive_seconds)
+            record.arn, lambda stored: _change_training_job(stored, new_fields, new_keep_alive_seconds)
         )
         return {"TrainingJobArn": record.arn}
 
@@ -76,15 +76,13 @@ class TrainingJobOperations(JobOperations):
                 "KeepAlivePeriodInSeconds to 0 first",
             )
 
-    def _matches(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
-        wanted_pool_status, wanted_plan_arn = (
-            params.get("WarmPoolStatusEquals"),
-            params.get("TrainingPlanArnEquals"),
-        )
+    def _matches_list_filters(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
+        wanted_pool_status = params.get("WarmPoolStatusEquals")
         if wanted_pool_status:
             warm_pool_status = warm_pool.pool_status_at(record, now)
             if warm_pool_status is None or warm_pool_status["Status"] != wanted_pool_status:
                 return False
+        wanted_plan_arn = params.get("TrainingPlanArnEquals")
         return not wanted_plan_arn or training_responses.training_plan_arn(record.request) == wanted_plan_arn
 
     def _summarize(self, record: JobRecord, now: float) -> JsonObject:
@@ -136,14 +134,14 @@ class TrainingJobOperations(JobOperations):
 
 
 def _change_training_job(
-    record: JobRecord, new_members: JsonObject, new_keep_alive_seconds: int | None
+    record: JobRecord, new_fields: JsonObject, new_keep_alive_seconds: int | None
 ) -> JobRecord:
-    """Return a training job's record with other members of its request (objects are merged), and with another
+    """Return a training job's record with other fields of its request (objects are merged), and with another
     KeepAlivePeriodInSeconds of its warm pool; None leaves that. Raises ApiError if it has no warm pool."""
     job_request = dict(record.request)
-    for member, value in new_members.items():
-        old_value = job_request.get(member)
-        job_request[member] = {**old_value, **value} if isinstance(old_value, dict) else value
+    for name, value in new_fields.items():
+        old_value = job_request.get(name)
+        job_request[name] = {**old_value, **value} if isinstance(old_value, dict) else value
     record = replace(record, request=job_request)
     if new_keep_alive_seconds is None:
         return record
@@ -158,10 +156,13 @@ def _change_training_job(
 
 
 def _count_conditions(expression: JsonObject) -> int:
-    nested = expression.get("NestedFilters") or ()
+    """Return the number of conditions of a SearchExpression: all of its filters, nested filters and
+    subexpressions, and what these consist of."""
+    filters = expression.get("Filters") or ()
+    nested_filters = expression.get("NestedFilters") or ()
+    subexpressions = expression.get("SubExpressions") or ()
     return (
-        len(expression.get("Filters") or ())
-        + len(nested)
-        + sum(len(entry.get("Filters") or ()) for entry in nested)
-        + sum(1 + _count_conditions(entry) for entry in expression.get("SubExpressions") or ())
+        len(filters)
+        + sum(1 + len(nested_filter.get("Filters") or ()) for nested_filter in nested_filters)
+        + sum(1 + _count_conditions(subexpression) for subexpression in subexpressions)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.jobs import warm_pool
 from smlaunch.local.json_types import JsonMapping, JsonObject
-from smlaunch.local.services.job_operations import described_members, summary_members
+from smlaunch.local.services.job_operations import describe_job_of_any_kind, summarize_job_of_any_kind
 from smlaunch.local.stores.job_store import JobRecord
 
 DESCRIBED_MEMBERS = (
@@ -29,9 +29,9 @@ _NOT_IN_SEARCH = (
 
 
 def describe_training_job_response(record: JobRecord, now: float) -> JsonObject:
-    """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch: the members
-    of the request that the service describes, what the program that runs the job has recorded in addition
-    (``record.result``, already in the response's form), and the state."""
+    """Return the response of DescribeTrainingJob at the time ``now``, in seconds since the epoch: fields of
+    the request, the state, and what the end of the job has added (``record.result``, in the response's
+    form)."""
     state, request = record.state, record.request
     response: JsonObject = {
         "SecondaryStatus": state.secondary,
@@ -49,7 +49,7 @@ def describe_training_job_response(record: JobRecord, now: float) -> JsonObject:
         "EnableManagedSpotTraining": False,
         "ProfilingStatus": "Disabled",
         # These replace the defaults above.
-        **described_members(TRAINING, record, DESCRIBED_MEMBERS),
+        **describe_job_of_any_kind(TRAINING, record, DESCRIBED_MEMBERS),
     }
     response["OutputDataConfig"] = {"CompressionType": "GZIP", "KmsKeyId": "", **request["OutputDataConfig"]}
     # The result has the selected instance type; the request has the current KeepAlivePeriodInSeconds.
@@ -66,7 +66,7 @@ def describe_training_job_response(record: JobRecord, now: float) -> JsonObject:
 def training_job_summary(record: JobRecord, now: float) -> JsonObject:
     """Return a job's entry in TrainingJobSummaries (ListTrainingJobs) at the time ``now``, in seconds since
     the epoch."""
-    entry = {**summary_members(TRAINING, record), "SecondaryStatus": record.state.secondary}
+    entry = {**summarize_job_of_any_kind(TRAINING, record), "SecondaryStatus": record.state.secondary}
     warm_pool_status = warm_pool.pool_status_at(record, now)
     if warm_pool_status is not None:
         entry["WarmPoolStatus"] = warm_pool_status

@@ -25,20 +25,19 @@ def xml_document(name: str, value: Any, namespace: str = "", list_item_tag: str 
 
 
 def _encode_element(name: str, value: Any, list_item_tag: str) -> str:
+    """Encode a value as an element ``name``, a list without ``list_item_tag`` as one element per item, and
+    None as nothing."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
         content = "".join(
-            _encode_element(member_name, member, list_item_tag) for member_name, member in value.items()
+            _encode_element(child_name, child, list_item_tag) for child_name, child in value.items()
         )
-    elif isinstance(value, (list, tuple)):
+        return f"<{name}>{content}</{name}>"
+    if isinstance(value, (list, tuple)):
         items = "".join(_encode_element(list_item_tag or name, item, list_item_tag) for item in value)
-        if not list_item_tag:
-            return items
-        content = items
-    else:
-        content = _escape_text(value)
-    return f"<{name}>{content}</{name}>"
+        return f"<{name}>{items}</{name}>" if list_item_tag else items
+    return f"<{name}>{_escape_text(value)}</{name}>"
 
 
 def _escape_text(value: Any) -> str:

@@ -43,7 +43,7 @@ class MetricSample(NamedTuple):
     unit: str = "None"
 
 
-class MetricPeriod(NamedTuple):
+class PeriodStatistics(NamedTuple):
     """Statistics of a metric in one period. ``start``: seconds since the epoch; ``total``: the sum."""
 
     start: int
@@ -82,14 +82,18 @@ class MetricStore:
     def put_samples(
         self, namespace: str, dimensions: Mapping[str, str], samples: Iterable[MetricSample]
     ) -> None:
-        key = _dimensions_key(dimensions)
+        """Store samples of metrics that have this namespace and these dimensions."""
+        dimensions_key = _dimensions_key(dimensions)
         samples_list = list(samples)
-        names = {sample.name for sample in samples_list}
         with self._db.write_transaction() as connection:
-            ids = {name: self._series_id(connection, (namespace, name, key)) for name in names}
-            rows = [(ids[sample.name], *sample[1:]) for sample in samples_list]
+            series_id_by_name = {
+                name: self._series_id(connection, (namespace, name, dimensions_key))
+                for name in {sample.name for sample in samples_list}
+            }
+            rows = [(series_id_by_name[sample.name], *sample[1:]) for sample in samples_list]
             connection.executemany("INSERT INTO points VALUES (?,?,?,?,?,?,?)", rows)
-        self._id_by_series.update({(namespace, name, key): series_id for name, series_id in ids.items()})
+        for name, series_id in series_id_by_name.items():
+            self._id_by_series[namespace, name, dimensions_key] = series_id
 
     def statistics_by_period(
         self,
@@ -98,28 +102,31 @@ class MetricStore:
         dimensions: Mapping[str, str],
         start: float,
         end: float,
-        period: int,
-    ) -> list[MetricPeriod]:
-        """Return statistics by period from ``start`` (inclusive) to ``end``, in seconds since the epoch, in
-        chronological order. ``period`` in seconds."""
+        period_seconds: int,
+    ) -> list[PeriodStatistics]:
+        """Return the statistics of each period from ``start`` (inclusive) to ``end``, in seconds since the
+        epoch, in chronological order. Periods without samples are left out."""
         statement = """
-            SELECT ms / ? AS bucket, sum(many), sum(total), min(low), max(high), max(unit)
+            SELECT ms / ? AS period, sum(many), sum(total), min(low), max(high), max(unit)
             FROM points JOIN series ON series.id = points.series
             WHERE namespace = ? AND name = ? AND dimensions = ? AND ms >= ? AND ms < ?
-            GROUP BY bucket ORDER BY bucket"""
+            GROUP BY period ORDER BY period"""
         # The first period begins at or before the start, as CloudWatch rounds it.
-        first = math.floor(start / period) * period
+        first_period_start = math.floor(start / period_seconds) * period_seconds
         parameters = (
-            period * 1000,
+            period_seconds * 1000,
             namespace,
             name,
             _dimensions_key(dimensions),
-            first * 1000,
+            first_period_start * 1000,
             math.ceil(end * 1000),
         )
         with self._db.read_access() as connection:
             rows = connection.execute(statement, parameters).fetchall()
-        return [MetricPeriod(row[0] * period, *row[1:]) for row in rows]
+        return [
+            PeriodStatistics(period_number * period_seconds, *statistics)
+            for period_number, *statistics in rows
+        ]
 
     def list_metrics(self, namespace: str | None, name: str | None) -> list[tuple[str, str, dict[str, str]]]:
         """Return (namespace, name, dimensions) of all metrics, sorted."""

@@ -15,9 +15,9 @@ folder, owner, level, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.
 def run() -> None:
     import os
 
-    job_owner = f"{owner}/job"
+    process_owner = f"{owner}/job"
     allocation = ProcessAllocation(
-        folder / "job", job_owner, ["algo-1", "algo-2"], level, isolated_network=False, can_mount=False
+        folder / "job", process_owner, ["algo-1", "algo-2"], level, isolated_network=False, can_mount=False
     )
     for host in allocation.hosts:
         (host.opt_ml_folder / "code").mkdir()

@@ -90,7 +90,6 @@ class S3Buckets:
             first_key = _decode_continuation_token(token)  # made below, for the page before
         else:
             first_key = _smallest_key_after(start_after) if start_after else b""
-        # The response, which becomes XML, with the elements that all list operations have.
         document, page = self._list_page_of_objects(request, call.bucket, first_key)
         if query.get("fetch-owner") == "true":
             document["Contents"] = [{**entry, "Owner": _OWNER} for entry in document["Contents"]]
@@ -115,7 +114,6 @@ class S3Buckets:
         if is_marker_common_prefix:
             # All keys with this prefix belong to the page before. No key begins with byte 0xFF.
             first_key = first_key_after_prefix(marker.encode()) or b"\xff"
-        # The response, which becomes XML, with the elements that all list operations have.
         document, page = self._list_page_of_objects(request, call.bucket, first_key)
         for entry in document["Contents"]:
             entry["Owner"] = _OWNER
@@ -140,9 +138,11 @@ class S3Buckets:
     def _list_page_of_objects(
         self, request: Request, bucket: str, first_key: bytes
     ) -> tuple[JsonObject, ObjectPage]:
+        """Return a page of a bucket's objects from ``first_key`` on (empty: from the beginning), and the
+        document of the response with the elements that all list operations have. Raises ApiError."""
         query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        max_keys = _max_keys(query.get("max-keys"))
+        max_keys = _parse_max_keys(query.get("max-keys"))
         page = self._store.list_page(
             bucket, prefix, delimiter=delimiter, first_key=first_key, max_entries=max_keys
         )
@@ -186,7 +186,9 @@ def _url_encode_if_requested(request: Request, text: str) -> str:
     return quote(text, safe="/-_.~") if request.query.get("encoding-type") == "url" else text
 
 
-def _max_keys(text: str | None) -> int:
+def _parse_max_keys(text: str | None) -> int:
+    """Return the maximum number of entries of a page: the parameter max-keys (None: not given), at most 1000.
+    Raises ApiError."""
     if text is None:
         return _MAX_KEYS
     if not (text.isascii() and text.isdigit()):

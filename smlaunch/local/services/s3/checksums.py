@@ -54,13 +54,18 @@ def checksums_in_headers(fields: Mapping[str, str]) -> dict[str, str]:
 def checksum_headers(checksums: Mapping[str, str], checksum_type: str = "") -> dict[str, str]:
     """Return the headers of a response that has checksums, given by algorithm, and their type, if given."""
     headers = {header_name(algorithm): value for algorithm, value in checksums.items()}
-    return headers | ({"x-amz-checksum-type": checksum_type} if headers and checksum_type else {})
+    if headers and checksum_type:
+        headers["x-amz-checksum-type"] = checksum_type
+    return headers
 
 
 def checksum_elements(checksums: Mapping[str, str], checksum_type: str = "") -> dict[str, str]:
-    """Return the same as XML elements."""
+    """Return the XML elements of a response that has checksums, given by algorithm, and their type, if
+    given."""
     elements = {f"Checksum{algorithm}": value for algorithm, value in checksums.items()}
-    return elements | ({"ChecksumType": checksum_type} if elements and checksum_type else {})
+    if elements and checksum_type:
+        elements["ChecksumType"] = checksum_type
+    return elements
 
 
 def new_checksum_digest(algorithm: str) -> ChecksumDigest | None:

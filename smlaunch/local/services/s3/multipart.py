@@ -139,10 +139,8 @@ class S3MultipartUploads:
         request, payload, bucket, key = call
         upload = self._find_upload(call)
         parts = self._select_requested_parts(upload, parse_xml_body(payload))
-        declared_size, total_bytes = (
-            request.headers.get("x-amz-mp-object-size"),
-            sum(part.size for part in parts),
-        )
+        declared_size = request.headers.get("x-amz-mp-object-size")
+        total_bytes = sum(part.size for part in parts)
         if declared_size is not None and declared_size != str(total_bytes):
             message = (
                 f"The provided 'x-amz-mp-object-size' header value {declared_size} does not match what was"
@@ -177,12 +175,12 @@ class S3MultipartUploads:
         return Response(204)
 
     def list_parts(self, call: S3Call) -> Response:
+        """Respond to ListParts with a page of an upload's parts, sorted by number. The page begins after the
+        part that the request's marker names. Raises ApiError."""
         request, _, bucket, key = call
         upload = self._find_upload(call)
-        part_number_marker, max_parts = (
-            _query_number(request, "part-number-marker", 0),
-            min(_query_number(request, "max-parts", _MAX_LISTED_ENTRIES), _MAX_LISTED_ENTRIES),
-        )
+        part_number_marker = _parse_query_number(request, "part-number-marker", 0)
+        max_parts = min(_parse_query_number(request, "max-parts", _MAX_LISTED_ENTRIES), _MAX_LISTED_ENTRIES)
         parts = [part for part in self._stored_parts(upload) if part.number > part_number_marker]
         page_parts = parts[:max_parts]
         part_elements = [
@@ -227,7 +225,7 @@ class S3MultipartUploads:
         if key_marker:  # without it, S3 ignores the other marker
             uploads = _uploads_after(uploads, key_marker, upload_id_marker)
         # At most 1000, which is also the default.
-        page_size = min(_query_number(request, "max-uploads", _MAX_LISTED_ENTRIES), _MAX_LISTED_ENTRIES)
+        page_size = min(_parse_query_number(request, "max-uploads", _MAX_LISTED_ENTRIES), _MAX_LISTED_ENTRIES)
         page = uploads[:page_size]
         is_truncated = len(uploads) > len(page)
         document = {
@@ -354,14 +352,16 @@ class S3MultipartUploads:
 
 
 def _element_matches_stored_part(part_element: ElementTree.Element, part: _StoredPart) -> bool:
-    """Return whether ETag and checksums of a CompleteMultipartUpload's entry are those of the stored part."""
+    """Return whether the ETag and checksums in an entry of CompleteMultipartUpload are those of the stored
+    part; a checksum that one of the two does not have counts as equal."""
     if (child_text(part_element, "ETag") or "").strip('"') != part.etag:
         return False
-    declared_checksums = {name: child_text(part_element, f"Checksum{name}") for name in checksums.ALGORITHMS}
-    return all(
-        value is None or part.checksums.get(name, value) == value
-        for name, value in declared_checksums.items()
-    )
+    for algorithm in checksums.ALGORITHMS:
+        declared_checksum = child_text(part_element, f"Checksum{algorithm}")
+        stored_checksum = part.checksums.get(algorithm)
+        if None not in (declared_checksum, stored_checksum) and declared_checksum != stored_checksum:
+            return False
+    return True
 
 
 def _uploads_after(
@@ -465,14 +465,15 @@ def _compute_file_checksum(path: Path, algorithm: str) -> dict[str, str]:
 
 
 def _part_number(request: Request) -> int:
-    number = _query_number(request, "partNumber", 0)
+    number = _parse_query_number(request, "partNumber", 0)
     if not 1 <= number <= _MAX_PART_NUMBER:
         message = f"Part number must be an integer between 1 and {_MAX_PART_NUMBER}, inclusive"
         raise ApiError("InvalidArgument", message, ArgumentName="partNumber", ArgumentValue=str(number))
     return number
 
 
-def _query_number(request: Request, name: str, default: int) -> int:
+def _parse_query_number(request: Request, name: str, default: int) -> int:
+    """Return the number in a parameter of the query, or ``default`` without one. Raises ApiError."""
     text = request.query.get(name)
     if text is None or text == "":
         return default

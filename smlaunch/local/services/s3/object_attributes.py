@@ -107,6 +107,7 @@ def _tags_from_header(request: Request) -> dict[str, str]:
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
+    """Raise ApiError for tags that S3 would reject: too many, or with too long a name or value."""
     if len(tags) > 10:
         raise ApiError("BadRequest", "Object tags cannot be greater than 10")
     if any(not 0 < len(name) <= 128 or len(value) > 256 for name, value in tags.items()):

@@ -34,6 +34,8 @@ def precondition_of_write(request: Request) -> WritePrecondition | None:
 
 
 def precondition_of_delete(if_match: str | None) -> WritePrecondition | None:
+    """Return a function that checks the ETag which a request to delete expects (``if_match``; None: any)
+    against the object that would be deleted. The store calls it in the transaction of the deletion."""
     if if_match is None:
         return None
 

@@ -30,8 +30,10 @@ def receive_body(
     in the request's headers or after the body. ``extra_algorithm``: one more checksum to compute, if it is
     not empty. Raises ApiError for a body that does not match its checksums or its length."""
     headers = request.headers
-    # Those of the checksums that the headers hold, or announce for after the body.
-    algorithms = _checksum_algorithms_of_upload(headers) | ({extra_algorithm} if extra_algorithm else set())
+    # The headers have the checksums, or announce those that follow the body.
+    algorithms = _checksum_algorithms_of_upload(headers)
+    if extra_algorithm:
+        algorithms = algorithms | {extra_algorithm}
     digest_by_algorithm: dict[str, checksums.ChecksumDigest] = {}
     for algorithm in algorithms:
         new_digest = checksums.new_checksum_digest(algorithm)
@@ -89,18 +91,22 @@ def _verify_and_merge_checksums(
     return checksum_by_algorithm
 
 
-def copy_byte_range(source_file: BinaryIO, target_path: Path, start: int, remaining_bytes: int) -> str:
-    """Copy bytes of an open file into a new file and return their MD5 in hex. Raises ApiError when the source
-    is too short."""
+def copy_byte_range(source_file: BinaryIO, target_path: Path, start: int, byte_count: int) -> str:
+    """Copy ``byte_count`` bytes of an open file, from the offset ``start`` on, into a new file. Return their
+    MD5 in hex. Raises ApiError when the source is too short."""
     md5 = hashlib.md5(usedforsecurity=False)
     source_file.seek(start)
+    remaining_bytes = byte_count
     with target_path.open("wb", buffering=0) as target_file:
-        while remaining_bytes and (block := source_file.read(min(remaining_bytes, 1 << 20))):
+        while remaining_bytes:
+            block = source_file.read(min(remaining_bytes, 1 << 20))
+            if not block:
+                raise ApiError(
+                    "InternalError", f"{source_file.name} was cut off while it was being copied", 500
+                )
             md5.update(block)
             write_all(target_file.fileno(), block)
             remaining_bytes -= len(block)
-    if remaining_bytes:
-        raise ApiError("InternalError", f"{source_file.name} was cut off while it was being copied", 500)
     return md5.hexdigest()
 
 
@@ -138,8 +144,10 @@ def _is_empty_or_digits(text: str) -> bool:
 
 
 def byte_range_of_part(object_info: ObjectInfo, part_number_text: str) -> tuple[int, int]:
+    """Return the (start, length) in bytes of a part, by its number from 1, of an object that was uploaded in
+    parts; any other object is one part. Raises ApiError."""
     part_sizes = object_info.attributes.get("parts") or [object_info.size]
     if not part_number_text.isdigit() or not 1 <= int(part_number_text) <= len(part_sizes):
         raise ApiError("InvalidPartNumber", "The requested partnumber is not satisfiable", 416)
-    number = int(part_number_text)
-    return sum(part_sizes[: number - 1]), part_sizes[number - 1]
+    part_index = int(part_number_text) - 1
+    return sum(part_sizes[:part_index]), part_sizes[part_index]

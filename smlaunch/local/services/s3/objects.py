@@ -118,6 +118,8 @@ class S3Objects:
         return Response(206 if requested_range else 200, headers, FileRange(body_file, start, length))
 
     def copy_object(self, call: S3Call) -> Response:
+        """Respond to CopyObject: store a copy of an object, with its attributes or those of the request.
+        Raises ApiError."""
         request, _, bucket, key = call
         source_bucket, source_key = copy_source_bucket_and_key(request)
         source_object, source_file = self._store.open_object(source_bucket, source_key)
@@ -179,12 +181,14 @@ class S3Objects:
         return xml_response("Tagging", {"TagSet": {"Tag": tag_elements}})
 
     def put_object_tagging(self, call: S3Call) -> Response:
-        tags = {}
+        """Respond to PutObjectTagging: replace an object's tags by those in the request's XML. Raises
+        ApiError."""
+        value_by_tag_key = {}
         for tag_set in child_elements(parse_xml_body(call.payload), "TagSet"):
             for tag in child_elements(tag_set, "Tag"):
-                tags[child_text(tag, "Key") or ""] = child_text(tag, "Value") or ""
-        check_tags(tags)
-        self._replace_tags(call, tags)
+                value_by_tag_key[child_text(tag, "Key") or ""] = child_text(tag, "Value") or ""
+        check_tags(value_by_tag_key)
+        self._replace_tags(call, value_by_tag_key)
         return Response(200)
 
     def delete_object_tagging(self, call: S3Call) -> Response:
@@ -201,9 +205,11 @@ class S3Objects:
         return default_acl_response()  # ACLs cannot be changed here
 
     def get_object_attributes(self, call: S3Call) -> Response:
+        """Respond to GetObjectAttributes with those attributes of an object that a header of the request
+        names. Raises ApiError."""
         object_info = self._store.head_object(call.bucket, call.key)
-        attribute_names = call.request.headers.get("x-amz-object-attributes", "").split(",")
-        requested_names = {name.strip() for name in attribute_names}
+        attributes_header = call.request.headers.get("x-amz-object-attributes", "")
+        requested_names = {name.strip() for name in attributes_header.split(",")}
         parts = object_info.attributes.get("parts", [])
         all_attributes = {
             "ETag": object_info.etag,

@@ -80,21 +80,25 @@ def find_operation(request: Request) -> S3Operation | None:
         return S3Operation("ListBuckets", "ListAllMyBuckets") if request.method == "GET" else None
     operations = _OBJECT_OPERATIONS if key else _BUCKET_OPERATIONS
     operation = operations.get((request.method, requested_subresource(request)))
-    if operation is not None and operation.name == "ListObjects" and request.query.get("list-type") == "2":
+    if operation is None:
+        return None
+    if operation.name == "ListObjects" and request.query.get("list-type") == "2":
         return operation._replace(name="ListObjectsV2")
-    if operation is not None and operation.name == "PutObject" and "x-amz-copy-source" in request.headers:
+    if operation.name == "PutObject" and "x-amz-copy-source" in request.headers:
         return operation._replace(name="CopyObject")
     return operation
 
 
 def bucket_and_key(request: Request) -> tuple[str, str]:
-    """Return (bucket, key) of a request; an empty string for a missing one. Raises ApiError."""
+    """Return (bucket, key) of a request: from its path, ``/bucket/key``, or with the bucket from its host,
+    ``bucket.localhost:8000``. An empty string stands for a missing one. Raises ApiError."""
     try:
         path = unquote_to_bytes(request.path).decode("utf-8").removeprefix("/")
     except UnicodeDecodeError:
         raise ApiError("InvalidURI", "Couldn't parse the specified URI.") from None
-    host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-    if host.endswith(".localhost"):
-        return host.removesuffix(".localhost"), path
+    host_header = request.headers.get("host", "")
+    host_name = host_header.rpartition(":")[0] or host_header
+    if host_name.endswith(".localhost"):
+        return host_name.removesuffix(".localhost"), path
     bucket, _, key = path.partition("/")
     return bucket, key
