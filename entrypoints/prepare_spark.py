@@ -55,6 +55,9 @@ def prepare(sales_folder: Path, shops_folder: Path, out: Path) -> None:
     parts = 2 * session.sparkContext.defaultParallelism
     table.repartition(parts, "item").write.parquet((out.resolve() / "by-region").as_uri())
     rows = sum(by_host.values())
+    expected_rows = sum(len(path.read_text().splitlines()) - 1 for path in sales_folder.glob("*.csv"))
+    if rows != expected_rows:
+        raise RuntimeError(f"Spark's executors joined {rows} of {expected_rows} sales")
     (out / "summary.json").write_text(json.dumps({"sales": rows, "by_host": by_host}, indent=2) + "\n")
     for host, count in sorted(by_host.items()):
         print(f"host {host} joined {count} of {rows} sales", flush=True)

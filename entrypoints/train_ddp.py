@@ -117,7 +117,11 @@ def main(backend: str | None = None) -> None:
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group(backend or ("nccl" if device.type == "cuda" else "gloo"))
+        if backend is not None and dist.get_backend() != backend:
+            raise RuntimeError(f"the process group is {dist.get_backend()}'s, not {backend}'s")
     model = train(args, device, rank, world_size)
+    if world_size > 1:
+        check_same_weights(model, world_size)
     if rank == 0:
         accuracy = evaluate(model, args.test, device)
         args.model_dir.mkdir(parents=True, exist_ok=True)
@@ -129,6 +133,14 @@ def main(backend: str | None = None) -> None:
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def check_same_weights(model: nn.Module, world_size: int) -> None:
+    """Raises RuntimeError unless all ranks, each of which saw other samples, have the same weights."""
+    hashes = [""] * world_size
+    dist.all_gather_object(hashes, weights_hash(model))
+    if len(set(hashes)) != 1:
+        raise RuntimeError(f"the ranks' weights differ, so that no gradients were exchanged: {hashes}")
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from pathlib import Path
 import deepspeed
 import torch
 from torch import nn
-from train_ddp import evaluate, load, network, weights_hash
+from train_ddp import check_same_weights, evaluate, load, network, weights_hash
 
 
 def main() -> None:
@@ -43,6 +43,10 @@ def main() -> None:
     )
     fit(engine, args)
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if engine.global_steps == 0:
+        raise RuntimeError("DeepSpeed's engine took no step")
+    if world_size > 1:
+        check_same_weights(bare, world_size)
     stage = engine.zero_optimization_stage()
     print(f"rank {rank} of {world_size}, stage {stage}: weights sha256 {weights_hash(bare)}", flush=True)
     if rank == 0:

@@ -42,6 +42,8 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     total_weights = sum(weight.numel() for weight in model.parameters())
     local_weights = sum(weight.to_local().numel() for weight in model.parameters())
+    if world_size > 1 and local_weights == total_weights:
+        raise RuntimeError("the model was not sharded: this rank has all of its weights")
     fit(model, args, device, rank, world_size)
 
     state: dict[str, Tensor] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))

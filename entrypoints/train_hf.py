@@ -105,6 +105,10 @@ def main() -> None:
     )
     resume = Resume(trainer, every_steps=args.every_steps)
     resume.train()
+    if settings.world_size != int(os.environ.get("WORLD_SIZE", "1")):
+        raise RuntimeError(
+            f"the Trainer joined {settings.world_size} ranks, and trained separately from others"
+        )
     if resume.finished and trainer.is_world_process_zero():
         trainer.save_model(str(args.model_dir))
         for row in trainer.state.log_history:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def main() -> None:
                 print(f"smlaunch: progress step={step} steps={args.steps} loss={loss:.4f}", flush=True)
 
     digest = hashlib.sha256(weights.tobytes()).hexdigest()
+    host_count = len(json.loads(os.environ.get("SM_HOSTS", '["here"]')))
+    if size < host_count or len(set(world.allgather(digest))) != 1:
+        raise RuntimeError(f"MPI joined {size} ranks of {host_count} hosts, or their weights differ")
     print(f"rank {rank} of {size} on {MPI.Get_processor_name()}: weights sha256 {digest}", flush=True)
     if rank == 0:
         images, test_labels = load(args.test)

@@ -31,6 +31,8 @@ def main() -> None:
 
     forest = RandomForestClassifier(args.trees, n_jobs=args.jobs, random_state=0)
     forest.fit(*load(args.train))
+    if len(forest.estimators_) != args.trees:
+        raise RuntimeError(f"scikit-learn grew {len(forest.estimators_)} of {args.trees} trees")
     accuracy = float(forest.score(*load(args.test)))
     args.model_dir.mkdir(parents=True, exist_ok=True)
     joblib.dump(forest, args.model_dir / "model.joblib")

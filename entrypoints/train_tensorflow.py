@@ -80,6 +80,11 @@ def main() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {"index": 0})
     workers = strategy.num_replicas_in_sync
+    expected_workers = len(
+        json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}).get("worker", ["here"])
+    )
+    if workers < expected_workers:
+        raise RuntimeError(f"TensorFlow joined {workers} of {expected_workers} workers")
     images, labels = load(args.train)
     with strategy.scope():
         network = Network(args.seed)

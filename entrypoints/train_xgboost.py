@@ -77,6 +77,8 @@ def main() -> None:
     pixels, labels = load(args.train)
     join(os.environ)
     rank, workers = collective.get_rank(), collective.get_world_size()
+    if workers != len(json.loads(os.environ.get("SM_HOSTS", '["here"]'))):
+        raise RuntimeError(f"XGBoost joined {workers} of the workers {os.environ['SM_HOSTS']}")
     mine = slice(rank, None, workers)
     model = train(args, pixels[mine], labels[mine])
     rows = collective.allreduce(np.array([len(labels[mine])]), collective.Op.SUM)

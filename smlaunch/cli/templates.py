@@ -83,7 +83,8 @@ TEMPLATES: dict[str, JobTemplate] = {
         "torch horovod",
         processes_per_host=2,
         job_lines=(
-            "# The script has to import horovod.torch, to call its init() and to wrap the optimizer.",
+            "# The script has to import horovod.torch, to call its init() and to wrap the optimizer; the",
+            "# plan rejects a script that does not import it.",
         ),
         runs_locally=False,
     ),
@@ -93,7 +94,10 @@ TEMPLATES: dict[str, JobTemplate] = {
         "train_ddp.py",
         "torch",
         instance_type="ml.trn1.32xlarge",
-        job_lines=('# The script has to import torch_xla and call init_process_group("xla").',),
+        job_lines=(
+            '# The script has to import torch_xla and call init_process_group("xla"); the plan rejects a',
+            "# script that does not import it.",
+        ),
         runs_locally=False,
     ),
     "processing": JobTemplate(
@@ -124,7 +128,10 @@ TEMPLATES: dict[str, JobTemplate] = {
         "torch",
         extra_files=("train_ddp.py",),
         instance_type="ml.p4d.24xlarge",
-        job_lines=("# The script has to import torch.sagemaker and to call its init().",),
+        job_lines=(
+            "# The script has to import torch.sagemaker and to call its init(); the plan rejects a script",
+            "# that does not import it.",
+        ),
         runs_locally=False,
     ),
     "spark": JobTemplate(

@@ -169,6 +169,10 @@ class Strategy:
     excluded_libraries: ClassVar[tuple[str, ...]] = ()
     """A script that imports one of these is not written for the strategy, whatever else it imports."""
 
+    needs_library: ClassVar[bool] = False
+    """Its image, hosts and processes are of no use without ``libraries``: a script that certainly imports
+    none of them is rejected."""
+
     options: ClassVar[Mapping[str, str]] = {}
     """Keys of the job's ``options``, each with a line of help."""
 

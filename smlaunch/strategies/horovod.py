@@ -41,6 +41,7 @@ class Horovod(MPI):
     trainium_support = "no"
     distributes_records = False
     libraries = ("horovod",)
+    needs_library = True
     python_only = True
     options = {  # noqa: RUF012
         "controller": "mpi (as AWS's images were built) or gloo (no MPI is needed)",

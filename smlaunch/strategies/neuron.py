@@ -25,6 +25,7 @@ class Neuron(DDP):
     trainium_support = "only"
     script_joins_ranks = False
     libraries = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
+    needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {

@@ -28,6 +28,7 @@ class SMDDP(DDP):
     name = "smddp"
     summary = "starts every rank by torchrun, for a script whose process group is SageMaker's smddp"
     libraries = ("smdistributed.dataparallel",)
+    needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
     image_version = "2.2.0"

@@ -49,6 +49,7 @@ class SMP(DDP):
     summary = "starts every rank by torchrun, for a script that shards its model by SageMaker's SMP v2"
     image_family = "smp"
     libraries = ("torch.sagemaker",)
+    needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
     options: ClassVar[Mapping[str, str]] = {**_PARALLEL_DEGREES, **_FLAGS, **_OTHER_NUMBERS}

@@ -49,6 +49,30 @@ def test_it_plans(
     assert json.loads(capsys.readouterr().out)["strategy"] == name
 
 
+@pytest.mark.parametrize(
+    ("name", "library"), [("horovod", "horovod"), ("neuron", "torch_xla"), ("smp", "torch.sagemaker")]
+)
+def test_a_script_without_the_library_is_rejected(
+    name: str,
+    library: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_template(name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for address in TEMPLATES[name].inputs.values():
+        Path(address).mkdir(parents=True)
+        (Path(address) / "part.npz").write_bytes(b"x")
+    assert run_command(["plan", "job.yaml", "--local"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"strategy: {Job.from_file(tmp_path / 'job.yaml').program.split('/')[-1]} imports no {library}"
+        in error
+    )
+    assert f"so {name} would do nothing for it" in error
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_comes_next_makes_the_inputs_first(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

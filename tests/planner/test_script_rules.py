@@ -1016,6 +1016,33 @@ def test_an_error_about_arguments_shows_no_secret(settings: str, args: list[str]
     assert "Zx9" not in problem
 
 
+@table(
+    ("text", "strategy", "is_refused"),
+    [
+        ("import os, torch\nimport torch.distributed", "horovod", True),
+        ("import helper", "horovod", True),
+        ("import torch, smlaunch.train", "neuron", True),
+        ("import torch", "smp", True),
+        ("import torch", "smddp", True),
+        ("try: import horovod.torch as hvd\nexcept ImportError: hvd = None", "horovod", False),
+        ("import loader\nloader.main()", "horovod", False),
+        ("import company_training", "horovod", False),  # which may import it
+        ("import importlib\nimportlib.import_module('horo' + 'vod')", "horovod", False),
+        ("import torch_xla.core.xla_model as xm", "neuron", False),
+        ("import torch.sagemaker as tsm", "smp", False),
+        ("import torch", "ddp", False),
+    ],
+)
+def test_a_strategy_needs_its_library(text: str, strategy: str, is_refused: bool, tmp_path: Path) -> None:
+    types = {"neuron": "ml.trn1.32xlarge", "smp": "ml.p4d.24xlarge", "smddp": "ml.p4d.24xlarge"}
+    instance_type = types.get(strategy, "ml.m5.xlarge")
+    job = {"strategy": strategy, "compute": {"hosts": 2, "instance_type": instance_type}}
+    modules = {"helper": "import torch", "loader": "import horovod.torch as hvd\ndef main(): hvd.init()"}
+    problems = problems_of(tmp_path, text, job, **modules)
+    assert all("would do nothing for it" in problem for problem in problems)
+    assert bool(problems) is is_refused
+
+
 def test_a_home_folder_that_is_not_known_is_no_home_folder(tmp_path: Path) -> None:
     assert expand_home("~.py") == Path("~.py")
     assert expand_home("~/t.py") == Path.home() / "t.py"

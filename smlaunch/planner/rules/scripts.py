@@ -7,6 +7,7 @@ may be wrong about a script into warnings.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
@@ -25,6 +26,7 @@ from smlaunch.planner.script_launch import (
     stated_values,
     text_of_arg,
 )
+from smlaunch.strategies.base import find_imported_library
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
 _CHANNEL_VARIABLE = "SM_CHANNEL_"
@@ -272,6 +274,55 @@ def reject_missing_packages(context: PlanContext) -> Problems:
         f"the hosts' Python lacks what the script imports: {imports}; pip install {install}, or name a "
         f"requirements file with {lines} (--requirements FILE)",
     )
+
+
+# ---- libraries --------------------------------------------------------------------------------------------
+
+_WELL_KNOWN_PACKAGES = frozenset(
+    (
+        *("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib"),
+        *("seaborn", "PIL", "cv2", "skimage", "tqdm", "yaml", "requests", "smlaunch"),
+    )
+)
+"""Packages that import no library that a strategy needs."""
+
+_CALLS_THAT_IMPORT_BY_NAME = frozenset(("exec", "__import__", "import_module", "run_path", "run_module"))
+
+
+def _all_imports_are_known(context: PlanContext) -> bool:
+    """Whether the program imports no package that may import others of which the plan does not know."""
+    program = _program(context)
+    packages = {name.partition(".")[0] for name in context.facts.script.imports | program.imports}
+    return (
+        program.was_read
+        and not is_command(context.job)
+        and packages <= _WELL_KNOWN_PACKAGES | sys.stdlib_module_names
+        and program.calls.isdisjoint(_CALLS_THAT_IMPORT_BY_NAME)
+    )
+
+
+@rule(
+    "script.strategy-library",
+    summary="a strategy for a library that the script certainly does not import",
+    source="docs/strategies.md",
+    quote="The script imports a library that indicates a strategy",
+    fields=_script_fields("strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_script_without_the_library(context: PlanContext) -> Problems:
+    strategy, imports = context.strategy, context.facts.script.imports | _program(context).imports
+    if (
+        strategy.needs_library
+        and _all_imports_are_known(context)
+        and find_imported_library(imports, strategy.libraries) is None
+    ):
+        yield Problem(
+            "strategy",
+            f"{context.facts.source.entry} imports no {' or '.join(strategy.libraries)}, so {strategy.name} "
+            "would do nothing for it; import it and train with it (docs/strategies.md), or name the strategy "
+            "that the script is written for",
+        )
 
 
 # ---- saved files ------------------------------------------------------------------------------------------
