@@ -166,7 +166,7 @@ def is_read(mapping: dict[str, Any]) -> bool:
     return True
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     sections, st.sampled_from([{}, {"entry": "train.py"}, {"entry": "train.py"}, {"algorithm": "xgboost"}])
 )
