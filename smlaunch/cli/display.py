@@ -20,7 +20,13 @@ from smlaunch.contract.failure_reason import parse_failure
 from smlaunch.contract.progress_line import LINE_PREFIX, PROGRESS_KIND, parse_line
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import Event, LogLine, StateChange, host_number
-from smlaunch.runs.log_tail import live_text, split_rank_prefix, visible_text
+from smlaunch.runs.log_tail import (
+    ENDPOINT_MARK,
+    live_text,
+    split_rank_prefix,
+    visible_text,
+    warning_of_host,
+)
 from smlaunch.runs.progress_estimate import ProgressEstimate, describe_progress
 from smlaunch.runs.run import Run
 from smlaunch.text.format import format_elapsed
@@ -46,10 +52,7 @@ _REMEMBERED_LINES = 60
 _BAR_WIDTH = 24
 """Characters."""
 
-_ENDPOINT_MARK = "[smlaunch] "
-"""Prefix of the lines that the local endpoint writes into the log of a host."""
-
-_DIFFERENCE_MARK = _ENDPOINT_MARK + "note: "
+_DIFFERENCE_MARK = ENDPOINT_MARK + "note: "
 """Prefix of those at the top of the log that say how the endpoint differs from SageMaker."""
 
 
@@ -163,8 +166,11 @@ class Display:
             if self.show_states and (self._segment_text or event.state not in _STATE_STYLES):
                 self._print_lines(_format_state(event), _STATE_STYLES.get(event.state, _NOTE_STYLE))
         elif isinstance(event, LogLine):
+            is_warning = warning_of_host(event.text) is not None
+            # What hosts of the only job have warned of is said with the run's outcome.
+            if is_warning and not self._segment_text:
+                return
             text = event.text if self._is_one_host() else f"{event.host} {event.text}"
-            is_warning = event.text.startswith(_ENDPOINT_MARK + "warning: ")
             self._print_lines(text, _WARNING_STYLE if is_warning else _NOTE_STYLE)
         else:
             self._print_lines(f"warning: {event.message}", _WARNING_STYLE)
@@ -266,7 +272,7 @@ def _progress_text(estimate: ProgressEstimate) -> str:
 
 def is_endpoint_line(text: str) -> bool:
     """Whether the local endpoint, and not the training, wrote a log line."""
-    return text.startswith(_ENDPOINT_MARK)
+    return text.startswith(ENDPOINT_MARK)
 
 
 def _is_progress(text: str) -> bool:

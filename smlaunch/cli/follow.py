@@ -214,8 +214,9 @@ def _print_below_status_line(display: Display, text: str) -> None:
 def print_outcome(
     outcome: RunOutcome, connection: Connection, display: Display, plan_warnings: Sequence[str] = ()
 ) -> None:
-    """Print to stderr how a run ended: traceback, failed host and rank, and what to do next. Prints nothing
-    for a run that has not ended, and no success where ``display`` shows no states. ``final_result``: how a
+    """Print to stderr how a run ended: traceback, failed host and rank, what to do next, and what its hosts
+    have warned of. Prints nothing for a run that has not ended, and no success where ``display`` shows no
+    states. ``final_result``: how a
     chain (jobs in a row) ended; None for other runs."""
     if outcome.status == "Failed":
         _print_failure(outcome, connection, display, plan_warnings)
@@ -230,6 +231,9 @@ def print_outcome(
         print_labeled(
             ending_text, duration_text, fg="green" if outcome.status == "Completed" else "yellow", bold=True
         )
+    if outcome.exit_code is not None:
+        for warning in outcome.warnings:
+            print_labeled("warning: ", warning, indent="  ", fg="yellow", bold=True)
 
 
 def _print_failure(

@@ -287,6 +287,8 @@ def _labelled_rows(outcome: RunOutcome) -> Iterator[tuple[str, str]]:
         yield "exit code", str(outcome.exit_code)
     if outcome.hint:
         yield "hint", outcome.hint
+    for warning in outcome.warnings:
+        yield "warning", warning
     if len(outcome.jobs) > 1:
         for job in outcome.jobs:
             yield job.name, summarize_job(job)

@@ -19,12 +19,14 @@ from smlaunch.runs.job_poller import (
     poll_until_finished,
 )
 from smlaunch.runs.launch_target import Target
-from smlaunch.runs.log_tail import LogTail, split_rank_prefix
+from smlaunch.runs.log_tail import LogTail, split_rank_prefix, warning_of_host
 from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_outcome import JobOutcome, outcome_from_description
 
 _PIPELINE_CONDITION_LINES = (LINE_PREFIX + FINISHED_LINE_PREFIX, LINE_PREFIX + REQUIRED_LINE_PREFIX)
 """Lines for a pipeline's conditions, which say nothing about the training."""
+
+_MAX_WARNINGS = 20
 
 
 class JobFollower:
@@ -33,6 +35,9 @@ class JobFollower:
     def __init__(self, target: Target, job: str, progress: ProgressTracker | None = None) -> None:
         self.job = job
         self.log_tail = LogTail()
+        self._warnings: dict[str, None] = {}
+        """What hosts have warned of, each once, in the order of the log."""
+
         self.progress = ProgressTracker() if progress is None else progress
         self._target = target
         self._poller = JobPoller(target.control_plane, target.logs, job, target.polling)
@@ -53,7 +58,7 @@ class JobFollower:
         for events in poll_until_finished(self._poller, sleep):
             for event in events:
                 if isinstance(event, LogLine):
-                    self._collect_progress_and_errors(event)  # also keeps lines for a failure's traceback
+                    self._collect_from_line(event)  # also keeps lines for a failure's traceback
             yield events
 
     def refresh(self) -> None:
@@ -76,7 +81,7 @@ class JobFollower:
         for stream, host in host_by_stream.items():
             if host in (first_host, failed_host):  # the first host prints the metrics
                 for event in target.logs.read_last_page(log_group, stream):
-                    self._collect_progress_and_errors(LogLine(job, host, event.timestamp_ms, event.text))
+                    self._collect_from_line(LogLine(job, host, event.timestamp_ms, event.text))
 
     def outcome(self) -> JobOutcome:
         """Return the job's outcome with the first failure's traceback, as complete as possible, and the last
@@ -87,14 +92,18 @@ class JobFollower:
             estimate.metrics if estimate else None,
             on_instances=self._target.kind == "aws",
         )
+        outcome = replace(outcome, warnings=tuple(self._warnings))
         if outcome.failure is None:
             return outcome
         failure = outcome.failure._replace(traceback=self.log_tail.find_traceback(outcome.failure))
         return replace(outcome, failure=failure)
 
-    def _collect_progress_and_errors(self, line: LogLine) -> None:
-        """Keep a line for a failure's traceback, and add the progress that it reports to the job's."""
+    def _collect_from_line(self, line: LogLine) -> None:
+        """Keep a line for a failure's traceback or as a warning; add its progress to the job's."""
         self.log_tail.add_line(line.host, line.text)
+        warning = warning_of_host(line.text)
+        if warning is not None and len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.setdefault(warning)
         if LINE_PREFIX not in line.text or any(prefix in line.text for prefix in _PIPELINE_CONDITION_LINES):
             return
         progress_line = parse_line(line.text)

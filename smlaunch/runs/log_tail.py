@@ -9,8 +9,12 @@ import re
 from collections import deque
 
 from smlaunch.contract.failure_reason import Failure
-from smlaunch.contract.progress_line import LIVE_PREFIX
+from smlaunch.contract.progress_line import LINE_PREFIX, LIVE_PREFIX
 
+ENDPOINT_MARK = "[smlaunch] "
+"""Prefix of the lines that the local endpoint writes into the log of a host."""
+
+_WARNING_PREFIXES = tuple(f"{mark}warning: " for mark in (ENDPOINT_MARK, LINE_PREFIX))
 _LINES_PER_RANK = 400
 """Longer than any traceback that a person reads."""
 
@@ -33,6 +37,13 @@ def live_text(text: str) -> str | None:
     line."""
     line = split_rank_prefix(text)[1]
     return line[len(LIVE_PREFIX) :] if line.startswith(LIVE_PREFIX) else None
+
+
+def warning_of_host(text: str) -> str | None:
+    """Return what a log line of smlaunch's on a host, or of the local endpoint, warns of; None for any other
+    line."""
+    line = split_rank_prefix(text)[1]
+    return next((line[len(prefix) :] for prefix in _WARNING_PREFIXES if line.startswith(prefix)), None)
 
 
 def visible_text(text: str) -> str:

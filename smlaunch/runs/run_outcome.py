@@ -72,6 +72,8 @@ class JobOutcome:
     instance_type: str | None = None
     """None where the hosts are of several types."""
     host_count: int | None = None
+    warnings: tuple[str, ...] = ()
+    """What the job's hosts have warned of in its log, as far as that was read."""
 
     @property
     def is_finished(self) -> bool:
@@ -154,6 +156,11 @@ class RunOutcome:
         """Of the newest job that reported it."""
         return next((job.data_wait for job in reversed(self.jobs) if job.data_wait is not None), None)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the hosts have warned of in the jobs' logs, as far as these were read; each once."""
+        return tuple(dict.fromkeys(warning for job in self.jobs for warning in job.warnings))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``run --json`` and ``show --json``."""
         return {
@@ -169,6 +176,7 @@ class RunOutcome:
             "driver": self.execution,
             "metrics": dict(self.metrics),
             "data_wait": self.data_wait.to_dict() if self.data_wait is not None else None,
+            "warnings": list(self.warnings),
         }
 
     def describe_end(self, result: FinishRun) -> str:

@@ -222,7 +222,7 @@ WRITE_OUTPUT = """
 host = json.load(open(f'{ROOT}/input/config/resourceconfig.json'))['current_host']
 number = len(os.listdir(f'{ROOT}/model'))
 for folder in ('model', 'output/data'):
-    with open(f'{ROOT}/{folder}/same', 'w') as stream: stream.write('x')
+    with open(f'{ROOT}/{folder}/same', 'w') as stream: stream.write(host)
     os.mkdir(f'{ROOT}/{folder}/dir')
     with open(f'{ROOT}/{folder}/dir/' + host, 'w') as stream: stream.write('own')
 """
@@ -251,3 +251,5 @@ def test_output_of_two_hosts(client: EndpointClient, compression: str) -> None:
         assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://tests/{base}/model/"
     clash_notes = [line for line in client.lines(name)["algo-2"] if "exists on algo-1 too" in line]
     assert len(clash_notes) == 2
+    (warning,) = [line for line in client.lines(name)["algo-1"] if "warning: hosts have written" in line]
+    assert "/opt/ml/model/same (" in warning and "/opt/ml/output/data/same (" in warning

@@ -10,7 +10,7 @@ import pytest
 
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs import lost_files
-from smlaunch.local.jobs.lost_files import save_lost_files
+from smlaunch.local.jobs.lost_files import save_lost_files, save_replaced_files
 
 
 def make_host(folder: Path, name: str = "algo-1") -> JobHost:
@@ -81,3 +81,27 @@ def test_size_and_number_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
     warning = save_lost_files([host], storage)
     assert " and 20 more. " in warning and "10 of 30 are kept in " in warning
     assert len(list(storage.rglob("*.bin"))) == 10
+
+
+def test_results_that_another_hosts_file_replaces_are_named_and_kept(tmp_path: Path) -> None:
+    hosts, storage = [make_host(tmp_path, f"algo-{number}") for number in (1, 2, 3)], tmp_path / "kept"
+    for host in hosts:
+        write(host.opt_ml_folder / "model/same.bin", "the same on all hosts")
+        write(host.opt_ml_folder / f"model/{host.name}.bin", host.name)
+    write(hosts[1].opt_ml_folder / "model/sub/w.npy", "second")
+    write(hosts[2].opt_ml_folder / "model/sub/w.npy", "third!")
+    write(hosts[0].opt_ml_folder / "output/data/log", "short")
+    write(hosts[2].opt_ml_folder / "output/data/log", "longer")
+    (hosts[0].opt_ml_folder / "model/link").symlink_to(tmp_path)
+    write(hosts[1].opt_ml_folder / "model/link", "x")
+    warning = save_replaced_files(hosts, storage)
+    named = warning.partition("Not uploaded: ")[2].partition(". Give")[0].split("), ")
+    assert sorted(name.rstrip(")") for name in named) == [
+        "/opt/ml/model/link (1 bytes, algo-2",
+        "/opt/ml/model/sub/w.npy (6 bytes, algo-3",
+        "/opt/ml/output/data/log (6 bytes, algo-3",
+    ]
+    assert warning.startswith("warning: ") and warning.endswith(f"All are kept in {storage}")
+    assert (storage / "algo-3/opt/ml/model/sub/w.npy").read_text() == "third!"
+    assert save_replaced_files(hosts[:2], storage).count("algo-") == 1  # the link alone
+    assert save_replaced_files(hosts[:1], storage) == ""

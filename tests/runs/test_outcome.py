@@ -100,6 +100,7 @@ def test_the_document_has_its_documented_keys() -> None:
         "driver",
         "metrics",
         "data_wait",
+        "warnings",
     ]
     assert document["metrics"] == {"loss": 0.25, "acc": 0.5}
     assert document["model_artifacts"] == "s3://b/model.tar.gz"

@@ -1,6 +1,7 @@
-"""Files that a script has written where nothing is uploaded from: warns of them and keeps them.
+"""Files that a script has written and that are not uploaded: warns of them and keeps them.
 
-On SageMaker they are lost with the host. Here they go to
+They lie where nothing is uploaded from, or another host's file of the same name is uploaded instead. On
+SageMaker they are lost with the host. Here they go to
 
     <state directory>/kept/<job>/<host>/<path on the host>
 
@@ -9,6 +10,7 @@ as far as they have not more than ``MAX_SAVED_BYTES`` altogether. Nothing delete
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,12 +20,25 @@ from typing import NamedTuple
 
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs.job_spec import OPT_ML_ROOT
-from smlaunch.local.untrusted_files import hard_link, path_too_long, printable_name, walk_folder
+from smlaunch.local.untrusted_files import (
+    hard_link,
+    open_file,
+    path_too_long,
+    printable_name,
+    walk_folder,
+)
 from smlaunch.text.format import format_size
 
 MAX_SAVED_BYTES = 10**9
 MAX_FILES = 1000
 """Files of a directory that are considered."""
+
+MAX_COMPARED_BYTES = 10**10
+"""Files of the same name are compared up to so many bytes altogether; further ones count as equal."""
+
+_BLOCK_BYTES = 1 << 20
+_UPLOADED_FOLDERS = ("model", "output/data")
+"""Relative to /opt/ml."""
 
 _MAX_SHOWN = 10
 _FILE_OF_RUNTIME = "smlaunch/importable/smlaunch/__init__.py"
@@ -63,6 +78,30 @@ def save_lost_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
     lost_files = [file for host in hosts for file in _find_lost_files(host)]
     if not lost_files:
         return ""
+    names_text, saved_text = _save_and_list(lost_files, saved_folder)
+    return (
+        f"warning: the model is empty, but the script has written files that are not uploaded, and that "
+        f"SageMaker deletes with the host: {names_text}. Save results in the folder of "
+        f"the variable SM_MODEL_DIR (/opt/ml/model). {saved_text}"
+    )
+
+
+def save_replaced_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
+    """Save those results of ended hosts in whose place an earlier host's file of the same name, with another
+    content, is uploaded. Return a warning that names them; empty if there are none. To be called before the
+    upload, which may move files. ``saved_folder``: a directory for this job."""
+    replaced_files = list(_find_replaced_files(hosts))
+    if not replaced_files:
+        return ""
+    names_text, saved_text = _save_and_list(replaced_files, saved_folder)
+    return (
+        "warning: hosts have written different results under the same names, of which only one host's is "
+        f"uploaded. Not uploaded: {names_text}. Give such names a rank or a host. {saved_text}"
+    )
+
+
+def _save_and_list(lost_files: Sequence[LostFile], saved_folder: Path) -> tuple[str, str]:
+    """Save files; return a text that names them, and a sentence about where they are."""
     saved_count = _save_files(lost_files, saved_folder)
     file_texts = [
         f"{printable_name(file.path_on_host)} ({format_size(file.size)}, {file.host_name})"
@@ -70,11 +109,7 @@ def save_lost_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
     ]
     more_text = f" and {len(lost_files) - _MAX_SHOWN} more" if len(lost_files) > _MAX_SHOWN else ""
     saved_text = "All are" if saved_count == len(lost_files) else f"{saved_count} of {len(lost_files)} are"
-    return (
-        f"warning: the model is empty, but the script has written files that are not uploaded, and that "
-        f"SageMaker deletes with the host: {', '.join(file_texts)}{more_text}. Save results in the folder of "
-        f"the variable SM_MODEL_DIR (/opt/ml/model). {saved_text} kept in {saved_folder}"
-    )
+    return ", ".join(file_texts) + more_text, f"{saved_text} kept in {saved_folder}"
 
 
 def _save_files(lost_files: Sequence[LostFile], saved_folder: Path) -> int:
@@ -112,6 +147,47 @@ def _find_lost_files(host: JobHost) -> Iterator[LostFile]:
     tmp_folder = host.opt_ml_folder.parent / "tmp"
     if tmp_folder.is_dir() and not tmp_folder.is_symlink():
         yield from _files_written_after(host_start_time, host, tmp_folder, "", path_on_host="/tmp")  # noqa: S108
+
+
+def _find_replaced_files(hosts: Sequence[JobHost]) -> Iterator[LostFile]:
+    """Yield each regular file among the results that an earlier host has too, with another content."""
+    compared_bytes = 0
+    for folder in _UPLOADED_FOLDERS:
+        first_entry_by_path: dict[str, tuple[JobHost, os.stat_result]] = {}
+        for host in hosts:
+            for path, file_stat, error in walk_folder(host.opt_ml_folder, folder, fix_permissions=True):
+                if file_stat is None or error is not None or stat.S_ISDIR(file_stat.st_mode):
+                    continue
+                first_host, first_stat = first_entry_by_path.setdefault(path, (host, file_stat))
+                if first_host is host or not stat.S_ISREG(file_stat.st_mode):
+                    continue
+                if stat.S_ISREG(first_stat.st_mode) and file_stat.st_size == first_stat.st_size:
+                    compared_bytes += file_stat.st_size
+                    if compared_bytes > MAX_COMPARED_BYTES or _are_equal(
+                        first_host.opt_ml_folder, host.opt_ml_folder, f"{folder}/{path}"
+                    ):
+                        continue
+                yield LostFile(
+                    host.name, host.opt_ml_folder / folder, path, f"{OPT_ML_ROOT}/{folder}", file_stat.st_size
+                )
+
+
+def _are_equal(root: Path, other_root: Path, path: str) -> bool:
+    """Whether two directories have the same file at this path. True for one that cannot be read, which the
+    upload reports."""
+    try:
+        with (
+            os.fdopen(open_file(root, path, fix_permissions=True), "rb") as file,
+            os.fdopen(open_file(other_root, path, fix_permissions=True), "rb") as other_file,
+        ):
+            while True:
+                block = file.read(_BLOCK_BYTES)
+                if block != other_file.read(_BLOCK_BYTES):
+                    return False
+                if not block:
+                    return True
+    except OSError:
+        return True
 
 
 def _files_written_after(

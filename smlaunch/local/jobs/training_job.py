@@ -58,12 +58,13 @@ class TrainingJobHandler(JobHandler):
                 with suppress(artifact_upload.UploadError):
                     self._upload_output(hosts, context, replace(context.settings, upload_empty_model=False))
             return AttemptOutcome(failure_reason)
+        saved_folder = context.object_store.root.parent / "kept" / self.spec.name
+        replaced_files_warning = lost_files.save_replaced_files(hosts, saved_folder)
         # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
         model_uri = self._upload_output(hosts, context, context.settings)
-        saved_folder = context.object_store.root.parent / "kept" / self.spec.name
-        warning = lost_files.save_lost_files(hosts, saved_folder)
-        if warning:
-            context.log_to_host(hosts[0].name, warning)
+        for warning in (replaced_files_warning, lost_files.save_lost_files(hosts, saved_folder)):
+            if warning:
+                context.log_to_host(hosts[0].name, warning)
         return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})
 
     def _upload_output(self, hosts: Sequence[JobHost], context: HandlerContext, settings: Settings) -> str:
