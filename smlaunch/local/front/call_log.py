@@ -141,6 +141,8 @@ def _request_parameters(request: Request, body: bytes) -> JsonObject:
 
 
 def _operation_name(request: Request, parameters: JsonMapping) -> str:
+    """Return the operation that an API call names: in a header (JSON protocol), in its path (CBOR) or in the
+    parameter Action (Query); for other protocols, such as that of S3, the method and the path."""
     target = request.headers.get("x-amz-target", "")
     if target:
         return target.rpartition(".")[2]

@@ -129,6 +129,7 @@ class ConnectionLimiter:
         connection.deadline = time.monotonic() + seconds
 
     def close_overdue_connections(self) -> None:
+        """Close the connections whose deadline, by which the client had to do something, is over."""
         now = time.monotonic()
         for connection in self.open_connections():
             if connection.deadline is not None and connection.deadline < now:

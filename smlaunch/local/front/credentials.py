@@ -69,17 +69,18 @@ def read_credentials(path: Path) -> Credentials:
     except (ValueError, RecursionError):
         raise unusable_file_error(path, "is damaged: it is not JSON", lost_data) from None
     has_version = isinstance(document, dict) and formats.VERSION_KEY in document
-    try:
-        # Checks the document's format version, and upgrades a document of an earlier one.
-        document = formats.CREDENTIALS.upgrade_document(document, str(path)) if has_version else document
-    except FormatError as error:  # such as a file of a later version of smlaunch
-        raise unusable_file_error(path, f"cannot be used ({error})", lost_data) from None
-    required_keys = ("access_key", "secret_key")  # JSON keys
-    has_required_keys = isinstance(document, dict) and all(
-        isinstance(document.get(key), str) and document[key] for key in required_keys
+    if has_version:
+        try:
+            # Checks the document's format version, and upgrades a document of an earlier one.
+            document = formats.CREDENTIALS.upgrade_document(document, str(path))
+        except FormatError as error:  # such as a file of a later version of smlaunch
+            raise unusable_file_error(path, f"cannot be used ({error})", lost_data) from None
+    required_fields = ("access_key", "secret_key")
+    has_required_fields = isinstance(document, dict) and all(
+        isinstance(document.get(name), str) and document[name] for name in required_fields
     )
-    if not has_required_keys:
-        raise unusable_file_error(path, f"is damaged: it holds no {' and '.join(required_keys)}", lost_data)
+    if not has_required_fields:
+        raise unusable_file_error(path, f"is damaged: it holds no {' and '.join(required_fields)}", lost_data)
     if not has_version:
         raise unusable_file_error(path, "is damaged: it has no version", lost_data)
     return Credentials(document["access_key"], document["secret_key"])

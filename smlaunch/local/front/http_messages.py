@@ -108,8 +108,8 @@ class Payload:
         expected_sha256 = self.sha256  # None: the signature does not cover the body
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(self._block_bytes))
-        while read_bytes := self.stream.readinto(buffer):
-            block = buffer[:read_bytes]
+        while read_count := self.stream.readinto(buffer):
+            block = buffer[:read_count]
             if expected_sha256 is not None:
                 digest.update(block)
             yield block
@@ -150,6 +150,11 @@ class FixedLengthBody(io.RawIOBase):
         self._on_first_read: Callable[[], None] | None = on_first_read
         self.remaining_bytes = length
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the whole body has been read."""
+        return self.remaining_bytes == 0
+
     def readable(self) -> bool:
         return True
 
@@ -159,24 +164,25 @@ class FixedLengthBody(io.RawIOBase):
         if self._on_first_read is not None:
             self._on_first_read()  # sends 100 Continue if the client waits for it
             self._on_first_read = None
-        if self.remaining_bytes == 0:
+        if self.is_at_end:
             return 0
-        read_bytes = self._connection_stream.readinto1(memoryview(buffer)[: self.remaining_bytes])
-        if read_bytes == 0:
+        read_count = self._connection_stream.readinto1(memoryview(buffer)[: self.remaining_bytes])
+        if read_count == 0:
             raise ApiError("IncompleteBody", "The body ended before the length that its header states")
-        self.remaining_bytes -= read_bytes
-        return read_bytes
+        self.remaining_bytes -= read_count
+        return read_count
 
 
 class ChunkedBody(io.RawIOBase):
-    """A body with HTTP/1.1 ``Transfer-Encoding: chunked``. ``remaining_bytes`` is 1 until the end has been
-    read, then 0."""
+    """A body with HTTP/1.1 ``Transfer-Encoding: chunked``. Its length is not known before its end
+    (``remaining_bytes`` None)."""
 
     def __init__(self, connection_stream: io.BufferedIOBase, on_first_read: Callable[[], None]) -> None:
         self._connection_stream = connection_stream
         self._on_first_read: Callable[[], None] | None = on_first_read
         self._chunk_remaining_bytes = 0
-        self.remaining_bytes = 1
+        self.remaining_bytes: int | None = None
+        self.is_at_end = False
 
     def readable(self) -> bool:
         return True
@@ -187,19 +193,17 @@ class ChunkedBody(io.RawIOBase):
         if self._on_first_read is not None:
             self._on_first_read()  # sends 100 Continue if the client waits for it
             self._on_first_read = None
-        if self.remaining_bytes and self._chunk_remaining_bytes == 0:
+        if not self.is_at_end and self._chunk_remaining_bytes == 0:
             self._read_chunk_header()
-        # The length of such a body is not known before its end: remaining_bytes is 1 until the empty last
-        # chunk, whose header sets it to 0.
-        if not self.remaining_bytes:
+        if self.is_at_end:
             return 0
-        read_bytes = self._connection_stream.readinto1(memoryview(buffer)[: self._chunk_remaining_bytes])
-        if read_bytes == 0:
+        read_count = self._connection_stream.readinto1(memoryview(buffer)[: self._chunk_remaining_bytes])
+        if read_count == 0:
             raise ApiError("IncompleteBody", "The body ended in the middle of a chunk")
-        self._chunk_remaining_bytes -= read_bytes
+        self._chunk_remaining_bytes -= read_count
         if self._chunk_remaining_bytes == 0 and self._connection_stream.read(2) != b"\r\n":
             raise ApiError("IncompleteBody", "A chunk of the body is longer than it states")
-        return read_bytes
+        return read_count
 
     def _read_chunk_header(self) -> None:
         """Read the line with the size of the next chunk. Size 0 is the end of the body."""
@@ -208,7 +212,7 @@ class ChunkedBody(io.RawIOBase):
         if self._chunk_remaining_bytes == 0:
             while self._connection_stream.readline(4096).strip():
                 pass  # trailers of the transfer encoding are not used
-            self.remaining_bytes = 0
+            self.is_at_end = True
 
 
 def parse_chunk_size(text: bytes) -> int:

@@ -236,6 +236,8 @@ class _HeadLineReader:
         self.malformed_line: bytes | None = None
 
     def readline(self, limit: int) -> bytes:
+        """Read one line of the head, at most ``limit`` bytes, and keep the first that is no header. Raises
+        HTTPException for a head that is too long."""
         line: bytes = self._stream.readline(min(limit, self._remaining_bytes + 1))
         self._remaining_bytes -= len(line)
         if self._remaining_bytes < 0:
@@ -259,6 +261,8 @@ class _Connection(BaseHTTPRequestHandler):
         super().__init__(peer.socket, client_address, server)
 
     def handle_one_request(self) -> None:
+        """Wait for the next request of the connection, and respond to it. http.server calls this until
+        ``close_connection`` is set."""
         self.connection.settimeout(None)  # an idle connection may stay open: its client is on this machine
         self.server.connections.mark_idle(self._peer)
         if not self.rfile.peek(1) or not self.server.connections.begin_request(self._peer):  # type: ignore[attr-defined]
@@ -322,11 +326,12 @@ class _Connection(BaseHTTPRequestHandler):
         # A client that has asked for 100 Continue, which the first read of the body sends, and did not get it
         # may send the body later or never.
         awaits_continue, self._expects_continue = self._expects_continue, False
-        is_rest_too_long = body_stream.remaining_bytes > _MAX_DISCARDED_BODY_BYTES
-        if body_stream.remaining_bytes and (awaits_continue or is_rest_too_long):
+        remaining_bytes = body_stream.remaining_bytes  # None: not known
+        is_rest_too_long = remaining_bytes is not None and remaining_bytes > _MAX_DISCARDED_BODY_BYTES
+        if not body_stream.is_at_end and (awaits_continue or is_rest_too_long):
             self.close_connection = True  # _send_response tells the client
         self._send_response(response)
-        if not body_stream.remaining_bytes:
+        if body_stream.is_at_end:
             return
         # The unread rest of the body comes before the client's next request on this connection.
         if self.close_connection or not self._discard_unread_body(body_stream):
@@ -365,15 +370,15 @@ class _Connection(BaseHTTPRequestHandler):
         buffer, discarded_bytes = bytearray(1 << 16), 0
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            while discarded_bytes < _MAX_DISCARDED_INPUT_BYTES and (
-                size := self.connection.recv_into(buffer)
-            ):
-                discarded_bytes += size
-            if discarded_bytes >= _MAX_DISCARDED_INPUT_BYTES:
-                # The client may read the response while it still sends: wait until it hangs up.
-                hangup_poll = select.poll()
-                hangup_poll.register(self.connection, 0)
-                hangup_poll.poll(1000 * _LINGER_SECONDS)
+            while discarded_bytes < _MAX_DISCARDED_INPUT_BYTES:
+                received_bytes = self.connection.recv_into(buffer)
+                if received_bytes == 0:
+                    return  # the client has hung up
+                discarded_bytes += received_bytes
+            # The client may read the response while it still sends: wait until it hangs up.
+            hangup_poll = select.poll()
+            hangup_poll.register(self.connection, 0)
+            hangup_poll.poll(1000 * _LINGER_SECONDS)
 
     def _open_body_stream(self, headers: dict[str, str]) -> FixedLengthBody | ChunkedBody:
         """Return the body of an HTTP request as a stream, which sends 100 Continue at the first read if the
@@ -400,18 +405,18 @@ class _Connection(BaseHTTPRequestHandler):
         """Read and drop the unread rest of a body. Returns False when it is too long or cannot be read."""
         buffer, discarded_bytes = bytearray(1 << 16), 0
         try:
-            while discarded_bytes < _MAX_DISCARDED_BODY_BYTES and (size := body.readinto(buffer)):
-                discarded_bytes += size
+            while not body.is_at_end and discarded_bytes < _MAX_DISCARDED_BODY_BYTES:
+                discarded_bytes += body.readinto(buffer)
         except (ApiError, OSError):
             return False
-        return not body.remaining_bytes
+        return body.is_at_end
 
     def _send_response(self, response: Response) -> None:
         """Send an HTTP response: status line, headers and body, without the body for HEAD. The body is bytes,
         or a range of an open file, which is closed."""
         body = response.body
         body_bytes = body.length if isinstance(body, FileRange) else len(body)
-        reason_phrase = self.responses.get(response.status, ("",))[0]
+        reason_phrase = self.responses.get(response.status, ("",))[0]  # by http.server: OK, Not Found, ...
         head_lines = [f"HTTP/1.1 {response.status} {reason_phrase}"]
         if response.status not in (204, 304):  # No Content and Not Modified have no body
             response.headers.setdefault("Content-Length", str(body_bytes))

@@ -85,12 +85,13 @@ class VerifiedSignature(NamedTuple):
 
 
 def claimed_region_and_service(request: Request) -> tuple[str, str] | None:
-    """Return the (region, service) that the client claims to have signed for, without verifying it."""
+    """Return the (region, service) that the client claims to have signed for, without verifying it; None
+    without a signature."""
     credential = request.query.get("X-Amz-Credential") or _authorization_fields(request).get("Credential", "")
-    parts = credential.split("/")
-    if len(parts) >= 5:
-        return parts[-3], parts[-2]
-    if "AWSAccessKeyId" in request.query and "Signature" in request.query:
+    credential_parts = credential.split("/")  # access key, day, region, service, "aws4_request"
+    if len(credential_parts) >= 5:
+        return credential_parts[-3], credential_parts[-2]
+    if "AWSAccessKeyId" in request.query and "Signature" in request.query:  # Version 2 names neither
         return "us-east-1", "s3"
     return None
 
@@ -260,15 +261,15 @@ def _canonical_request(
     )
 
 
-def _require_signed_headers(request: Request, names: Collection[str]) -> None:
-    """Reject x-amz- headers that are not signed: they change what a request does (copy source, tags).
-    ``_`` in a name counts as ``-``, as moto's server reads it."""
+def _require_signed_headers(request: Request, signed_names: Collection[str]) -> None:
+    """Raise SignatureRejected for x-amz- headers that are not signed: they change what a request does (copy
+    source, tags). ``_`` in a name counts as ``-``, as moto's server reads it."""
     unsigned_headers = [
         name
         for name in request.headers
-        if name not in names
+        if name.replace("_", "-").startswith("x-amz-")
+        and name not in signed_names
         and name not in _ALWAYS_SIGNED_HEADERS
-        and name.replace("_", "-").startswith("x-amz-")
     ]
     if unsigned_headers:
         raise SignatureRejected("unsigned", unsigned_headers)

@@ -253,7 +253,7 @@ class ExecutionRunner:
         once: a Condition decides by its outcome which branch runs, a Fail step fails the execution.
         A scope has the values of the expressions in a step's arguments, such as ``{"Get":
         "Parameters.Epochs"}``."""
-        start_number = max((record.number for record in self._record_by_step_name.values()), default=0) + 1
+        earlier_numbers = [record.number for record in self._record_by_step_name.values()]
         execution = self._execution
         self._save_step(
             StepRecord(
@@ -263,11 +263,12 @@ class ExecutionRunner:
                 type=step.type,
                 status="Starting",
                 started=time.time(),
-                number=start_number,
+                number=max(earlier_numbers, default=0) + 1,  # the order in which steps have started
             )
         )
         if step.type in JOB_KIND_BY_STEP_TYPE:  # Training or Processing
-            job_step = self._running_job_step_by_name[step.name] = _RunningJobStep(step)
+            job_step = _RunningJobStep(step)
+            self._running_job_step_by_name[step.name] = job_step
             self._create_job_or_use_cache(step.name, job_step)
             return
         try:
@@ -331,8 +332,8 @@ class ExecutionRunner:
         return hashlib.sha256(cache_key_json.encode()).hexdigest()
 
     def _try_finish_from_cache(self, step: Step, cache_key: str) -> bool:
-        """Finish the step with an earlier result, if one is recent enough and its job still exists. Returns
-        whether it did."""
+        """Finish the step with the result of an earlier execution that had the same arguments
+        (``cache_key``), if one is recent enough and its job still exists. Return whether it did."""
         assert step.max_cache_age_seconds is not None
         earliest_end = time.time() - step.max_cache_age_seconds
         cached_step = self._services.store.find_cached_step(
@@ -360,14 +361,12 @@ class ExecutionRunner:
         """Schedule a retry of a step by its first retry policy for ``exception_type``, such as
         SageMaker.CAPACITY_ERROR (None: no policy can cover the error). Without a policy, or if that allows no
         more retries, or when the execution stops, finish the step as failed."""
-        policy_index = next(
-            (
-                index
-                for index, policy in enumerate(job_step.step.retry_policies)
-                if exception_type in policy.exception_types
-            ),
-            None,
-        )
+        retry_policies = job_step.step.retry_policies
+        policy_index: int | None = None
+        for index, policy in enumerate(retry_policies):
+            if exception_type in policy.exception_types:
+                policy_index = index
+                break
         if policy_index is None or self._stop_reason is not None:
             self._finish_step(step_name, "Failed", failure=failure_reason)
             return
@@ -375,7 +374,7 @@ class ExecutionRunner:
         # Each policy counts its own retries and failures.
         first_failure_time = job_step.first_failure_times.setdefault(policy_index, now)
         job_step.retry_counts[policy_index] += 1
-        wait_seconds = job_step.step.retry_policies[policy_index].seconds_before_retry(
+        wait_seconds = retry_policies[policy_index].seconds_before_retry(
             job_step.retry_counts[policy_index], now - first_failure_time
         )
         if wait_seconds is None:  # the policy allows no more retries

@@ -25,7 +25,7 @@ EXECUTION_VARIABLES = (
 """Names that may follow ``Execution.``; the last two are the name of the job that the step itself creates."""
 
 _PATH_ELEMENT_PATTERN = re.compile(r"""\.?([^.\[\]'"]+)|\[(\d+)\]|\['([^']*)'\]|\["([^"]*)"\]""")
-_IDENTIFYING_MEMBERS = ("MetricName", "OutputName", "InputName", "ChannelName", "Key", "Name")
+_IDENTIFYING_FIELDS = ("MetricName", "OutputName", "InputName", "ChannelName", "Key", "Name")
 """Members that identify an entry of a list where a path has a name instead of an index."""
 
 
@@ -69,7 +69,7 @@ def format_document_path(path: DocumentPath) -> str:
     return text
 
 
-def expression_function(value: Any) -> str | None:
+def function_name_of_expression(value: Any) -> str | None:
     """Return the name of the function if ``value`` is an expression, of a supported function or not."""
     if isinstance(value, Mapping) and len(value) == 1:
         (name,) = value
@@ -82,18 +82,18 @@ def find_expressions(value: Any, path: DocumentPath = ()) -> Iterator[tuple[Docu
     """Yield (path, expression) for every expression in ``value``, a JSON document or a part of one at
     ``path``. An expression is an object with one function, such as ``{"Get": "Parameters.Epochs"}``; an outer
     one comes before those within it."""
-    if expression_function(value) is not None:
+    if function_name_of_expression(value) is not None:
         yield path, value
     if isinstance(value, Mapping):
-        for name, member_value in value.items():
-            yield from find_expressions(member_value, (*path, str(name)))
+        for name, field_value in value.items():
+            yield from find_expressions(field_value, (*path, str(name)))
     elif isinstance(value, list):
-        for index, member_value in enumerate(value):
-            yield from find_expressions(member_value, (*path, index))
+        for index, item in enumerate(value):
+            yield from find_expressions(item, (*path, index))
 
 
 def parse_document_path(text: str) -> DocumentPath | None:
-    """Return the member names and list indices of a path such as ``Outputs['train'].S3Output``, here
+    """Return the field names and list indices of a path such as ``Outputs['train'].S3Output``, here
     ``("Outputs", "train", "S3Output")``; None if ``text`` is not a path."""
     elements: list[str | int] = []
     offset = 0
@@ -123,7 +123,7 @@ def referenced_step_name(reference: str) -> str | None:
 def find_expression_problem(expression: JsonMapping) -> str | None:
     """Return the error in the form of one expression, such as ``{"Get": "Steps.Train.ModelArtifacts"}``;
     None if there is none. Whether the referenced value exists is not checked."""
-    ((function_name, argument),) = expression.items()  # an expression has one member
+    ((function_name, argument),) = expression.items()  # an expression has one field
     if function_name == "Get":
         return _find_get_problem(argument)
     if function_name == "Std:Join":
@@ -173,7 +173,7 @@ def _find_json_get_problem(argument: Any) -> str | None:
 
 def parse_property_file(value: Any) -> tuple[str, str] | None:
     """Return step and name of the property file that an expression refers to; None for anything else."""
-    if expression_function(value) != "Get" or not isinstance(value["Get"], str):
+    if function_name_of_expression(value) != "Get" or not isinstance(value["Get"], str):
         return None
     namespace, _, referenced_path = value["Get"].partition(".")
     path = parse_document_path(referenced_path)
@@ -186,7 +186,7 @@ def resolve_expressions(value: Any, scope: ExpressionScope) -> Any:
     """Return a JSON document of a pipeline with all its expressions, such as ``{"Get":
     "Parameters.Epochs"}``, replaced by their values, which ``scope`` has. Raises UnresolvedError if a value
     does not exist."""
-    function_name = expression_function(value)  # None: not an expression
+    function_name = function_name_of_expression(value)  # None: not an expression
     if function_name == "Get":
         return _resolve_get(value["Get"], scope)
     if function_name == "Std:Join":
@@ -208,6 +208,8 @@ def expression_value_text(value: Any) -> str:
 
 
 def _resolve_get(reference: str, scope: ExpressionScope) -> Any:
+    """Return the value that a reference such as ``Parameters.Epochs`` or ``Steps.Train.ModelArtifacts``
+    names. Raises UnresolvedError."""
     namespace, _, referenced_path = reference.partition(".")
     if namespace == "Parameters":
         return scope.parameter_value(referenced_path)
@@ -218,6 +220,8 @@ def _resolve_get(reference: str, scope: ExpressionScope) -> Any:
 
 
 def _resolve_json_get(argument: JsonMapping, scope: ExpressionScope) -> Any:
+    """Return the value at ``Path`` of a JSON file: an S3 object, or a property file that a step has written.
+    Raises UnresolvedError."""
     document_path = parse_document_path(_without_dollar_root(argument["Path"])) or ()
     if "S3Uri" in argument:
         uri = resolve_expressions(argument["S3Uri"], scope)
@@ -235,19 +239,19 @@ def value_at_path(value: Any, path: Sequence[str | int], reference: str) -> Any:
     """Return the value at a path of a document. Raises UnresolvedError, which names ``reference``."""
     for element in path:
         try:
-            value = _member_or_item(value, element)
+            value = _select_field_or_item(value, element)
         except (KeyError, IndexError, TypeError):
             raise UnresolvedError(f"{reference}: there is no {element!r}") from None
     return value
 
 
-def _member_or_item(container: Any, path_element: str | int) -> Any:
-    """Return the member of a JSON object, or the item of a list, that a path element selects. A name selects
-    the list item that has it in an identifying member, such as ``{"OutputName": "train"}``. Raises KeyError,
-    IndexError or TypeError."""
+def _select_field_or_item(container: Any, path_element: str | int) -> Any:
+    """Return the field of a JSON object, or the item of a list, that a path element selects. In a list, a
+    name selects the item that has it in an identifying field, such as ``{"OutputName": "train"}``. Raises
+    KeyError, IndexError or TypeError."""
     if isinstance(container, list) and isinstance(path_element, str):
         for list_item in container:  # an object with one of OutputName, ChannelName, Name and others
-            identifying_values = [list_item.get(member) for member in _IDENTIFYING_MEMBERS]
+            identifying_values = [list_item.get(name) for name in _IDENTIFYING_FIELDS]
             if path_element in identifying_values:
                 return list_item
         raise KeyError(path_element)

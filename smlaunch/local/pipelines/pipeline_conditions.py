@@ -21,7 +21,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "LessThan": operator.lt,
     "LessThanOrEqualTo": operator.le,
 }
-_REQUIRED_MEMBERS: Mapping[str, frozenset[str]] = {
+_REQUIRED_FIELDS_BY_CONDITION_TYPE: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(_COMPARISONS, frozenset({"LeftValue", "RightValue"})),
     "In": frozenset({"QueryValue", "Values"}),
     "Not": frozenset({"Condition"}),
@@ -34,15 +34,15 @@ def find_condition_problems(condition: Any, path: DocumentPath) -> Iterator[tupl
     """Yield (path, sentence) for every error in the form of a condition at ``path`` of a pipeline's
     definition, such as ``{"Type": "LessThan", "LeftValue": ..., "RightValue": 0.1}``."""
     condition_type = condition.get("Type") if isinstance(condition, Mapping) else None
-    if not isinstance(condition_type, str) or condition_type not in _REQUIRED_MEMBERS:
-        supported_types = ", ".join(_REQUIRED_MEMBERS)
+    if not isinstance(condition_type, str) or condition_type not in _REQUIRED_FIELDS_BY_CONDITION_TYPE:
+        supported_types = ", ".join(_REQUIRED_FIELDS_BY_CONDITION_TYPE)
         yield (*path, "Type"), f"{condition_type!r} is not a supported condition: {supported_types}"
         return
-    required_members = _REQUIRED_MEMBERS[condition_type]  # no type has optional members
+    required_fields = _REQUIRED_FIELDS_BY_CONDITION_TYPE[condition_type]  # no type has optional ones
     condition = without_nulls(condition)
-    for name in sorted(required_members - condition.keys()):
+    for name in sorted(required_fields - condition.keys()):
         yield (*path, name), f"is required by {condition_type}"
-    for name in sorted(condition.keys() - required_members - {"Type"}):
+    for name in sorted(condition.keys() - required_fields - {"Type"}):
         yield (*path, name), f"is not a member of {condition_type}"
     if condition_type == "In" and not isinstance(condition.get("Values", []), list):
         yield (*path, "Values"), "must be a list"

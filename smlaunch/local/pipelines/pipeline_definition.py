@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from smlaunch.local.pipelines.pipeline_steps import (
     Branch,
     Definition,
     InvalidDefinition,
+    PropertyFile,
     Step,
 )
 from smlaunch.local.pipelines.step_retries import RetryPolicy
@@ -30,19 +32,19 @@ VERSION = "2020-12-01"
 
 
 _STEP_TYPES = (*JOB_KIND_BY_STEP_TYPE, "Condition", "Fail")
-_MEMBERS_OF_ALL_STEPS = frozenset({"Name", "Type", "Arguments", "DependsOn", "DisplayName", "Description"})
-_JOB_STEP_MEMBERS = _MEMBERS_OF_ALL_STEPS | {"RetryPolicies", "CacheConfig"}
-_MEMBERS_BY_STEP_TYPE: Mapping[str, frozenset[str]] = {
-    "Training": _JOB_STEP_MEMBERS,
-    "Processing": _JOB_STEP_MEMBERS | {"PropertyFiles"},
+_FIELDS_OF_ALL_STEPS = frozenset({"Name", "Type", "Arguments", "DependsOn", "DisplayName", "Description"})
+_JOB_STEP_FIELDS = _FIELDS_OF_ALL_STEPS | {"RetryPolicies", "CacheConfig"}
+_FIELDS_BY_STEP_TYPE: Mapping[str, frozenset[str]] = {
+    "Training": _JOB_STEP_FIELDS,
+    "Processing": _JOB_STEP_FIELDS | {"PropertyFiles"},
 }
 _EXECUTION_CONFIGS: Mapping[str, frozenset[str]] = {
     "PipelineExperimentConfig": frozenset({"ExperimentName", "TrialName"}),
     "MlflowConfig": frozenset({"MlflowResourceArn", "MlflowExperimentName"}),
 }
 """Configurations of a whole execution, as the SDK writes them. They have no effect here (support.py)."""
-_TOP_LEVEL_MEMBERS = frozenset({"Version", "Metadata", "Parameters", "Steps"}) | _EXECUTION_CONFIGS.keys()
-_PROPERTY_FILE_MEMBERS = ("PropertyFileName", "OutputName", "FilePath")
+_TOP_LEVEL_FIELDS = frozenset({"Version", "Metadata", "Parameters", "Steps"}) | _EXECUTION_CONFIGS.keys()
+_PROPERTY_FILE_FIELDS = ("PropertyFileName", "OutputName", "FilePath")
 _STEP_NAME = re.compile(r"[A-Za-z0-9\-_]{1,64}")
 _ISO_DURATION = re.compile(
     r"P?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE
@@ -76,13 +78,8 @@ def parse_duration(text: str) -> float | None:
     match = _ISO_DURATION.fullmatch(text)
     if match is None or not any(match.groups()):
         return None
-    return float(
-        sum(
-            int(count) * unit_seconds
-            for count, unit_seconds in zip(match.groups(), _DURATION_UNIT_SECONDS, strict=True)
-            if count
-        )
-    )
+    counts = [int(count or 0) for count in match.groups()]  # of years, months, ..., seconds
+    return float(sum(map(operator.mul, counts, _DURATION_UNIT_SECONDS)))
 
 
 class _DefinitionParser:
@@ -102,7 +99,7 @@ class _DefinitionParser:
         if document.get("Version", VERSION) != VERSION:
             message = f"{document.get('Version')!r} is not supported here; {VERSION} is"
             self._add_problem(("Version",), message)
-        for name in sorted(document.keys() - _TOP_LEVEL_MEMBERS):
+        for name in sorted(document.keys() - _TOP_LEVEL_FIELDS):
             self._add_problem((name,), "is not a known member")
         self._parameter_by_name, parameter_problems = pipeline_parameters.parse_parameters(
             document.get("Parameters", [])
@@ -172,8 +169,8 @@ class _DefinitionParser:
 
     def _parse_step(self, step_document: JsonMapping, path: DocumentPath, branch: Branch | None) -> None:
         """Parse one step at ``path`` of the definition, add it to the steps, and record its problems.
-        ``branch``: the branch of a condition step that contains it; None outside a branch. Null members
-        count as absent."""
+        ``branch``: the branch of a condition step that contains it; None outside a branch. A null value
+        counts as absent."""
         step_document = without_nulls(step_document)
         # A step without a valid name gets a placeholder, so that its other problems are found too.
         step_name = self._name_or_placeholder(step_document.get("Name"), path)
@@ -183,30 +180,28 @@ class _DefinitionParser:
             message = f"steps of type {step_type!r} cannot run on this endpoint; {supported_types} can"
             self._add_problem((*path, "Type"), message)
             return
-        self._check_step_members(step_document, step_type, path)
+        self._check_step_fields(step_document, step_type, path)
         arguments = step_document.get("Arguments")
         if not isinstance(arguments, dict):
             self._add_problem((*path, "Arguments"), "must be an object")
             arguments = {}
         if step_type == "Condition" and branch is not None:
-            self._add_problem(
-                path,
-                f"a condition in a branch of {branch.condition_step_name!r}: {_NO_NESTED_CONDITIONS_TEXT}",
+            message = (
+                f"a condition in a branch of {branch.condition_step_name!r}: {_NO_NESTED_CONDITIONS_TEXT}"
             )
-        dependencies = self._parse_dependencies(step_document, path)
+            self._add_problem(path, message)
+        step_arguments = arguments
+        if step_type == "Condition":  # its branches become steps of their own
+            step_arguments = {name: value for name, value in arguments.items() if name == "Conditions"}
+        dependencies = self._parse_dependencies(step_document, path) | _find_referenced_steps(step_arguments)
         if branch is not None:
             dependencies.add(branch.condition_step_name)
         self._step_path_by_name[step_name] = path
-        step_arguments = {
-            member: value
-            for member, value in arguments.items()
-            if step_type != "Condition" or member == "Conditions"  # its branches become steps of their own
-        }
         self._step_by_name[step_name] = Step(
             name=step_name,
             type=step_type,
             arguments=step_arguments,
-            dependencies=frozenset(dependencies | _find_referenced_steps(step_arguments)),
+            dependencies=frozenset(dependencies),
             branch=branch,
             retry_policies=self._parse_retry_policies(step_document, path),
             max_cache_age_seconds=self._parse_cache_config(step_document, path),
@@ -219,16 +214,14 @@ class _DefinitionParser:
         elif step_type == "Fail" and set(arguments) != {"ErrorMessage"}:
             self._add_problem((*path, "Arguments"), "a Fail step has ErrorMessage, and nothing else")
 
-    def _check_step_members(self, step_document: JsonMapping, step_type: str, path: DocumentPath) -> None:
-        """Record the members of a step that steps of its type do not have, and texts that are no strings."""
-        # Types that are not in the mapping have the members of all steps alone.
-        for member in sorted(
-            step_document.keys() - _MEMBERS_BY_STEP_TYPE.get(step_type, _MEMBERS_OF_ALL_STEPS)
-        ):
-            self._add_problem((*path, member), f"is not supported here for a step of type {step_type}")
-        for member in ("DisplayName", "Description"):
-            if not isinstance(step_document.get(member, ""), str):
-                self._add_problem((*path, member), "must be a string")
+    def _check_step_fields(self, step_document: JsonMapping, step_type: str, path: DocumentPath) -> None:
+        """Record the fields of a step that steps of its type do not have, and texts that are no strings."""
+        supported_fields = _FIELDS_BY_STEP_TYPE.get(step_type, _FIELDS_OF_ALL_STEPS)
+        for name in sorted(step_document.keys() - supported_fields):
+            self._add_problem((*path, name), f"is not supported here for a step of type {step_type}")
+        for name in ("DisplayName", "Description"):
+            if not isinstance(step_document.get(name, ""), str):
+                self._add_problem((*path, name), "must be a string")
 
     def _name_or_placeholder(self, name: Any, path: DocumentPath) -> str:
         """Return the name of the step at ``path``. For an invalid or duplicate one, record the problem and
@@ -242,22 +235,22 @@ class _DefinitionParser:
         self._add_problem((*path, "Name"), message)
         return f"?{format_document_path(path)}"
 
-    def _parse_condition_branches(self, name: str, arguments: JsonMapping, path: DocumentPath) -> None:
-        """Check the conditions of the condition step ``name``, and parse the steps of both branches.
-        ``arguments`` are the step's Arguments at ``path`` of the definition."""
+    def _parse_condition_branches(self, step_name: str, arguments: JsonMapping, path: DocumentPath) -> None:
+        """Check the conditions of a condition step, and parse the steps of both branches. ``arguments`` are
+        the step's Arguments at ``path`` of the definition."""
         arguments = without_nulls(arguments)
-        for member in sorted(arguments.keys() - {"Conditions", "IfSteps", "ElseSteps"}):
-            self._add_problem((*path, member), "is not a known member")
+        for name in sorted(arguments.keys() - {"Conditions", "IfSteps", "ElseSteps"}):
+            self._add_problem((*path, name), "is not a known member")
         condition_problems = pipeline_conditions.find_condition_list_problems(
             arguments.get("Conditions"), (*path, "Conditions")
         )
         self._add_problems(condition_problems)
-        for member, outcome in (("IfSteps", True), ("ElseSteps", False)):
-            steps = arguments.get(member, [])
+        for list_name, runs_if in (("IfSteps", True), ("ElseSteps", False)):
+            steps = arguments.get(list_name, [])
             if isinstance(steps, list):
-                self._parse_steps(steps, (*path, member), Branch(condition_step_name=name, outcome=outcome))
+                self._parse_steps(steps, (*path, list_name), Branch(step_name, runs_if))
             else:
-                self._add_problem((*path, member), "must be a list")
+                self._add_problem((*path, list_name), "must be a list")
 
     def _parse_dependencies(self, step_document: JsonMapping, path: DocumentPath) -> set[str]:
         """Return the names of the steps in the member DependsOn of the step at ``path``, and record problems.
@@ -307,44 +300,42 @@ class _DefinitionParser:
         cache_config = step_document.get("CacheConfig")
         if cache_config is None:
             return None
-        path = (*path, "CacheConfig")
+        config_path = (*path, "CacheConfig")
         if isinstance(cache_config, dict):
             cache_config = without_nulls(cache_config)
         if not isinstance(cache_config, dict) or not isinstance(cache_config.get("Enabled"), bool):
-            self._add_problem(path, "Enabled, true or false, is required")
+            self._add_problem(config_path, "Enabled, true or false, is required")
             return None
-        for member in sorted(cache_config.keys() - {"Enabled", "ExpireAfter"}):
-            self._add_problem((*path, member), "is not a known member")
+        for name in sorted(cache_config.keys() - {"Enabled", "ExpireAfter"}):
+            self._add_problem((*config_path, name), "is not a known member")
         max_age_text = cache_config.get("ExpireAfter")
-        max_age_seconds: float | None = math.inf
-        if max_age_text is not None:
-            # None: not a duration.
-            max_age_seconds = parse_duration(max_age_text) if isinstance(max_age_text, str) else None
+        if max_age_text is None:
+            return math.inf if cache_config["Enabled"] else None
+        max_age_seconds = parse_duration(max_age_text) if isinstance(max_age_text, str) else None
         if max_age_seconds is None:
             message = f"{max_age_text!r} is not an ISO 8601 duration, such as P30D or PT12H"
-            self._add_problem((*path, "ExpireAfter"), message)
+            self._add_problem((*config_path, "ExpireAfter"), message)
         return max_age_seconds if cache_config["Enabled"] else None
 
     def _parse_property_files(
         self, step_document: JsonMapping, path: DocumentPath
-    ) -> dict[str, tuple[str, str]]:
-        """Return (OutputName, FilePath) of each property file of the step at ``path``, by its name. A
-        property file is a JSON file in an output of the step, whose values other steps may use."""
-        property_files: dict[str, tuple[str, str]] = {}
+    ) -> dict[str, PropertyFile]:
+        """Return the property files of the step at ``path``, by their names, and record problems. An entry is
+        an object such as ``{"PropertyFileName": "Report", "OutputName": "metrics", "FilePath":
+        "a.json"}``."""
         entries = step_document.get("PropertyFiles", [])
         if not isinstance(entries, list):
             self._add_problem((*path, "PropertyFiles"), "must be a list")
             return {}
+        property_files: dict[str, PropertyFile] = {}
         for index, entry in enumerate(entries):
-            required_values = (
-                [entry.get(name) for name in _PROPERTY_FILE_MEMBERS] if isinstance(entry, dict) else []
-            )
-            if not required_values or not all(isinstance(value, str) for value in required_values):
-                message = f"{', '.join(_PROPERTY_FILE_MEMBERS)} are required, all strings"
+            if not isinstance(entry, dict) or not all(
+                isinstance(entry.get(name), str) for name in _PROPERTY_FILE_FIELDS
+            ):
+                message = f"{', '.join(_PROPERTY_FILE_FIELDS)} are required, all strings"
                 self._add_problem((*path, "PropertyFiles", index), message)
                 continue
-            name, output_name, file_path = map(str, required_values)
-            property_files[name] = (output_name, file_path)
+            property_files[entry["PropertyFileName"]] = PropertyFile(entry["OutputName"], entry["FilePath"])
         return property_files
 
     # ---- checks that need all steps
@@ -409,7 +400,7 @@ class _DefinitionParser:
         # The rules require a job name, which a step does not have.
         request = {**step.arguments, kind.name_member: "pipelines-0-0"}
         for violation in check_request(kind.create_operation, request):
-            # A rule of the service, unlike those of the API model, may be about several members.
+            # A rule of the service, unlike those of the API model, may be about several fields.
             if violation.rule == "service" and expression_paths:
                 continue  # it may be about a value that is not known yet
             is_in_expression = any(
@@ -425,33 +416,32 @@ class _DefinitionParser:
         dependencies_by_unsorted_step = {  # unknown steps are a problem already
             name: step.dependencies & self._step_by_name.keys() for name, step in self._step_by_name.items()
         }
-        topological_order: list[str] = []
-        sorted_names: set[str] = set()
+        sorted_names: dict[str, None] = {}  # a set in the order of insertion
         while dependencies_by_unsorted_step:
             ready_names = [
                 name
                 for name, dependencies in dependencies_by_unsorted_step.items()
-                if dependencies <= sorted_names
+                if dependencies <= sorted_names.keys()
             ]
             if not ready_names:
                 cycle = " needs ".join(_find_cycle(dependencies_by_unsorted_step))
                 self._add_problem(("Steps",), f"{cycle}: no step can need itself")
                 break
-            topological_order += ready_names
-            sorted_names.update(ready_names)
             for name in ready_names:
+                sorted_names[name] = None
                 del dependencies_by_unsorted_step[name]
-        return tuple(topological_order)
+        return tuple(sorted_names)
 
 
 def _find_referenced_steps(arguments: Any) -> set[str]:
-    """Return the names of the steps in a document's references."""
-    references = (expression.get("Get") for _, expression in expressions.find_expressions(arguments))
-    return {
-        name
-        for reference in references
-        if isinstance(reference, str) and (name := expressions.referenced_step_name(reference))
-    }
+    """Return the names of the steps that references in a document name."""
+    step_names: set[str] = set()
+    for _, expression in expressions.find_expressions(arguments):
+        reference = expression.get("Get")
+        step_name = expressions.referenced_step_name(reference) if isinstance(reference, str) else None
+        if step_name:
+            step_names.add(step_name)
+    return step_names
 
 
 def _find_cycle(dependencies_by_step: Mapping[str, frozenset[str]]) -> list[str]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.pipelines.expressions import DocumentPath, without_nulls
 
 _PARAMETER_TYPES = ("String", "Integer", "Float", "Boolean")
-_PARAMETER_MEMBERS = frozenset({"Name", "Type", "Description", "DefaultValue", "EnumValues"})
+_PARAMETER_FIELDS = frozenset({"Name", "Type", "Description", "DefaultValue", "EnumValues"})
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9\-_]{1,256}")
 
 
@@ -41,31 +42,37 @@ def parse_parameters(parameter_documents: Any) -> tuple[dict[str, Parameter], li
         if not isinstance(parameter_document, dict):
             problems.append((path, "must be an object"))
             continue
-        parameter_document = without_nulls(parameter_document)  # null counts as absent
-        name, parameter_type = parameter_document.get("Name"), parameter_document.get("Type", "String")
+        name = parameter_document.get("Name")
         if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
             problems.append(((*path, "Name"), f"{name!r} is not a name of letters, digits, - and _"))
             continue
         if name in parameters:  # the later declaration is checked too
             problems.append(((*path, "Name"), f"{name!r} is declared already"))
-        if parameter_type not in _PARAMETER_TYPES:
-            problems.append(
-                ((*path, "Type"), f"{parameter_type!r} is not one of {', '.join(_PARAMETER_TYPES)}")
-            )
-            parameter_type = "String"
-        unknown_members = parameter_document.keys() - _PARAMETER_MEMBERS
-        problems += [((*path, member), "is not a known member") for member in sorted(unknown_members)]
-        allowed_values = parameter_document.get("EnumValues", [])
-        if not isinstance(allowed_values, list):
-            problems.append(((*path, "EnumValues"), "must be a list"))
-            allowed_values = []
-        default = parameter_document.get("DefaultValue")
-        parameters[name] = Parameter(name, parameter_type, default, tuple(allowed_values))
-        if default is not None:
-            default_problem = _find_value_problem(parameters[name], default)
-            if default_problem:
-                problems.append(((*path, "DefaultValue"), default_problem))
+        parameters[name], field_problems = _parse_parameter(name, without_nulls(parameter_document))
+        problems += [((*path, field_name), message) for field_name, message in field_problems]
     return parameters, problems
+
+
+def _parse_parameter(name: str, parameter_document: JsonMapping) -> tuple[Parameter, list[tuple[str, str]]]:
+    """Parse the declaration of a parameter. Returns it, and (field, sentence) for every error; a wrong field
+    is replaced by its default, so that the others can be checked."""
+    problems: list[tuple[str, str]] = []
+    parameter_type = parameter_document.get("Type", "String")
+    if parameter_type not in _PARAMETER_TYPES:
+        problems.append(("Type", f"{parameter_type!r} is not one of {', '.join(_PARAMETER_TYPES)}"))
+        parameter_type = "String"
+    unknown_fields = sorted(parameter_document.keys() - _PARAMETER_FIELDS)
+    problems += [(field_name, "is not a known member") for field_name in unknown_fields]
+    allowed_values = parameter_document.get("EnumValues", [])
+    if not isinstance(allowed_values, list):
+        problems.append(("EnumValues", "must be a list"))
+        allowed_values = []
+    default = parameter_document.get("DefaultValue")
+    parameter = Parameter(name, parameter_type, default, tuple(allowed_values))
+    default_problem = None if default is None else _find_value_problem(parameter, default)
+    if default_problem:
+        problems.append(("DefaultValue", default_problem))
+    return parameter, problems
 
 
 def parse_values(
@@ -111,15 +118,19 @@ def _parse_value(parameter_type: str, value_text: str) -> Any:
 
 
 def _find_value_problem(parameter: Parameter, value: Any) -> str | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    is_of_type = {
-        "String": isinstance(value, str),
-        "Boolean": isinstance(value, bool),
-        "Integer": is_number and isinstance(value, int),
-        "Float": is_number and math.isfinite(value),
-    }[parameter.type]
-    if not is_of_type:
+    """Return why ``value`` cannot be the value of a parameter; None if it can."""
+    if not _is_of_type(value, parameter.type):
         return f"{value!r} is not of type {parameter.type}"
     if parameter.allowed_values and value not in parameter.allowed_values:
         return f"{value!r} is not one of {json.dumps(list(parameter.allowed_values))}"
     return None
+
+
+def _is_of_type(value: Any, parameter_type: str) -> bool:
+    if parameter_type == "String":
+        return isinstance(value, str)
+    if isinstance(value, bool) or parameter_type == "Boolean":  # in Python, a bool is an int too
+        return isinstance(value, bool) and parameter_type == "Boolean"
+    if parameter_type == "Integer":
+        return isinstance(value, int)
+    return isinstance(value, (int, float)) and math.isfinite(value)

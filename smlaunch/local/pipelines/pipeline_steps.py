@@ -28,8 +28,16 @@ class Branch(NamedTuple):
     """A branch of a condition step."""
 
     condition_step_name: str
-    outcome: bool
-    """The outcome of the condition for which the steps of the branch run."""
+    runs_if: bool
+    """The outcome of the condition, true or false, for which the steps of the branch run."""
+
+
+class PropertyFile(NamedTuple):
+    """A JSON file that a step writes into one of its outputs, and whose values other steps may use."""
+
+    output_name: str
+    file_path: str
+    """Path of the file in the output."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Step:
     retry_policies: tuple[RetryPolicy, ...] = ()
     max_cache_age_seconds: float | None = None
     """Greatest age of a cached result that may be reused, infinity without a limit; None without a cache."""
-    property_files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """OutputName and FilePath of each property file, by its name."""
+    property_files: Mapping[str, PropertyFile] = field(default_factory=dict)
+    """By their names."""
     display_name: str | None = None
     description: str | None = None
 

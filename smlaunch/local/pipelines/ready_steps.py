@@ -15,17 +15,16 @@ UNSUCCESSFUL_STATUSES = ("Failed", "Stopped")
 
 
 def find_ready_steps(definition: Definition, record_by_step_name: Mapping[str, StepRecord]) -> list[str]:
-    """Return the names of the steps that can start now, in the definition's order."""
+    """Return the names of the steps that can start now, in the definition's order: they have not started, can
+    still succeed, and need only steps that have succeeded."""
     reachable_names = _find_reachable_step_names(definition, record_by_step_name)
+    succeeded_names = {name for name, record in record_by_step_name.items() if record.status == "Succeeded"}
     return [
         name
         for name, step in definition.steps.items()
-        if name not in record_by_step_name
-        and name in reachable_names
-        and all(
-            dependency in record_by_step_name and record_by_step_name[dependency].status == "Succeeded"
-            for dependency in step.dependencies
-        )
+        if name in reachable_names
+        and name not in record_by_step_name
+        and step.dependencies <= succeeded_names
     ]
 
 
@@ -44,7 +43,7 @@ def _find_reachable_step_names(
         if step.branch is not None:
             condition_record = record_by_step_name.get(step.branch.condition_step_name)
             # The outcome is None until the condition is evaluated; then only one of its branches runs.
-            if condition_record is not None and condition_record.outcome not in (None, step.branch.outcome):
+            if condition_record is not None and condition_record.outcome not in (None, step.branch.runs_if):
                 continue
         if step.dependencies <= reachable_names:
             reachable_names.add(name)

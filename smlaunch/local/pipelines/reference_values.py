@@ -62,6 +62,8 @@ class ExecutionScope:
         }[name]
 
     def describe_step(self, name: str) -> Mapping[str, Any]:
+        """Return what references to a step can name: the outcome of a condition step, otherwise the Describe
+        response of the step's job. Raises UnresolvedError."""
         record = self._record_by_step_name[name]
         if record.type == "Condition":
             return {"Outcome": str(record.outcome)}

@@ -24,14 +24,14 @@ EXCEPTION_TYPES = (SERVICE_FAULT, THROTTLING, RESOURCE_LIMIT, JOB_INTERNAL_ERROR
 _THROTTLING_CODES = frozenset({"ThrottlingException", "Throttling", "TooManyRequestsException"})
 _EXCEPTION_TYPE_BY_REASON = {"InternalServerError": JOB_INTERNAL_ERROR, "CapacityError": CAPACITY_ERROR}
 """By the first word of a FailureReason."""
-_BOUNDS_BY_NUMBER_MEMBER: Mapping[str, tuple[float, float]] = {
+_BOUNDS_BY_NUMBER_FIELD: Mapping[str, tuple[float, float]] = {
     "IntervalSeconds": (0, float("inf")),
     "BackoffRate": (0, float("inf")),
     "MaxAttempts": (1, 20),
     "ExpireAfterMin": (1, 14_400),
 }
 """Least and greatest value of each number."""
-_INTEGER_MEMBERS = frozenset({"IntervalSeconds", "MaxAttempts", "ExpireAfterMin"})
+_INTEGER_FIELDS = frozenset({"IntervalSeconds", "MaxAttempts", "ExpireAfterMin"})
 _MAX_EXPONENT = 1000
 """Keeps the power a finite number."""
 
@@ -101,7 +101,7 @@ def find_retry_policy_problems(document: Any, path: DocumentPath) -> Iterator[tu
         yield path, "must be an object"
         return
     document = without_nulls(document)
-    for name in sorted(document.keys() - _BOUNDS_BY_NUMBER_MEMBER.keys() - {"ExceptionType"}):
+    for name in sorted(document.keys() - _BOUNDS_BY_NUMBER_FIELD.keys() - {"ExceptionType"}):
         yield (*path, name), "is not a known member"
     type_path = (*path, "ExceptionType")
     exception_types = _get_exception_types(document)
@@ -113,7 +113,7 @@ def find_retry_policy_problems(document: Any, path: DocumentPath) -> Iterator[tu
                 yield type_path, f"{exception_type!r} is not one of {', '.join(EXCEPTION_TYPES)}"
     if "MaxAttempts" in document and "ExpireAfterMin" in document:
         yield path, "MaxAttempts and ExpireAfterMin cannot both be set"
-    for name in _BOUNDS_BY_NUMBER_MEMBER:  # IntervalSeconds, MaxAttempts, ...
+    for name in _BOUNDS_BY_NUMBER_FIELD:  # IntervalSeconds, MaxAttempts, ...
         if name in document:
             number_problem = _find_number_problem(name, document[name])
             if number_problem is not None:
@@ -123,8 +123,8 @@ def find_retry_policy_problems(document: Any, path: DocumentPath) -> Iterator[tu
 def _find_number_problem(name: str, value: Any) -> str | None:
     """Return why ``value`` cannot be the number ``name`` of a retry policy, such as MaxAttempts; None if it
     can."""
-    minimum, maximum = _BOUNDS_BY_NUMBER_MEMBER[name]
-    number_type = int if name in _INTEGER_MEMBERS else (int, float)
+    minimum, maximum = _BOUNDS_BY_NUMBER_FIELD[name]
+    number_type = int if name in _INTEGER_FIELDS else (int, float)
     is_number = isinstance(value, number_type) and not isinstance(value, bool)
     if is_number and minimum <= value <= maximum:
         return None
