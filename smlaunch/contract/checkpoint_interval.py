@@ -63,8 +63,8 @@ def goodput(interval: float, stall: float, restart: float, mtbf: float) -> float
 def segment_progress(
     segment: float, start: float, interval: float, stall: float, restart: float, mtbf: float
 ) -> float:
-    """Training that counts in one segment of wall time ``segment``: what remains after its ``start`` and its
-    last save, less the cost of failures. 0 where the segment is too short for any.
+    """Return the training that counts in one segment of wall time ``segment``: what remains after its
+    ``start`` and its last save, less the cost of failures. 0 where the segment is too short for any.
     """
     _check_durations(mtbf, segment=segment, start=start)
     useful = max(0.0, segment - start - stall)
@@ -77,8 +77,8 @@ def segment_progress(
 def chain_makespan(
     work: float, segment: float, start: float, interval: float, stall: float, restart: float, mtbf: float
 ) -> float:
-    """The expected time until ``work`` is done by segments of wall time ``segment`` each. The last one ends
-    with the work. Infinite where a segment makes no progress.
+    """Return the expected time until ``work`` is done by segments of wall time ``segment`` each. The last one
+    ends with the work. Infinite where a segment makes no progress.
     """
     progress = segment_progress(segment, start, interval, stall, restart, mtbf)
     if work == 0:

@@ -71,7 +71,7 @@ class Manifest(NamedTuple):
 
     def to_bytes(self) -> bytes:
         shard_rows = [shard._asdict() for shard in self.shards]
-        return to_json_bytes(formats.MANIFEST.stamp({**self._asdict(), "shards": shard_rows}))
+        return to_json_bytes(formats.MANIFEST.with_version({**self._asdict(), "shards": shard_rows}))
 
 
 # ---- names ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def is_smlaunch_path(path: str) -> bool:
 
 
 def commit_content(manifest: bytes) -> bytes:
-    return to_json_bytes(formats.COMMIT.stamp({"manifest": manifest_name(manifest)}))
+    return to_json_bytes(formats.COMMIT.with_version({"manifest": manifest_name(manifest)}))
 
 
 # ---- committed checkpoints
@@ -136,7 +136,7 @@ def iter_committed(size_by_path: Mapping[str, int], read_file: ReadFile) -> Iter
     for step in sorted(commit_paths_by_step, reverse=True):
         for commit_path in commit_paths_by_step[step]:
             manifest = _read_committed_manifest(commit_path, step, size_by_path, read_file)
-            if manifest is not None and not shard_problems(manifest, size_by_path):
+            if manifest is not None and not find_shard_problems(manifest, size_by_path):
                 yield manifest
                 break  # older segments and attempts wrote the same step before
 
@@ -150,13 +150,13 @@ def find_manifest(step: int, size_by_path: Mapping[str, int], read_file: ReadFil
         manifest = _read_committed_manifest(commit_path, step, size_by_path, read_file)
         if manifest is None:
             continue
-        if not shard_problems(manifest, size_by_path):
+        if not find_shard_problems(manifest, size_by_path):
             return manifest
         newest_incomplete = newest_incomplete or manifest
     return newest_incomplete
 
 
-def shard_problems(manifest: Manifest, size_by_path: Mapping[str, int]) -> List[str]:
+def find_shard_problems(manifest: Manifest, size_by_path: Mapping[str, int]) -> List[str]:
     """Return what is wrong with the shards (one file per rank) of a checkpoint, as far as names and sizes
     show. ``manifest``: lists them. ``size_by_path``: bytes of each file below the checkpoint directory."""
     problems: List[str] = []

@@ -37,30 +37,27 @@ class Format(NamedTuple):
     def major(self) -> int:
         return int(self.version.partition(".")[0])
 
-    def stamp(self, document: Mapping[str, Any]) -> Document:
-        """The document with the version of this format."""
+    def with_version(self, document: Mapping[str, Any]) -> Document:
+        """Return the document with the version of this format."""
         return {VERSION_KEY: self.version, **document}
 
-    def stamp_replacement(
+    def with_version_replacing(
         self, document: Mapping[str, Any], previous_document: Mapping[str, Any]
     ) -> Document:
-        """The document that replaces ``previous_document``, which ``upgrade_document`` accepts and which may
-        have a later minor version: its additional members and its version are kept.
+        """Return the document, with a version, that replaces ``previous_document``. That may have a later
+        minor version (``upgrade_document`` accepts it): then its additional members and its version are kept.
         """
-        unknown = unknown_members(previous_document, document)
+        new_document = self.with_version(document)
+        new_document.update(unknown_members(previous_document, document))
         previous_version = str(previous_document.get(VERSION_KEY))
-        is_later_minor = _major_of(previous_version) == self.major and _minor_of(
-            previous_version
-        ) > _minor_of(self.version)
-        return {
-            **self.stamp(document),
-            **unknown,
-            **({VERSION_KEY: previous_version} if is_later_minor else {}),
-        }
+        has_same_major = _major_of(previous_version) == self.major
+        if has_same_major and _minor_of(previous_version) > _minor_of(self.version):
+            new_document[VERSION_KEY] = previous_version
+        return new_document
 
     def check_version(self, version: Any, document_name: str) -> int:
-        """The major version of a document that this release reads. ``document_name``: for the message. Raises
-        FormatError.
+        """Return the major version of a document that this release reads. ``document_name``: for the message.
+        Raises FormatError.
         """
         major = _major_of(version)
         if major is None:
@@ -78,7 +75,8 @@ class Format(NamedTuple):
         return major
 
     def upgrade_document(self, document: Any, document_name: str) -> Document:
-        """The members of a parsed document, upgraded to this format's major version. Raises FormatError."""
+        """Return the members of a parsed document, upgraded to this format's major version. Raises
+        FormatError."""
         members: Document = dict(document) if isinstance(document, dict) else {}
         version = members.pop(VERSION_KEY, None)
         for upgrade in self.upgrades[self.check_version(version, document_name) - 1 :]:
@@ -96,7 +94,7 @@ def _minor_of(version: str) -> int:
 
 
 def unknown_members(document: Mapping[str, Any], known_members: Mapping[str, Any]) -> Document:
-    """Members that a later minor version added. ``known_members``: those that this release writes."""
+    """Return the members that a later minor version added. ``known_members``: those of this release."""
     return {key: value for key, value in document.items() if key not in known_members and key != VERSION_KEY}
 
 

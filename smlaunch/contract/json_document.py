@@ -12,7 +12,8 @@ def to_json_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 def parse_document(document_format: Format, content: bytes, document_name: str) -> Optional[Dict[str, Any]]:
-    """None for a text that is no JSON object: it was cut off. Raises FormatError."""
+    """Return the parsed content of a file; None for a text that is no JSON object: it was cut off. Raises
+    FormatError."""
     try:
         document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):  # RecursionError: thousands of brackets

@@ -219,7 +219,7 @@ class LaunchSpec(NamedTuple):
         return self.ranks.launcher == MPI or self.ranks.runs_on == LEADER
 
     def to_json(self) -> str:
-        """The text of job.json."""
+        """Return the text of job.json."""
         document: Dict[str, Any] = {
             "ranks": {
                 "argv": [_arg_to_json(arg) for arg in self.ranks.argv],
@@ -257,7 +257,9 @@ class LaunchSpec(NamedTuple):
             "deterministic": self.deterministic,
         }
         return (
-            json.dumps(formats.LAUNCH_SPEC.stamp(document), indent=2, sort_keys=True, ensure_ascii=True)
+            json.dumps(
+                formats.LAUNCH_SPEC.with_version(document), indent=2, sort_keys=True, ensure_ascii=True
+            )
             + "\n"
         )
 

@@ -130,53 +130,55 @@ def _parse_services(launch_document: Mapping[str, Any]) -> Tuple[ServiceSpec, ..
     )
 
 
-def _parse_service(service_document: Any, path: str) -> ServiceSpec:
-    """Return one service. ``path``: of its object in job.json, for messages."""
+def _parse_service(service_document: Any, json_path: str) -> ServiceSpec:
+    """Return one service. ``json_path``: of its object in job.json, for messages."""
     if (
         not isinstance(service_document, dict)
         or not isinstance(service_document.get("name"), str)
         or not service_document["name"]
     ):
-        raise LaunchSpecError("{}: an object with a name is needed, not {!r}".format(path, service_document))
+        raise LaunchSpecError(
+            "{}: an object with a name is needed, not {!r}".format(json_path, service_document)
+        )
     ready_document = service_document.get("ready")
     return ServiceSpec(
         name=service_document["name"],
-        runs_on=_parse_choice(service_document, "on", HOST_SETS, ALL, path),
-        ready_address=None if ready_document is None else _parse_arg(ready_document, path + ".ready"),
+        runs_on=_parse_choice(service_document, "on", HOST_SETS, ALL, json_path),
+        ready_address=None if ready_document is None else _parse_arg(ready_document, json_path + ".ready"),
         ready_seconds=_parse_seconds(service_document, "ready_seconds", 300.0),
-        argv=_parse_argv(service_document, path),
-        env=_parse_env(service_document, path),
+        argv=_parse_argv(service_document, json_path),
+        env=_parse_env(service_document, json_path),
     )
 
 
-def _parse_argv(document: Mapping[str, Any], path: str) -> Tuple[Arg, ...]:
+def _parse_argv(document: Mapping[str, Any], json_path: str) -> Tuple[Arg, ...]:
     argv = document.get("argv")
     if not isinstance(argv, list) or not argv:
-        raise LaunchSpecError("{}.argv: a list with at least one argument is needed".format(path))
-    return _parse_args(argv, path + ".argv")
+        raise LaunchSpecError("{}.argv: a list with at least one argument is needed".format(json_path))
+    return _parse_args(argv, json_path + ".argv")
 
 
-def _parse_env(document: Mapping[str, Any], path: str) -> Tuple[Tuple[str, Arg], ...]:
+def _parse_env(document: Mapping[str, Any], json_path: str) -> Tuple[Tuple[str, Arg], ...]:
     env = document.get("env", {})
     if not isinstance(env, dict):
-        raise LaunchSpecError("{}.env: an object is needed".format(path))
+        raise LaunchSpecError("{}.env: an object is needed".format(json_path))
     return tuple(
-        (str(name), _parse_arg(arg, "{}.env.{}".format(path, name))) for name, arg in sorted(env.items())
+        (str(name), _parse_arg(arg, "{}.env.{}".format(json_path, name))) for name, arg in sorted(env.items())
     )
 
 
-def _parse_args(values: Any, path: str) -> Tuple[Arg, ...]:
+def _parse_args(values: Any, json_path: str) -> Tuple[Arg, ...]:
     if not isinstance(values, list):
-        raise LaunchSpecError("{}: a list of arguments is needed, not {!r}".format(path, values))
-    return tuple(_parse_arg(arg, "{}[{}]".format(path, index)) for index, arg in enumerate(values))
+        raise LaunchSpecError("{}: a list of arguments is needed, not {!r}".format(json_path, values))
+    return tuple(_parse_arg(arg, "{}[{}]".format(json_path, index)) for index, arg in enumerate(values))
 
 
 def _parse_choice(
-    document: Mapping[str, Any], key: str, choices: Sequence[str], default: str, path: str
+    document: Mapping[str, Any], key: str, choices: Sequence[str], default: str, json_path: str
 ) -> str:
     value = document.get(key, default)
     if value not in choices:
-        raise LaunchSpecError("{}.{}: one of {}, not {!r}".format(path, key, ", ".join(choices), value))
+        raise LaunchSpecError("{}.{}: one of {}, not {!r}".format(json_path, key, ", ".join(choices), value))
     return str(value)
 
 
@@ -207,27 +209,29 @@ def _parse_checkpoints(launch_document: Mapping[str, Any]) -> Optional[Checkpoin
     )
 
 
-def _parse_arg(value: Any, path: str) -> Arg:
+def _parse_arg(value: Any, json_path: str) -> Arg:
     if isinstance(value, dict) and isinstance(value.get("join"), list):
-        return Concat(tuple(_parse_literal_or_reference(part, path) for part in value["join"]))
-    return _parse_literal_or_reference(value, path)
+        return Concat(tuple(_parse_literal_or_reference(part, json_path) for part in value["join"]))
+    return _parse_literal_or_reference(value, json_path)
 
 
-def _parse_literal_or_reference(literal_or_reference: Any, path: str) -> Union[str, Ref]:
+def _parse_literal_or_reference(literal_or_reference: Any, json_path: str) -> Union[str, Ref]:
     """Return a literal text, or a reference to a value that only the host knows, such as ``{"ref": "rank"}``;
-    of a port also with an offset, which is added to it. ``path``: of the value in job.json, for messages.
-    Raises LaunchSpecError for anything else."""
+    of a port also with an offset, which is added to it. ``json_path``: of the value in job.json, for
+    messages. Raises LaunchSpecError for anything else."""
     if isinstance(literal_or_reference, str):
         return literal_or_reference
     if not (isinstance(literal_or_reference, dict) and literal_or_reference.get("ref") in REFERENCES):
         raise LaunchSpecError(
-            "{}: neither text nor a known reference: {!r}".format(path, literal_or_reference)
+            "{}: neither text nor a known reference: {!r}".format(json_path, literal_or_reference)
         )
     offset = literal_or_reference.get("offset", 0)
     is_integer = isinstance(offset, int) and not isinstance(offset, bool)
     is_port = literal_or_reference["ref"] in PORT_REFERENCES
     if not is_integer or (offset and not is_port):
-        raise LaunchSpecError("{}: no offset that a port could have: {!r}".format(path, literal_or_reference))
+        raise LaunchSpecError(
+            "{}: no offset that a port could have: {!r}".format(json_path, literal_or_reference)
+        )
     return Ref(
         name=literal_or_reference["ref"],
         prefix=str(literal_or_reference.get("prefix", "")),

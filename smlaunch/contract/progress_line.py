@@ -91,7 +91,8 @@ def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:
 
 
 def _parse_value(text: str) -> MetricValue:
-    """An integer, a number, or decoded text. An integer that is too large for a float is infinite."""
+    """Return a value as an integer, a number, or decoded text. An integer that is too large for a float is
+    infinite."""
     try:
         number = int(text)
         float(number)

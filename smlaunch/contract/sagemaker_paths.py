@@ -60,7 +60,8 @@ class Paths:
 
     @staticmethod
     def from_environment(environ: Optional[Mapping[str, str]] = None) -> "Paths":
-        """The paths of this host: of a processing job where only that job's resourceconfig.json exists."""
+        """Return the paths of this host: of a processing job where only that job's resourceconfig.json
+        exists."""
         variables = os.environ if environ is None else environ
         root = variables.get(ROOT_VARIABLE) or _DEFAULT_ROOT
         paths, processing = Paths(root), ProcessingPaths(root)

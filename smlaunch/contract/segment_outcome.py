@@ -85,7 +85,7 @@ class SegmentOutcome(NamedTuple):
     def to_dict(self) -> Dict[str, Any]:
         members = self._asdict()
         del members["extra"], members["finished_in"]
-        return {**dict(self.extra), **formats.OUTCOME.stamp(members)}
+        return {**dict(self.extra), **formats.OUTCOME.with_version(members)}
 
     def to_bytes(self) -> bytes:
         return to_json_bytes(self.to_dict())
@@ -123,7 +123,7 @@ class HostSegmentOutcome(NamedTuple):
             **self._asdict(),
             "finished_ranks": {str(rank): job for rank, job in self.finished_ranks},
         }
-        return to_json_bytes(formats.HOST_OUTCOME.stamp(members))
+        return to_json_bytes(formats.HOST_OUTCOME.with_version(members))
 
 
 def find_newest_outcome(

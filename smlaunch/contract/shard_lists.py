@@ -37,7 +37,7 @@ class ShardListIndex(NamedTuple):
 
     def to_json(self) -> str:
         rows = [shard._asdict() for shard in self.shards]
-        document = formats.SHARDS.stamp({"channel": self.channel, "shards": rows})
+        document = formats.SHARDS.with_version({"channel": self.channel, "shards": rows})
         return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -66,20 +66,20 @@ def to_json_lines(names: Iterable[str]) -> str:
 def parse_json_lines(lines: Iterable[Any]) -> List[str]:
     """Return the file names of a shard list (the files that one host reads), which has one JSON string per
     line. Raises ValueError for a line that is no file name, and for a name that leads outside the folder
-    (``file_name_problem``: why not, or None)."""
+    (``find_file_name_problem``: why not, or None)."""
     file_names: List[str] = []
     for line_number, line in enumerate(lines, start=1):
         file_name = json.loads(line)
         if not isinstance(file_name, str):
             raise ValueError("line {}: it is not a JSON string".format(line_number))
-        problem = file_name_problem(file_name)
+        problem = find_file_name_problem(file_name)
         if problem is not None:
             raise ValueError("line {}: {}".format(line_number, problem))
         file_names.append(file_name)
     return file_names
 
 
-def file_name_problem(relative_path: str) -> Optional[str]:
+def find_file_name_problem(relative_path: str) -> Optional[str]:
     """Return why an object of this name, relative to its S3 prefix, cannot be a file below a folder; None if
     it can."""
     if "\0" in relative_path:

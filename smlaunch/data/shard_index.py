@@ -49,7 +49,9 @@ class ShardIndex:
     shards: tuple[ShardRecord, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return formats.SHARD_INDEX.stamp({"kind": SHARD_INDEX_KIND, "prefix": SHARDS_FOLDER, **asdict(self)})
+        return formats.SHARD_INDEX.with_version(
+            {"kind": SHARD_INDEX_KIND, "prefix": SHARDS_FOLDER, **asdict(self)}
+        )
 
 
 def encode_shard_index(index: ShardIndex) -> bytes:
@@ -83,7 +85,12 @@ def _parse_shard_record(row: Mapping[str, Any]) -> ShardRecord:
     name = str(row["name"])
     if not name.startswith(SHARDS_FOLDER) or "/" in name[len(SHARDS_FOLDER) :] or name == SHARDS_FOLDER:
         raise ValueError(f"a shard called {name!r}")
-    first, last = str(row["first"]), str(row["last"])
     return ShardRecord(
-        name, int(row["bytes"]), str(row["checksum"]), int(row["files"]), int(row["samples"]), first, last
+        name=name,
+        bytes=int(row["bytes"]),
+        checksum=str(row["checksum"]),
+        files=int(row["files"]),
+        samples=int(row["samples"]),
+        first=str(row["first"]),
+        last=str(row["last"]),
     )

@@ -27,7 +27,7 @@ from smlaunch.contract.shard_lists import (
     SHARDS_FILE,
     ShardList,
     ShardListIndex,
-    file_name_problem,
+    find_file_name_problem,
     shard_list_name,
 )
 from smlaunch.data.inventory_keys import InventoryKeys
@@ -250,7 +250,7 @@ def _describe_invalid_names(names: Any, name_bytes: Any) -> list[str]:
     joined, as an array, so that ordinary names need not be checked one by one."""
     if _are_all_ordinary(names, name_bytes):
         return []
-    problems = (file_name_problem(name.decode()) for name in names.to_pylist())
+    problems = (find_file_name_problem(name.decode()) for name in names.to_pylist())
     return [problem for problem in problems if problem is not None]
 
 

@@ -39,7 +39,7 @@ class EndpointInfo:
         }
 
     def to_json(self) -> bytes:
-        return json.dumps(formats.ENDPOINT.stamp(asdict(self)), indent=2).encode() + b"\n"
+        return json.dumps(formats.ENDPOINT.with_version(asdict(self)), indent=2).encode() + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> EndpointInfo:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from smlaunch.contract.shard_lists import file_name_problem
+from smlaunch.contract.shard_lists import find_file_name_problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptFacts, StoredFile
 from smlaunch.facts.shard_index import SHARD_INDEX_NAME
 from smlaunch.job.model import Channel, Job
@@ -117,7 +117,7 @@ def _files_to_distribute(
     if not files:
         diagnostics.add_problem(field, f"{channel.uri} contains only folders; there is nothing to split")
         return None
-    name_problems = [problem for file in files if (problem := file_name_problem(file.name)) is not None]
+    name_problems = [problem for file in files if (problem := find_file_name_problem(file.name)) is not None]
     if name_problems:
         more_text = f" (and {len(name_problems) - 1} more)" if len(name_problems) > 1 else ""
         diagnostics.add_problem(field, f"{name_problems[0]}{more_text}; a host could not find it: rename it")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
-from smlaunch.chain.workflow import Workflow, with_caps_of
+from smlaunch.chain.workflow import Workflow, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
 from smlaunch.errors import wrong_type_error
 from smlaunch.job.model import Job
@@ -132,7 +132,7 @@ def _load_current_workflow(
     """Return the run's workflow, which is what any machine needs to submit its further jobs. An existing run
     keeps its stored workflow, but with the limits and prices of the new plan, which may have changed."""
     stored_workflow = run_folder.load_workflow(target.storage) if has_existing_job else None
-    return planned_workflow if stored_workflow is None else with_caps_of(stored_workflow, planned_workflow)
+    return planned_workflow if stored_workflow is None else with_limits_of(stored_workflow, planned_workflow)
 
 
 def _submit_first_job(

@@ -194,7 +194,7 @@ class RunCheckpoints:
         is_committed = any(checkpoint_format.is_commit(path[len(directory) :]) for path in step_files)
         manifest = checkpoint_format.find_manifest(step, step_files, self._read_file)
         if manifest is not None:
-            problems = tuple(checkpoint_format.shard_problems(manifest, step_files))
+            problems = tuple(checkpoint_format.find_shard_problems(manifest, step_files))
         else:
             problems = ("its manifest is missing or torn" if is_committed else "not committed",)
         return CheckpointStep(step, sum(step_files.values()), is_committed, manifest, problems)

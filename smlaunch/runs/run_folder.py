@@ -99,7 +99,7 @@ class RunFolder:
         return RunFolder(self.bucket, self.prefix.removesuffix(f"{own_run}/") + f"{other_run}/")
 
     def save_shard_runs(self, runs: Sequence[str], storage: ObjectStorage) -> None:
-        content = json.dumps(formats.GROUP.stamp({"runs": list(runs)})) + "\n"
+        content = json.dumps(formats.GROUP.with_version({"runs": list(runs)})) + "\n"
         storage.put_bytes(self.bucket, self.prefix + GROUP_FILE, content.encode())
 
     def load_shard_runs(self, storage: ObjectStorage) -> list[str] | None:
@@ -116,7 +116,7 @@ class RunFolder:
                 "inputs": dict(files.inputs),
                 "ignored": [*files.ignored],
             }
-            content = json.dumps(formats.EXCLUDED.stamp(members)) + "\n"
+            content = json.dumps(formats.EXCLUDED.with_version(members)) + "\n"
             storage.put_bytes(self.bucket, self.prefix + EXCLUDED_FILE, content.encode())
 
     def load_unsent_files(self, storage: ObjectStorage) -> UnsentFiles:

@@ -242,7 +242,7 @@ def _rows() -> bytes:
         "execution": dataclasses.asdict(execution),
         "step": dataclasses.asdict(StepRecord("arn/x", "arn", "Train", "Training", "Executing", 1.0)),
     }
-    return json.dumps(formats.JOBS_DATABASE.stamp(rows), indent=1).encode()
+    return json.dumps(formats.JOBS_DATABASE.with_version(rows), indent=1).encode()
 
 
 def _tree(content: bytes) -> Any:

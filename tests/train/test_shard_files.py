@@ -17,7 +17,7 @@ from smlaunch.contract.shard_lists import (
     SHARDS_FILE,
     ShardList,
     ShardListIndex,
-    file_name_problem,
+    find_file_name_problem,
     parse_json_lines,
     shard_list_name,
     to_json_lines,
@@ -124,17 +124,17 @@ def test_a_channel_that_all_hosts_have_whole_is_refused(host: Host) -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1)))
 def test_any_name_survives_its_list(names: list[str]) -> None:
-    valid_names = [name for name in names if file_name_problem(name) is None]
+    valid_names = [name for name in names if find_file_name_problem(name) is None]
     assert parse_json_lines(to_json_lines(valid_names).splitlines(keepends=True)) == valid_names
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b", "x" * 256])
 def test_names_that_are_no_files(name: str) -> None:
-    assert file_name_problem(name) is not None
+    assert find_file_name_problem(name) is not None
 
 
 @pytest.mark.parametrize(
     "name", [".a", "..a", "a b", "é" * 127, "a\nb", "~", "a\\b", "/".join(["d" * 200] * 5)]
 )
 def test_names_that_are_files(name: str) -> None:
-    assert file_name_problem(name) is None
+    assert find_file_name_problem(name) is None

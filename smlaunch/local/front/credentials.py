@@ -49,7 +49,7 @@ def generate_credentials() -> bytes:
 
 def encode_credentials(credentials: Credentials) -> bytes:
     """Encode a key as it is stored."""
-    return json.dumps(formats.CREDENTIALS.stamp(asdict(credentials))).encode()
+    return json.dumps(formats.CREDENTIALS.with_version(asdict(credentials))).encode()
 
 
 def read_credentials(path: Path) -> Credentials:
