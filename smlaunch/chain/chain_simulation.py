@@ -268,7 +268,7 @@ class _RunSimulator:
         save_count = max(1, math.ceil(remaining_work / chain.interval))
         work_end = started_at + remaining_work + save_count * chain.stall
         if work_end <= min(self._segment_end_at, self._next_failure_at):
-            self._add_work(remaining_work, work_end)
+            self._add_saved_training(remaining_work, work_end)
             return True
         cycle_seconds = chain.interval + chain.stall
         if self._segment_end_at <= self._next_failure_at:
@@ -276,16 +276,16 @@ class _RunSimulator:
             full_cycles, partial_cycle = divmod(
                 max(0.0, self._segment_end_at - chain.stall - started_at), cycle_seconds
             )
-            self._add_work(
+            self._add_saved_training(
                 full_cycles * chain.interval + min(partial_cycle, chain.interval), self._segment_end_at
             )
         else:
             full_cycles, partial_cycle = divmod(self._next_failure_at - started_at, cycle_seconds)
-            self._add_work(full_cycles * chain.interval, self._next_failure_at - partial_cycle)
+            self._add_saved_training(full_cycles * chain.interval, self._next_failure_at - partial_cycle)
             self._advance_to(self._next_failure_at, "lost")
         return False
 
-    def _add_work(self, trained: float, until: float) -> None:
+    def _add_saved_training(self, trained: float, until: float) -> None:
         """Count training that a save preserves."""
         self._seconds_by_phase["saving"] += until - self._now - trained
         self._saved_work += trained
@@ -330,9 +330,9 @@ _SCALES: Mapping[str, float] = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0
 
 
 def _format_time(seconds: float) -> str:
-    """``62.1 d``, ``3.50 h``: three or four digits in the largest unit with a value of at least two."""
+    """Return a time as ``62.1 d`` or ``3.50 h``: in the largest unit of which it is at least two."""
     if math.isinf(seconds):
         return "an unlimited time"
     unit = next((unit for unit, scale in _SCALES.items() if seconds >= 2 * scale), "s")
-    in_unit = seconds / _SCALES[unit]
-    return f"{in_unit:.{1 if in_unit >= 100 else 2}f} {unit}"
+    count = seconds / _SCALES[unit]
+    return f"{count:.1f} {unit}" if count >= 100 else f"{count:.2f} {unit}"

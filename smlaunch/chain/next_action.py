@@ -133,11 +133,8 @@ class _NextActionDecision:
         outcome = observed.outcome_file
         # The outcome of an earlier run in the same prefix is ignored.
         self.outcome_file = outcome if outcome is not None and outcome.run in (None, workflow.run) else None
-        self.newest_job_outcome = (
-            self.outcome_file
-            if self.outcome_file and self.outcome_file.job == str(self.newest_job_name)
-            else None
-        )
+        is_of_newest_job = self.outcome_file and self.outcome_file.job == str(self.newest_job_name)
+        self.newest_job_outcome = self.outcome_file if is_of_newest_job else None
         self.texts = ProgressTexts(
             observed, self.run_progress, workflow.run, self.jobs, self.newest_job_outcome
         )
@@ -168,14 +165,14 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"{self._time_limit_text()}{self.texts.newest_checkpoint()}",
+                summary=f"{self._time_limit_text()}{self.texts.newest_checkpoint_text()}",
             )
         # A person who continues a run after a failure (an override) takes back an earlier request to stop.
         if self.observed.stop_requested and not self._has_user_overridden_failure:
             return FinishRun(
                 exit_code=EXIT_STOPPED,
                 status="Stopped",
-                summary=f"stopped{self.texts.newest_checkpoint()}",
+                summary=f"stopped{self.texts.newest_checkpoint_text()}",
             )
         return self._action_after_ended_job(ending)
 
@@ -203,7 +200,7 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"ended itself before its max_runtime{self.texts.newest_checkpoint()}",
+                summary=f"ended itself before its max_runtime{self.texts.newest_checkpoint_text()}",
             )
         if job_outcome is None and self.newest_job.ended_at is not None:
             # The outcome file may be on its way to S3 for a minute more, or a scaled one in a local
@@ -268,7 +265,7 @@ class _NextActionDecision:
         """
         if jobs_without_progress == 0:
             return self._submit_or_finish(
-                segment=self.newest_job.segment + 1, attempt=1, reason=self.texts.progress()
+                segment=self.newest_job.segment + 1, attempt=1, reason=self.texts.progress_text()
             )
         if are_attempts_used_up:
             return FinishRun(
@@ -276,7 +273,7 @@ class _NextActionDecision:
                 status="Failed",
                 summary=self.texts.no_progress_diagnosis(jobs_without_progress),
             )
-        return self._resubmit_segment(f"it made no progress: {self.texts.missing_progress()}")
+        return self._resubmit_segment(f"it made no progress: {self.texts.missing_progress_text()}")
 
     @property
     def _has_user_overridden_failure(self) -> bool:
@@ -326,7 +323,7 @@ class _NextActionDecision:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
-                summary=f"{failure_text}{limit.message}{self.texts.newest_checkpoint()}",
+                summary=f"{failure_text}{limit.message}{self.texts.newest_checkpoint_text()}",
             )
         request = build_job_request(
             self.workflow,
@@ -403,9 +400,9 @@ class _NextActionDecision:
         is why no other job follows."""
         run_note = ""
         if tries > 1:
-            run_note = f"; tried {tries} times without {self.texts.missing_achievement()}"
+            run_note = f"; tried {tries} times without {self.texts.missing_achievement_text()}"
         if self.observed.newest_checkpoint_step or not run_note:
-            run_note += self.texts.newest_checkpoint()
+            run_note += self.texts.newest_checkpoint_text()
         return FinishRun(
             exit_code=RULE_BY_ENDING[ending].exit_code,
             status=_status_of(ending),

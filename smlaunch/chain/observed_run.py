@@ -123,14 +123,14 @@ def run_progress_after(newest_job: ObservedJob, observed: ObservedRun) -> RunPro
 
 
 def progress_by_job(jobs: Sequence[ObservedJob], current_progress: RunProgress) -> list[bool]:
-    """Whether each job, oldest first, made progress. ``current_progress``: the run's. What a
-    job began with is the result of the job before."""
+    """Return whether each job, oldest first, made progress. ``current_progress``: the run's. What a job began
+    with is the result of the job before."""
     progress_in_order = [job.progress_at_start for job in jobs] + [current_progress]
     return [after.is_beyond(before) for before, after in pairwise(progress_in_order)]
 
 
 def cost_so_far(workflow: Workflow, jobs: Sequence[ObservedJob]) -> float | None:
-    """US dollars for all jobs so far; None if a price is unknown."""
+    """Return the US dollars for all jobs so far; None if a price is unknown."""
     total_dollars = 0.0
     for job in jobs:
         hourly_price = variant_of_segment(workflow, job.segment, job.from_step).price_per_hour

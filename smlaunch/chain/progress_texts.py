@@ -30,7 +30,7 @@ class ProgressTexts:
     newest_job_outcome: SegmentOutcome | None
     """What the newest job wrote; None if it wrote nothing."""
 
-    def newest_checkpoint(self) -> str:
+    def newest_checkpoint_text(self) -> str:
         """Message about the newest checkpoint or the highest step."""
         if self.observed.newest_checkpoint_step:
             return f"; the newest checkpoint is step {self.observed.newest_checkpoint_step}"
@@ -49,7 +49,7 @@ class ProgressTexts:
         ]
         return max(known, default=None)
 
-    def progress(self) -> str:
+    def progress_text(self) -> str:
         """Progress of the newest job, for a message."""
         if self.observed.newest_checkpoint_step:
             return f"from step {self.observed.newest_checkpoint_step}"
@@ -57,7 +57,7 @@ class ProgressTexts:
             return f"the script has reported step {self.observed.reported_step}"
         return "its checkpoint files have changed"
 
-    def missing_progress(self) -> str:
+    def missing_progress_text(self) -> str:
         """Return a message about why the newest job made no progress: neither a step that it reported nor a
         checkpoint in S3 goes beyond what the run had before that job (``self.run_progress``). Step 0 as the
         newest checkpoint: there is none, or the script saves files of its own, without steps.
@@ -72,7 +72,7 @@ class ProgressTexts:
             )
         return "it saved no newer checkpoint" if has_checkpoint else "it saved no new or changed checkpoint"
 
-    def missing_achievement(self) -> str:
+    def missing_achievement_text(self) -> str:
         """What none of the jobs achieved, for a message."""
         if self.run_progress.reported_step is None or self.observed.newest_checkpoint_step:
             return "a newer checkpoint"

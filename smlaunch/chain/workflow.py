@@ -158,7 +158,7 @@ class Workflow:
         stored = {} if before is None else json.loads(before)
         document = asdict(self)
         document["policy"].update(unknown_members(stored.get("policy", {}), document["policy"]))
-        document = formats.WORKFLOW.stamp_replacement(document, stored)
+        document = formats.WORKFLOW.with_version_replacing(document, stored)
         return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
     @classmethod
@@ -176,7 +176,7 @@ class Workflow:
         except FormatError as error:
             raise JobError([Problem("", str(error))]) from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise _unreadable(
+            raise _workflow_error(
                 f"it is not a workflow ({error}); launch the run again under a new name"
             ) from None
 
@@ -188,9 +188,9 @@ class Workflow:
             raise ValueError("each of its variants has a request")
 
 
-def with_caps_of(stored: Workflow, planned: Workflow) -> Workflow:
-    """The stored workflow of a run with the caps and prices of a new plan of the same job. Its requests are
-    unchanged: they name what the release that began the run staged for them."""
+def with_limits_of(stored: Workflow, planned: Workflow) -> Workflow:
+    """Return the stored workflow of a run with the limits and prices of a new plan of the same job. Its
+    requests are unchanged: they name what the release that began the run staged for them."""
     variants = tuple(
         replace(variant, price_per_hour=variant_of_segment(planned, variant.first_segment).price_per_hour)
         for variant in stored.variants
@@ -198,13 +198,13 @@ def with_caps_of(stored: Workflow, planned: Workflow) -> Workflow:
     return replace(stored, variants=variants, policy=planned.policy)
 
 
-def _known_fields(kind: type[Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``kind`` in ``row``: later minor versions may add members."""
-    names = {field.name for field in fields(kind)}
-    return {key: value for key, value in row.items() if key in names}
+def _known_fields(dataclass_type: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of ``document`` that are fields of the class: later minor versions may add more."""
+    field_names = {field.name for field in fields(dataclass_type)}
+    return {name: value for name, value in document.items() if name in field_names}
 
 
-def _unreadable(reason: str) -> JobError:
+def _workflow_error(reason: str) -> JobError:
     return JobError([Problem(WORKFLOW_FILE, reason)])
 
 

@@ -132,7 +132,7 @@ class _SizeScanner:
         """Return the result, after the last block. Raises ValueError if rows are missing or too many."""
         if self._rows_read != self._row_count:
             raise ValueError(f"{self._row_count} sizes were announced, but {self._rows_read} were read")
-        sample = self._sample()
+        sample = self._collect_sample()
         # A row belongs to the head if the sampled rows are too small to make up for it.
         max_ordinary_size = self._smoothing_rows_per_host / 2 * self._total_size / max(self._row_count, 1)
         ordinary_sizes = sample.sizes[sample.sizes <= max_ordinary_size]
@@ -152,7 +152,7 @@ class _SizeScanner:
             smoothing_rows=RowsAndSizes(sample.rows[is_not_in_head], sample.sizes[is_not_in_head]),
         )
 
-    def _sample(self) -> RowsAndSizes:
+    def _collect_sample(self) -> RowsAndSizes:
         sampled_rows: Any = []
         if self._sample_stride is not None:
             sampled_rows = np.arange(self._sample_stride // 2, self._row_count, self._sample_stride)
@@ -201,26 +201,24 @@ class _LargestRows:
         self._sizes.append(block[candidate_rows])
         self._row_count += len(candidate_rows)
         if self._row_count > 2 * self._max_rows:
-            self._shrink()
+            self._drop_small_rows()
 
-    def _shrink(self) -> None:
+    def _drop_small_rows(self) -> None:
         rows, sizes = np.concatenate(self._rows), np.concatenate(self._sizes)
-        if len(sizes) > self._max_rows:
-            threshold = np.partition(sizes, len(sizes) - self._max_rows)[len(sizes) - self._max_rows]
+        surplus_count = len(sizes) - self._max_rows
+        if surplus_count > 0:
+            threshold = np.partition(sizes, surplus_count)[surplus_count]
             # Rows equal to the threshold are dropped: either all of them are large or none.
             is_larger = sizes > threshold
-            rows, sizes, self._threshold = (
-                rows[is_larger],
-                sizes[is_larger],
-                max(self._threshold, threshold.item()),
-            )
+            rows, sizes = rows[is_larger], sizes[is_larger]
+            self._threshold = max(self._threshold, threshold.item())
         self._rows, self._sizes, self._row_count = [rows], [sizes], len(rows)
 
     def rows_larger_than(self, size: Number) -> RowsAndSizes:
         """Return the rows that are larger than ``size``."""
         if not self._rows:
             return RowsAndSizes(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        self._shrink()
+        self._drop_small_rows()
         is_larger = self._sizes[0] > size
         return RowsAndSizes(self._rows[0][is_larger], self._sizes[0][is_larger])
 

@@ -43,14 +43,14 @@ def list_folder(folder: Path, out: Path) -> FolderCounts:
         SortedRuns(Path(work_folder, "folder"), {"folder": os.fspath(folder)}, resume=False) as runs,
     ):
         while row_batch := list(islice(rows, _RUN_ROWS)):
-            runs.add(_table(row_batch), None)
+            runs.add(_to_table(row_batch), None)
         with InventoryWriter(out, "", os.fspath(folder.resolve()), _COLUMNS) as file:
             for table in runs.iter_merged_tables():
                 file.write(table)
     return FolderCounts(file.object_count, file.total_bytes, len(skipped))
 
 
-def _table(rows: list[tuple[str, int, int]]) -> Any:
+def _to_table(rows: list[tuple[str, int, int]]) -> Any:
     keys, sizes, modified = zip(*rows, strict=True)
     timestamps = pa.array(modified, pa.int64()).cast(SCHEMA.field("modified").type)
     return pa.table([pa.array(keys), pa.array(sizes, pa.int64()), timestamps], schema=_COLUMNS)

@@ -83,7 +83,7 @@ def _summarize_split(
             "contiguous": list(loads_by_count.contiguous),
             "round_robin": list(loads_by_count.round_robin),
         },
-        "stability": _stability(host_split),
+        "stability": _describe_stability(host_split),
         "warnings": _find_split_warnings(host_split, weight_column),
         "shards": shards,
     }
@@ -100,7 +100,7 @@ def _bytes_by_host(keys: InventoryKeys, host_split: HostSplit) -> list[int]:
     return bytes_by_host
 
 
-def _stability(host_split: HostSplit) -> dict[str, Any]:
+def _describe_stability(host_split: HostSplit) -> dict[str, Any]:
     """Describe how the split changes when keys are added. ``in_ranges``: the share of keys that only move
     when the end of a range passes over them."""
     stability: dict[str, Any] = {"rule": _STABILITY_RULES.get(host_split.method, _UNSTABLE_RULE)}

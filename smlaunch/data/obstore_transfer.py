@@ -159,12 +159,14 @@ class _FilePartIterator:
     ``problem``: why there is no next part; obstore then aborts the upload, and no object appears.
     """
 
-    def __init__(self, item: TransferItem, descriptor: int, part_bytes: int, on_moved: OnTransferred) -> None:
-        self._item, self._descriptor, self._part_bytes, self._on_moved = (
+    def __init__(
+        self, item: TransferItem, descriptor: int, part_bytes: int, on_transferred: OnTransferred
+    ) -> None:
+        self._item, self._descriptor, self._part_bytes, self._on_transferred = (
             item,
             descriptor,
             part_bytes,
-            on_moved,
+            on_transferred,
         )
         self._mtime_ns = os.fstat(descriptor).st_mtime_ns
         self._offset = 0
@@ -176,7 +178,7 @@ class _FilePartIterator:
     def __next__(self) -> bytes:
         try:
             content = self._read()
-            self._on_moved(len(content), 0)
+            self._on_transferred(len(content), 0)
         except Exception as error:
             self.read_problem = error
             raise

@@ -120,20 +120,23 @@ def file_digest(path: Path, algorithm: DigestAlgorithm, part_bytes: int | None) 
     with path.open("rb") as stream:
         if part_bytes is None:
             return encode_digest(
-                algorithm, _digest(stream.fileno(), algorithm, 0, os.fstat(stream.fileno()).st_size)
+                algorithm, _digest_range(stream.fileno(), algorithm, 0, os.fstat(stream.fileno()).st_size)
             )
         size = os.fstat(stream.fileno()).st_size
         digests = [
-            _digest(stream.fileno(), algorithm, start, length)
+            _digest_range(stream.fileno(), algorithm, start, length)
             for start, length in part_ranges(size, part_bytes)
         ]
     return multipart_digest(algorithm, digests)
 
 
-def _digest(descriptor: int, algorithm: DigestAlgorithm, start: int, length: int) -> bytes:
+def _digest_range(descriptor: int, algorithm: DigestAlgorithm, start: int, length: int) -> bytes:
     digest = new_digest(algorithm)
     end = start + length
-    while start < end and (block := os.pread(descriptor, min(_MIB, end - start), start)):
+    while start < end:
+        block = os.pread(descriptor, min(_MIB, end - start), start)
+        if not block:  # the file is shorter
+            break
         digest.update(block)
         start += len(block)
     return digest.digest()

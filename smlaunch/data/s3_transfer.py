@@ -239,14 +239,14 @@ class S3Transfer:
         return True
 
 
-def _make_cancellable(on_moved: OnTransferred) -> tuple[Event, OnTransferred]:
+def _make_cancellable(on_transferred: OnTransferred) -> tuple[Event, OnTransferred]:
     """Return an event, and a callback for progress that raises Cancelled once the event is set."""
     cancelled = Event()
 
     def check_cancelled(size: int, files: int) -> None:
         if cancelled.is_set() and not files:
             raise Cancelled
-        on_moved(size, files)
+        on_transferred(size, files)
 
     return cancelled, check_cancelled
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,23 +150,36 @@ def to_size_array(values: Any) -> Any:
 
 
 def split_size_blocks(blocks: SizeBlocks, count: int, host_count: int) -> HostSplit:
-    """Like ``split``, for ``count`` rows that come in blocks (``to_size_array``), which are read twice."""
+    """Split ``count`` rows over hosts as ``split_sizes`` does, for sizes that come in blocks
+    (``to_size_array``) and are read twice."""
     if not 1 <= host_count <= MAX_HOSTS:
         raise ValueError(f"{host_count} hosts: there may be 1 to {MAX_HOSTS}")
     scan = scan_sizes(blocks, count, host_count)
     if count <= multiway_partitioning.KARMARKAR_KARP_MAX_ITEMS:
         return _split_exactly(blocks, host_count, scan)
     ranges, loads = fill_hosts(blocks, count, scan, [0] * host_count)
-    by_count = scan.loads_by_row_count
-    candidates: list[tuple[str, Sequence[Number], RangeAssignment | RoundRobinAssignment]] = [
-        (multiway_partitioning.CONTIGUOUS, by_count.contiguous, even_ranges(count, host_count)),
-        (multiway_partitioning.ROUND_ROBIN, by_count.round_robin, RoundRobinAssignment(host_count)),
-        (RANGES_METHOD, loads, ranges),
+    loads_by_count = scan.loads_by_row_count
+    contiguous, round_robin = even_ranges(count, host_count), RoundRobinAssignment(host_count)
+    candidates = [
+        _SplitCandidate(multiway_partitioning.CONTIGUOUS, loads_by_count.contiguous, contiguous),
+        _SplitCandidate(multiway_partitioning.ROUND_ROBIN, loads_by_count.round_robin, round_robin),
+        _SplitCandidate(RANGES_METHOD, loads, ranges),
     ]
-    method, host_loads, assignment = min(candidates, key=lambda candidate: max(candidate[1]))
+    best = min(candidates, key=lambda candidate: max(candidate.loads))
     return HostSplit(
-        method, tuple(host_loads), assignment.row_counts(count), scan.largest_size, by_count, assignment
+        method=best.method,
+        loads=tuple(best.loads),
+        row_counts=best.assignment.row_counts(count),
+        largest_size=scan.largest_size,
+        loads_by_row_count=loads_by_count,
+        assignment=best.assignment,
     )
+
+
+class _SplitCandidate(NamedTuple):
+    method: str
+    loads: Sequence[Number]
+    assignment: RangeAssignment | RoundRobinAssignment
 
 
 def _split_exactly(blocks: SizeBlocks, host_count: int, scan: SizeScan) -> HostSplit:
@@ -174,7 +187,12 @@ def _split_exactly(blocks: SizeBlocks, host_count: int, scan: SizeScan) -> HostS
     best = multiway_partitioning.best_partition(sizes, host_count)
     assignment = TableAssignment(np.asarray(best.host_by_item, dtype=np.uint16))
     return HostSplit(
-        best.method, best.loads, best.counts, scan.largest_size, scan.loads_by_row_count, assignment
+        method=best.method,
+        loads=best.loads,
+        row_counts=best.counts,
+        largest_size=scan.largest_size,
+        loads_by_row_count=scan.loads_by_row_count,
+        assignment=assignment,
     )
 
 

@@ -204,12 +204,14 @@ class PythonShardWriter:
             array("q", sizes).tobytes(),
             b"\0".join(names),
         )
-        texts = list(map(os.fsdecode, fields))
+        # The checksum, or the reason of a failure; then name and problem of each changed file.
+        first_text, *name_and_problem_texts = map(os.fsdecode, fields)
         if status == folder_worker.FAILED_REPLY:
-            raise PackStopped(texts[0])
-        if texts[1:]:
-            raise ShardFailed(list(map(ChangedFile, texts[1::2], texts[2::2])))
-        return texts[0]
+            raise PackStopped(first_text)
+        if name_and_problem_texts:
+            changed_files = map(ChangedFile, name_and_problem_texts[::2], name_and_problem_texts[1::2])
+            raise ShardFailed(list(changed_files))
+        return first_text
 
 
 class GnuTarShardWriter:
@@ -224,12 +226,10 @@ class GnuTarShardWriter:
         follow_links: bool = False,
         checksum: ChecksumKind = "crc32",
     ) -> None:
-        self._source_folder, self._packing_list, self._tar_program, self._checksum = (
-            root,
-            files,
-            program,
-            checksum,
-        )
+        self._source_folder = root
+        self._packing_list = files
+        self._tar_program = program
+        self._checksum = checksum
         self._stat_file = os.stat if follow_links else os.lstat
         self._link_options = ["--dereference"] if follow_links else []
         self._tar_processes = _KillableProcesses()

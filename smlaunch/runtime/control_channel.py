@@ -135,6 +135,7 @@ class LeaderChannel(ControlChannel):
         self._connected_hosts.add(host)
 
     def on_message(self, host: str, message: Dict[str, Any]) -> None:
+        """Handle the message of a follower: its services are up, or it has failed."""
         if message.get("ready"):
             self._unready_hosts.discard(host)
             self.are_all_hosts_ready = not self._unready_hosts
@@ -194,6 +195,7 @@ class FollowerChannel(ControlChannel):
             self._messages.close()  # after this the leader may exit
 
     def on_disconnected(self, host: str, error: PeerError) -> None:
+        """Record why this host has no leader any more, or has not reached it."""
         cause = str(error)
         if self.is_connected:
             message = "the leader, {}, is gone: the connection ended without a final message; see its log"

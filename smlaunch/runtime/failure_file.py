@@ -173,7 +173,7 @@ def _describe_exited_ranks(ranks: Sequence[Optional[int]]) -> str:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0, 1 and 5"; eight numbers at most."""
+    """Return the ranks as text, such as ``rank 3`` or ``ranks 0, 1 and 5``, with eight numbers at most."""
     numbers = [str(rank) for rank in sorted(ranks)]
     if len(numbers) == 1:
         return "rank " + numbers[0]

@@ -47,7 +47,7 @@ class HangDetector:
         self._services = services
         self._sample_seconds = seconds / _SAMPLE_COUNT
         self._sampled_at = now
-        self._cpu_seconds_by_child = _cpu_seconds(launchers, services)
+        self._cpu_seconds_by_child = _read_cpu_seconds_by_child(launchers, services)
         self._had_output = False
         self._silent_samples = 0
 
@@ -61,17 +61,16 @@ class HangDetector:
         self._had_output = True
 
     def detect_hang(self, now: float) -> bool:
-        """Take a sample if it is due. True after ``_SAMPLE_COUNT`` (8) silent samples in a row. Samples are
-        counted, not seconds: a machine that was suspended in between was not silent all the time.
+        """Take a sample of the ranks' CPU times and output if one is due. Return whether the last
+        ``_SAMPLE_COUNT`` (8) samples in a row were silent. Samples are counted, not seconds: a machine that
+        was suspended in between was not silent all the time.
         """
         if now < self.next_sample_at:
             return False
-        cpu_seconds = _cpu_seconds(self._launchers, self._services)
-        if self._had_output or _is_busy(self._cpu_seconds_by_child, cpu_seconds, now - self._sampled_at):
-            self._silent_samples = 0
-        else:
-            self._silent_samples += 1
-        self._sampled_at, self._cpu_seconds_by_child, self._had_output = now, cpu_seconds, False
+        cpu_seconds_by_child = _read_cpu_seconds_by_child(self._launchers, self._services)
+        used_cpu = _is_busy(self._cpu_seconds_by_child, cpu_seconds_by_child, now - self._sampled_at)
+        self._silent_samples = 0 if self._had_output or used_cpu else self._silent_samples + 1
+        self._sampled_at, self._cpu_seconds_by_child, self._had_output = now, cpu_seconds_by_child, False
         return self._silent_samples >= _SAMPLE_COUNT
 
 
@@ -111,29 +110,22 @@ def _disable_core_dump(pid: int) -> None:
         return
 
 
-def _cpu_seconds(launchers: Collection[int], services: Collection[int]) -> Dict[int, float]:
-    """CPU time of each child of this process with its descendants, by the child's pid. Of a launcher only the
-    descendants count; services are left out.
+def _read_cpu_seconds_by_child(launchers: Collection[int], services: Collection[int]) -> Dict[int, float]:
+    """Return the CPU time of each child of this process and its descendants, by the child's pid. Of a
+    launcher only the descendants count; services are left out. ``launchers``, ``services``: pids.
     """
     processes_by_pid = process_table.list_processes()
     ticks_per_second = os.sysconf("SC_CLK_TCK")
     own_pid = os.getpid()
-    return {
-        child: sum(
-            processes_by_pid[pid].cpu_ticks for pid in _working_pids(child, launchers, processes_by_pid)
-        )
-        / ticks_per_second
-        for child, process in processes_by_pid.items()
-        if process.parent_pid == own_pid and child not in services
-    }
-
-
-def _working_pids(
-    child: int, launchers: Collection[int], processes_by_pid: Dict[int, process_table.ProcessInfo]
-) -> List[int]:
-    """Return the child and its descendants; of a launcher only the descendants."""
-    pids = [] if child in launchers else [child]
-    return pids + process_table.descendants_of(child, processes_by_pid)
+    cpu_seconds_by_child: Dict[int, float] = {}
+    for child, process in processes_by_pid.items():
+        if process.parent_pid != own_pid or child in services:
+            continue
+        cpu_ticks = 0 if child in launchers else process.cpu_ticks
+        for descendant in process_table.descendants_of(child, processes_by_pid):
+            cpu_ticks += processes_by_pid[descendant].cpu_ticks
+        cpu_seconds_by_child[child] = cpu_ticks / ticks_per_second
+    return cpu_seconds_by_child
 
 
 def _is_busy(before: Dict[int, float], after: Dict[int, float], elapsed_seconds: float) -> bool:

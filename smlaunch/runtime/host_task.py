@@ -58,6 +58,9 @@ def count_ranks_per_host(spec: LaunchSpec, hardware: sagemaker_environment.HostH
 
 
 def read_first_port(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+    """Return the first of the ports that the job uses: by an environment variable, otherwise by job.json.
+    Raises SetupError for a text that is no port number.
+    """
     text = environ.get(PORT_VARIABLE)
     if not text:
         return spec.port

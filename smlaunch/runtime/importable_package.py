@@ -1,11 +1,11 @@
 """The package that ranks import as ``smlaunch`` when no other one is installed: the one in the runtime's zip.
 
 The runtime writes this file into a folder at the end of the ranks' PYTHONPATH, as ``smlaunch/__init__.py``,
-with a call of ``give_way`` below it. Entries of PYTHONPATH precede installed packages, and which Python a
-rank uses (a shell script may start any), and what requirements install, is known only in the rank. So the
-package looks for an installed smlaunch that has a ``train`` when it is imported, and gives way to it. It is a
-folder and not the zip itself, since every Python that a rank starts would read the zip's whole directory for
-each module that it looks for.
+with a call of ``prefer_installed_package`` below it. Entries of PYTHONPATH precede installed packages, and
+which Python a rank uses (a shell script may start any), and what requirements install, is known only in the
+rank. So the package looks for an installed smlaunch that has a ``train`` when it is imported, and gives way
+to it. It is a folder and not the zip itself, since every Python that a rank starts would read the zip's whole
+directory for each module that it looks for.
 """
 
 import os
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Optional
 
 
-def give_way(package: ModuleType, archive: str) -> None:
+def prefer_installed_package(package: ModuleType, archive: str) -> None:
     """Replace ``package`` by the installed smlaunch; without one, let it find the modules of the zip at
     ``archive``.
     """

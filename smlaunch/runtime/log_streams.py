@@ -212,19 +212,21 @@ class ProcessOutput:
         self._host_output.append(self.prefix + data[:line_end].replace(b"\n", b"\n" + self.prefix) + b"\n")
 
     def _forward_redrawn_lines(self, data: bytes) -> None:
-        """Forward the whole lines of output with carriage returns, each as a terminal shows it in the end.
-        The incomplete last line is kept without the states that are over, and forwarded now and then.
+        """Forward the whole lines of output with carriage returns, such as a progress bar's, each as a
+        terminal shows it in the end. Of the incomplete last line only its present state is kept, and
+        forwarded now and then.
         """
         *lines, partial_line = data.split(b"\n")
-        if self._ends_in_line and b"\r" in (lines or [partial_line])[0]:
-            self._host_output.append(b"\n")  # what was forwarded before is over
+        first_line = lines[0] if lines else partial_line
+        if self._ends_in_line and b"\r" in first_line:
+            self._host_output.append(b"\n")  # ends the line that was forwarded in part
         self._ends_in_line = False
-        self._partial_line = self._redrawn_line.shorten(partial_line)
+        self._partial_line = self._redrawn_line.drop_earlier_states(partial_line)
         if len(self._partial_line) >= _MAX_LINE_BYTES:
             lines.append(self._partial_line)  # split it here
             self._partial_line = b""
         forwarded_lines = [last_state(line) for line in lines]
-        live_line = self._redrawn_line.take_live_line(self._partial_line)
+        live_line = self._redrawn_line.take_live_line_if_due(self._partial_line)
         if live_line:
             forwarded_lines.append(live_line)
         self._host_output.append(b"".join(self.prefix + line + b"\n" for line in forwarded_lines))

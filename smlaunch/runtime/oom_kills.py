@@ -9,8 +9,8 @@ _VMSTAT = "/proc/vmstat"
 
 
 def count_oom_kills() -> int:
-    """Number of OOM kills so far: of this process's control group where it has a counter, so that kills of
-    other jobs do not count; otherwise of this machine. -1 where there is no counter.
+    """Return the number of OOM kills so far: of this process's control group where it has a counter, so that
+    kills of other jobs do not count; otherwise of this machine. -1 where there is no counter.
     """
     for path in (*_list_cgroup_counter_files(), _VMSTAT):
         count = _read_oom_kills(path)

@@ -156,10 +156,10 @@ class PeerConnection:
 def accept_handshake(
     connection: socket.socket, key: bytes, purpose: ConnectionPurpose, host: str
 ) -> Tuple[PeerConnection, Dict[str, Any]]:
-    """Side b of the handshake, on ``host``: exchange nonces (random numbers) and proofs (HMACs over them,
-    with the job's secret as key), and receive the request. Return the verified connection and the request.
-    Raises PeerError where the other side does not know the key or is too slow, or the request is for another
-    host.
+    """Do the part of the handshake of the side that accepts the connection, on ``host``: exchange nonces
+    (random numbers) and proofs (HMACs over them, with the job's secret as key), and receive the request.
+    Return the verified connection and the request. Raises PeerError where the other side does not know the
+    key or is too slow, or the request is for another host.
     """
     deadline = time.monotonic() + _HANDSHAKE_SECONDS
     nonce_a = _receive_exactly(connection, job_secret.NONCE_BYTES, deadline)

@@ -297,7 +297,8 @@ def resolve_environment(
 
 
 def _encode(text: str, description: str) -> bytes:
-    """UTF-8 whatever the locale; bytes of the inherited environment that are no UTF-8 stay as they are."""
+    """Return a text as UTF-8, whatever the locale; bytes of the inherited environment that are no UTF-8 stay
+    as they are."""
     if "\0" in text:
         raise SetupError(
             "{}: contains a NUL character, which no argument or variable can contain".format(description)

@@ -32,19 +32,21 @@ class RedrawnLine:
         self._next_live_at = 0.0
         self._is_drawn_again = False
 
-    def shorten(self, line: bytes) -> bytes:
-        """Return the incomplete line without the states that are over; it still begins with a carriage
-        return."""
+    def drop_earlier_states(self, line: bytes) -> bytes:
+        """Return an incomplete line, such as a progress bar, with only what a terminal shows of it now: the
+        text after the last carriage return. The line still begins with a carriage return."""
         if b"\r" not in line.rstrip(b"\r"):
             self._is_drawn_again = False
             return line
         if not self._is_drawn_again:
             self._is_drawn_again = True
             self._began_at = self._next_live_at = self._clock()
-        return b"\r" + last_state(line) + (b"\r" if line.endswith(b"\r") else b"")
+        line_end = b"\r" if line.endswith(b"\r") else b""
+        return b"\r" + last_state(line) + line_end
 
-    def take_live_line(self, line: bytes) -> bytes:
-        """Return a line for the log with the state of a shortened line; empty while none is due."""
+    def take_live_line_if_due(self, line: bytes) -> bytes:
+        """Return a line for the log that shows the present state of an incomplete line; empty while none is
+        due."""
         now, state = self._clock(), last_state(line)
         if not self._is_drawn_again or now < self._next_live_at or not state.strip():
             return b""

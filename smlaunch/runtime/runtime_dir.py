@@ -27,9 +27,9 @@ def write_import_package(runtime_dir: str, paths: Paths) -> str:
     loader: Any = __spec__.loader  # reads from the zip too, where there is no file to open
     package_source = loader.get_data(os.path.join(os.path.dirname(__file__), "importable_package.py"))
     archive = os.path.join(paths.channel_dir(RUNTIME_CHANNEL), RUNTIME_ARCHIVE)
-    give_way_call = "\n\ngive_way(sys.modules[__name__], {!r})\n".format(archive)
+    replacement_call = "\n\nprefer_installed_package(sys.modules[__name__], {!r})\n".format(archive)
     package = os.path.join(runtime_dir, "importable", "smlaunch")
     os.makedirs(package, exist_ok=True)
     with open(os.path.join(package, "__init__.py"), "wb") as file:
-        file.write(package_source + give_way_call.encode("utf-8", "surrogateescape"))
+        file.write(package_source + replacement_call.encode("utf-8", "surrogateescape"))
     return os.path.dirname(package)

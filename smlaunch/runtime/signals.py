@@ -67,6 +67,9 @@ class SignalQueue:
         return pending
 
     def _handle(self, signal_number: int, frame: Optional[FrameType]) -> None:
+        """Handle a signal of this process: queue it, and raise StoppedDuringSetup for a stop signal unless
+        signals are only queued now (``defer``).
+        """
         if signal_number == signal.SIGCHLD:
             return
         # Queued even where it raises: Python drops exceptions that are raised into its own callbacks, such

@@ -29,7 +29,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
 
 
 def find_spark_program(name: str, environ: Mapping[str, str]) -> str:
-    """Path of one of Spark's programs. Raises RuntimeError where there is no Spark."""
+    """Return the path of one of Spark's programs, such as spark-submit. Raises RuntimeError where there is no
+    Spark."""
     home = environ.get("SPARK_HOME") or _pyspark_home()
     if home is None:
         raise RuntimeError(

@@ -23,7 +23,8 @@ class StepTracker:
         """The last step has been reported, by this job and by one before it."""
 
     def record_step(self, step: int, total_steps: Optional[int] = None) -> None:
-        """``total_steps``: steps of the whole training, None where the line does not give them."""
+        """Record the step of a rank's progress line. ``total_steps``: steps of the whole training; None where
+        the line does not give them."""
         self.has_reached_last_step = total_steps is not None and 0 < total_steps <= step
         self.is_before_last_step = total_steps is not None and step < total_steps - 1
         self.knows_total_steps = total_steps is not None

@@ -84,35 +84,37 @@ def _find_last_match(lines: List[str], pattern: "re.Pattern[str]") -> Optional[i
 
 
 def _find_exception_line(lines: List[str], header_index: int) -> Optional[int]:
-    """Index of the first line below the frames that reads as an exception; frames are indented deeper than
-    the header.
+    """Return the index of the first line below the frames that reads as an exception; None without one.
+    Frames are indented deeper than the traceback's header.
 
     The members of an exception group follow it, deeper, each with its own header; the group itself was
     raised, so for those the search starts at the group's header.
     """
-    header_index = _group_header(lines, header_index)
-    margin = _margin(lines[header_index])
+    header_index = _find_exception_group_header(lines, header_index)
+    header_indentation = _indentation(lines[header_index])
     for index in range(header_index + 1, len(lines)):
         line = lines[index]
-        if _margin(line) <= margin and _EXCEPTION_LINE.match(line.lstrip(" |")):
+        if _indentation(line) <= header_indentation and _EXCEPTION_LINE.match(line.lstrip(" |")):
             return index
     return None
 
 
-def _group_header(lines: List[str], header_index: int) -> int:
-    if _margin(lines[header_index]) == 0:
-        return header_index
-    return next(
-        (i for i in range(header_index, -1, -1) if lines[i].startswith(_EXCEPTION_GROUP_HEADER)), header_index
-    )
+def _find_exception_group_header(lines: List[str], header_index: int) -> int:
+    """Return the index of the header of the exception group that a traceback is in; for a traceback that is
+    not indented, or without such a header, its own ``header_index``."""
+    if _indentation(lines[header_index]) > 0:
+        for index in range(header_index, -1, -1):
+            if lines[index].startswith(_EXCEPTION_GROUP_HEADER):
+                return index
+    return header_index
 
 
-def _margin(line: str) -> int:
-    return len(line) - len(line.lstrip(" |+"))
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" |+"))  # with the lines drawn beside an exception group
 
 
 def _find_message_end(lines: List[str], exception_index: int) -> int:
-    """Index after the message, which may have several lines; an empty line ends it."""
+    """Return the index after an exception's message, which may have several lines; an empty line ends it."""
     end_index = exception_index + 1
     while end_index < len(lines) and lines[end_index].strip() and end_index - exception_index < 40:
         end_index += 1
@@ -120,7 +122,7 @@ def _find_message_end(lines: List[str], exception_index: int) -> int:
 
 
 def find_stack(output: str) -> str:
-    """Stack of a Python process that SIGABRT ended, innermost frame first; empty without one.
+    """Return the stack of a Python process that SIGABRT ended, innermost frame first; empty without one.
 
     faulthandler prints all threads; the current one received the signal, which is the main thread.
     """

@@ -60,7 +60,8 @@ def imbalance(loads: Sequence[Number], largest: Number) -> float:
 
 
 def best_partition(sizes: Sequence[Number], host_count: int) -> Partition:
-    """The best of Karmarkar-Karp, largest-first and both distributions by count; the simpler one if equal.
+    """Return the best of Karmarkar-Karp, largest-first and both distributions by count; the simpler one if
+    equal.
 
     Raises ValueError for a size that is negative or not a number, and for less than one host.
     """
@@ -82,20 +83,20 @@ def contiguous(sizes: Sequence[Number], host_count: int) -> Partition:
     for host in range(host_count):
         first_item, end_item = host * len(sizes) // host_count, (host + 1) * len(sizes) // host_count
         host_by_item += [host] * (end_item - first_item)
-    return _partition(CONTIGUOUS, sizes, host_count, host_by_item)
+    return _make_partition(CONTIGUOUS, sizes, host_count, host_by_item)
 
 
 def round_robin(sizes: Sequence[Number], host_count: int) -> Partition:
     """By count: item ``i`` goes to host ``i % hosts``."""
     _validate_sizes(sizes, host_count)
-    return _partition(ROUND_ROBIN, sizes, host_count, [item % host_count for item in range(len(sizes))])
+    return _make_partition(ROUND_ROBIN, sizes, host_count, [item % host_count for item in range(len(sizes))])
 
 
 def largest_first(sizes: Sequence[Number], host_count: int) -> Partition:
     """Assign each item, largest first, to the least loaded host: at most 4/3 of the optimum (Graham,
     "Bounds on Multiprocessing Timing Anomalies", 1969)."""
     _validate_sizes(sizes, host_count)
-    return _partition(LARGEST_FIRST, sizes, host_count, assign_largest_first(sizes, [0] * host_count))
+    return _make_partition(LARGEST_FIRST, sizes, host_count, assign_largest_first(sizes, [0] * host_count))
 
 
 def assign_largest_first(sizes: Sequence[Number], loads: Sequence[Number]) -> list[int]:
@@ -198,7 +199,7 @@ def karmarkar_karp(sizes: Sequence[Number], host_count: int) -> Partition:
             host_by_item[item] = host
     _assign_empty_items(sizes, host_count, host_by_item)
     # With the name of the method, and the sum of the sizes of each host.
-    return _partition(KARMARKAR_KARP, sizes, host_count, host_by_item)
+    return _make_partition(KARMARKAR_KARP, sizes, host_count, host_by_item)
 
 
 def _join_solutions(
@@ -246,7 +247,7 @@ def _validate_sizes(sizes: Sequence[Number], host_count: int) -> None:
             raise ValueError(f"item {item} has size {size}; sizes are finite and not negative")
 
 
-def _partition(
+def _make_partition(
     method: str, sizes: Sequence[Number], host_count: int, host_by_item: Sequence[int]
 ) -> Partition:
     """The partition with its loads."""

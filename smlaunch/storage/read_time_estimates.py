@@ -126,7 +126,8 @@ class HostProfile:
         )
 
     def stream_time(self, host_data: DataShare, first_byte: storage.Figure | None = None) -> EstimateRange:
-        """Time to read all files once directly from S3, each reader one whole file after the other."""
+        """Return the time to read all files once directly from S3, each reader one whole file after the
+        other."""
         first_byte_wait = storage_figure("s3_first_byte") if first_byte is None else first_byte
         stream_rate = storage_figure("s3_stream")
         min_readers, max_readers = self.reader_counts

@@ -267,7 +267,7 @@ def _pipe_option(context: AdviceContext) -> StorageOption:
 
 
 def _fsx_option(context: AdviceContext) -> StorageOption:
-    """FSx for Lustre."""
+    """Return the option of a file system FSx for Lustre, filled from S3 as it is read."""
     host = context.host
     if context.access.platform == "processing":
         return StorageOption(name=FSX, verdict="cannot", explanation="a processing job's inputs come from S3")
@@ -293,7 +293,7 @@ def _fsx_option(context: AdviceContext) -> StorageOption:
 
 
 def _express_option(context: AdviceContext) -> StorageOption:
-    """S3 Express One Zone."""
+    """Return the option of S3 Express One Zone, storage in the job's own availability zone."""
     if context.access.platform == "processing":
         return StorageOption(
             name=EXPRESS,
@@ -320,7 +320,7 @@ def _express_option(context: AdviceContext) -> StorageOption:
 
 
 def _etl_option(context: AdviceContext) -> StorageOption:
-    """ETL before training, for large text tables."""
+    """Return the option of ETL before training, for large text tables."""
     table_bytes = context.dataset.table_bytes or 0
     if 2 * table_bytes >= context.dataset.bytes > storage_figure("local_bytes").low:
         return StorageOption(
@@ -338,7 +338,7 @@ def _etl_option(context: AdviceContext) -> StorageOption:
 
 
 def packing_option(context: AdviceContext) -> StorageOption:
-    """Packing into shards, before training."""
+    """Return the option of packing the files into shards before training."""
     files, shards = (
         math.ceil(context.dataset.files),
         math.ceil(DataShare(bytes=context.dataset.bytes, files=0).as_shards().files),

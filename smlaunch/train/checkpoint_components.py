@@ -274,6 +274,7 @@ def _is_optimizer(candidate: Any) -> bool:
 
 
 def _is_generator(candidate: Any) -> bool:
+    """Return whether an object is a random generator of Python, PyTorch or NumPy. Imports neither of them."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     return (
         isinstance(candidate, random.Random)

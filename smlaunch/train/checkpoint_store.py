@@ -93,7 +93,9 @@ class CheckpointStore:
         transport: Optional[CheckpointTransport] = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``keep_last``: how many committed steps ``delete_old_steps`` retains. ``job``: this training job's
+        """Open a checkpoint directory for one rank of a job.
+
+        ``keep_last``: how many committed steps ``delete_old_steps`` retains. ``job``: this training job's
         name, written into manifests (a manifest lists a checkpoint's shards); ``writer``: its run, segment
         and attempt, for the names of the files that commit a checkpoint. ``transport``: how checkpoints reach
         S3; None: not at all. ``clock`` returns seconds. Raises ValueError, and OSError if the directory

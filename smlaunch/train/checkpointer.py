@@ -213,9 +213,8 @@ class Checkpointer:
             )
 
     def _rebuild_ddp_buckets(self) -> None:
-        """DDP rebuilds its buckets after the first step. With more than two ranks the sums of gradients
-        depend on the buckets, so that a restarted training would differ in its first step: rebuild them
-        now."""
+        """Rebuild DDP's buckets now, as DDP does after its first step. With more than two ranks the sums of
+        gradients depend on the buckets, so that a restarted training would differ in its first step."""
         if checkpoint_components.is_ddp(self._model):
             problem = ddp_buckets.rebuild_ddp_buckets(self._model)
             if problem is not None and self._world_size > 2:
@@ -370,7 +369,8 @@ class Checkpointer:
         return self._remaining_ordered_batches(timed_batches, self._order)
 
     def _remaining_unordered_batches(self, timed_batches: Iterable[Any]) -> Iterator[Any]:
-        """Without an order of samples: load the batches used before a restart again, and skip them."""
+        """Yield the remaining batches of the epoch, without an order of samples: load the batches used before
+        a restart again, and skip them."""
         batches_to_skip = self._loop_position.batches_in_epoch
         for batch_index, batch in enumerate(timed_batches):
             if batch_index >= batches_to_skip:

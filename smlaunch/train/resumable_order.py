@@ -67,8 +67,8 @@ class ShuffledRange:
             # Each half in turn is combined with a hash of the other one and the round's key, which depends on
             # seed and epoch.
             for round_index in range(0, _FEISTEL_ROUNDS, 2):
-                high ^= _hash_64_bits(low ^ self._round_keys[round_index]) & high_mask
-                low ^= _hash_64_bits(high ^ self._round_keys[round_index + 1]) & low_mask
+                high ^= _mix_bits(low ^ self._round_keys[round_index]) & high_mask
+                low ^= _mix_bits(high ^ self._round_keys[round_index + 1]) & low_mask
             value = (high << low_bits) | low
             if value < self.length:
                 return value
@@ -93,9 +93,9 @@ class ResumableOrder:
         rank: Optional[int] = None,
         world_size: Optional[int] = None,
     ) -> None:
-        """``length``: number of samples. ``batch_size``: samples of one step over all ranks together.
-        ``tail``: what becomes of the last samples of an epoch that do not fill a step: ``deal`` them to the
-        ranks as a smaller step, or ``drop`` them. Raises ValueError for invalid settings."""
+        """Order ``length`` samples. ``batch_size``: samples of one step over all ranks together. ``tail``:
+        what becomes of the last samples of an epoch that do not fill a step: ``deal`` them to the ranks as a
+        smaller step, or ``drop`` them. Raises ValueError for invalid settings."""
         problems: List[str] = []
         if length < 1:
             problems.append("length: at least one sample is needed, not {}".format(length))
@@ -314,7 +314,7 @@ class ResumableOrder:
         return self._known_rank_and_world_size
 
 
-def _hash_64_bits(value: int) -> int:
+def _mix_bits(value: int) -> int:
     """Mix the bits of a number: the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -77,10 +77,10 @@ def restore_generator_states(state_by_library: Mapping[str, Any]) -> None:
 
 def reseed_generators(*seed_parts: Any) -> None:
     """Seed all generators from these values: for a rank that the checkpoint does not have."""
-    _seed_global_generators(_hash64(*seed_parts))
+    _seed_global_generators(_hash_to_seed(*seed_parts))
     torch = sys.modules.get("torch")
     if torch is not None and _is_cuda_initialized(torch):
-        torch.cuda.manual_seed(_hash64(*seed_parts))
+        torch.cuda.manual_seed(_hash_to_seed(*seed_parts))
 
 
 def sample_seed() -> int:
@@ -119,7 +119,7 @@ def fork_rng(restore_state: bool) -> Iterator[None]:
 def seed_sample(seed: int, epoch: int, index: int) -> None:
     """Seed the global generators for this sample."""
     global _current_sample_seed
-    _current_sample_seed = _hash64("sample", seed, epoch, index)
+    _current_sample_seed = _hash_to_seed("sample", seed, epoch, index)
     _seed_global_generators(_current_sample_seed)
 
 
@@ -134,7 +134,7 @@ def _seed_global_generators(seed: int) -> None:
         torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
-def _hash64(*seed_parts: Any) -> int:
+def _hash_to_seed(*seed_parts: Any) -> int:
     text = " ".join(str(part) for part in seed_parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 

@@ -121,19 +121,19 @@ def tree_sha256(tree: Any) -> str:
 
     sha256 = hashlib.sha256()
     local_tree = tensor_trees.map_leaves(tree, replace_by_local_tensors)
-    for chunk in tree_format.encode_tree(_sorted(tensor_trees.to_buffers(local_tree))).chunks():
+    for chunk in tree_format.encode_tree(_sort_dicts(tensor_trees.to_buffers(local_tree))).chunks():
         sha256.update(chunk)
     return sha256.hexdigest()
 
 
-def _sorted(tree: Any) -> Any:
+def _sort_dicts(tree: Any) -> Any:
     """Return the tree with all dicts sorted by key."""
     node_type = type(tree)
     if node_type is dict:
-        pairs = [(key, _sorted(value)) for key, value in tree.items()]
+        pairs = [(key, _sort_dicts(value)) for key, value in tree.items()]
         return dict(sorted(pairs, key=lambda pair: (type(pair[0]).__name__, repr(pair[0]))))
     if node_type in (list, tuple):
-        return node_type(map(_sorted, tree))
+        return node_type(map(_sort_dicts, tree))
     return tree
 
 

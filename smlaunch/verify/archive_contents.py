@@ -114,8 +114,7 @@ def _digest_small_file(name: str, content: bytes, mask_text: TextMask) -> Artifa
 
 
 def _read_chunks(file: IO[bytes]) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK_BYTES):
-        yield chunk
+    yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
 
 
 def _split_log_lines(content: bytes, mask_text: TextMask) -> tuple[str, ...] | None:

@@ -115,6 +115,7 @@ class _PickleMachine:
             raise UnreadableContent(f"opcode {opcode_name}")
 
     def pop_to_mark(self) -> list[Any]:
+        """Remove the values above the last mark and the mark itself from the stack, and return the values."""
         mark_index = len(self.stack) - 1
         while self.stack[mark_index] is not _MARK:
             mark_index -= 1

@@ -252,6 +252,7 @@ class _FileDigester:
         )
 
     def _digest_text(self, content: bytes) -> ValueDigest | None:
+        """Return the digest of a text file as one value; None for content that is no text."""
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:

@@ -145,7 +145,7 @@ def test_without_a_limit_nobody_is_watched(make_host: MakeHost) -> None:
 
 def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours between two samples, as on a suspended machine, do not count as silence."""
-    monkeypatch.setattr(hang_detector, "_cpu_seconds", lambda *_: {7: 1.0})
+    monkeypatch.setattr(hang_detector, "_read_cpu_seconds_by_child", lambda *_: {7: 1.0})
     watch = hang_detector.HangDetector(8.0, now=0.0)
     assert not watch.detect_hang(0.5)
     assert not watch.detect_hang(10_000.0)
@@ -155,7 +155,7 @@ def test_a_machine_that_slept_has_not_been_silent(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("used", "busy"), [(0.004, False), (0.006, True), (-0.5, True)])
 def test_what_counts_as_use(monkeypatch: pytest.MonkeyPatch, used: float, busy: bool) -> None:
     readings = iter([{7: 1.0, 8: 2.0}] * 8 + [{7: 1.0, 8: 2.0 + used}])
-    monkeypatch.setattr(hang_detector, "_cpu_seconds", lambda *_: next(readings))
+    monkeypatch.setattr(hang_detector, "_read_cpu_seconds_by_child", lambda *_: next(readings))
     watch = hang_detector.HangDetector(8.0, now=0.0)
     assert [watch.detect_hang(float(second)) for second in range(1, 9)] == [False] * 7 + [not busy]
 

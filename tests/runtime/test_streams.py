@@ -85,7 +85,7 @@ def test_states_in_between_become_rarer() -> None:
     live_at = []
     for second in range(3600):
         now[0] = float(second)
-        if line.take_live_line(line.shorten(b"\rstep %d" % second)):
+        if line.take_live_line_if_due(line.drop_earlier_states(b"\rstep %d" % second)):
             live_at.append(second)
     gaps = [after - before for before, after in itertools.pairwise(live_at)]
     assert (live_at[:3], gaps[-1]) == ([0, 1, 2], 10) and gaps == sorted(gaps)

@@ -15,6 +15,9 @@ from smlaunch.runtime.signals import SignalQueue
 
 
 def main(signals: SignalQueue, folder: str) -> int:
+    """Supervise this host's ranks of an MPI program and write the report. ``folder``: has the configuration.
+    Returns 0, also where the report says that the program could not be started.
+    """
     signals.install()
     signals.defer()
     with open(os.path.join(folder, CONFIG_FILE), encoding="ascii") as file:

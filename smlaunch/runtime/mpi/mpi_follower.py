@@ -44,6 +44,7 @@ class MpiFollower(MpiHost):
             self.report = MpiReport.from_document(message["report"])
 
     def on_disconnected(self, host: str, error: PeerError) -> None:
+        """Report that the leader is lost; after a stop, how the ranks of this host ended."""
         if self.stop_signal is None:
             self._report_lost_leader(str(error))
         elif self.report is None:

@@ -187,12 +187,13 @@ class MpiHost(ChannelOwner):
         return {descriptor for descriptor, _ in poll.poll(self._poll_timeout_ms())}
 
     def _poll_timeout_ms(self) -> Optional[int]:
+        """Return the milliseconds until the next deadline, for poll(); None without one."""
         shutdown_deadlines = (self._kill_ranks_at, self._give_up_waiting_at)
-        deadlines = [
-            *self.deadlines(),
-            *(deadline for deadline in shutdown_deadlines if deadline is not None),
-        ]
-        return None if not deadlines else max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+        deadlines = list(self.deadlines())
+        deadlines += [deadline for deadline in shutdown_deadlines if deadline is not None]
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)  # rounded up
 
     def _record_abort(self, number: int, frame: Any) -> None:
         self._abort_received = True  # the loop wakes up, as at every signal (SignalQueue)
@@ -217,8 +218,8 @@ class MpiHost(ChannelOwner):
             self._give_up_waiting_at = time.monotonic() + _GIVE_UP_AFTER_SECONDS
 
     def _continue_shutdown(self) -> None:
-        """Once the shutdown has begun, kill remaining ranks when their time is over; call
-        ``on_ranks_exited``, once, when all have exited, or when they are not waited for any longer.
+        """Continue a shutdown that has begun: kill the remaining ranks when their time is over, and call
+        ``on_ranks_exited`` once, when all have exited or are not waited for any longer.
         """
         now = time.monotonic()
         if self._give_up_waiting_at is None:  # the shutdown has not begun, or is over

@@ -70,19 +70,19 @@ class MpiLeader(MpiHost):
             self.on_hang(host)
 
     def on_hang(self, host: str) -> None:
+        """Note that the ranks of a host hang and print their stacks; terminate mpirun, which ends the others,
+        when there was time for that.
+        """
         if self._lost_host is None:
             self._lost_host = mpi_report.LostHost(host, "its ranks hung, and were ended", is_hung=True)
         if self._terminate_mpirun_at is None and self._mpirun.is_running:
             self._terminate_mpirun_at = time.monotonic() + _STACK_DUMP_SECONDS
 
     def on_rank_exit(self, rank_exit: RankExit) -> None:
+        """Record the exit of a rank; after a failure terminate mpirun, if it does not end in time."""
         self._exit_by_rank[rank_exit.rank] = rank_exit
-        if (
-            rank_exit.status != 0
-            and not rank_exit.was_stopped
-            and self.stop_signal is None
-            and self._terminate_mpirun_at is None
-        ):
+        has_failed = rank_exit.status != 0 and not rank_exit.was_stopped
+        if has_failed and self.stop_signal is None and self._terminate_mpirun_at is None:
             # Usually the MPI ends the other ranks by itself.
             self._terminate_mpirun_at = time.monotonic() + self.config.failure_grace_seconds
 
@@ -153,6 +153,7 @@ class MpiLeader(MpiHost):
         self._mark_host_reported(self.config.host)
 
     def _mark_host_reported(self, host: str) -> None:
+        """Note that a host has sent all its exits; publish the report when all hosts have."""
         if host in self._unreported_hosts:
             self._unreported_hosts.remove(host)
             if not self._unreported_hosts:

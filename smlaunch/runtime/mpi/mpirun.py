@@ -145,8 +145,8 @@ def _daemon_environment(
 
 
 def _search_path(path: str, pythons: Sequence[str]) -> str:
-    """PATH with the folders of the Pythons, where a wheel may have installed an MPI. The order of existing
-    entries stays.
+    """Return the PATH with the folders of the Pythons, where a wheel may have installed an MPI, before its
+    own entries, unless they are among them.
     """
     existing_folders = path.split(os.pathsep)
     python_folders = dict.fromkeys(os.path.dirname(python) for python in pythons)
@@ -302,12 +302,12 @@ def _attribute_failure(
 def _finished_processes(rank_exits: Iterable[RankExit]) -> Tuple[FinishedProcess, ...]:
     return tuple(
         FinishedProcess(
-            rank_exit.rank,
-            rank_exit.status or 0,
-            rank_exit.ended_at,
-            rank_exit.failed_at,
-            rank_exit.output_tail,
-            rank_exit.was_stopped,
+            rank=rank_exit.rank,
+            status=rank_exit.status or 0,
+            ended_at=rank_exit.ended_at,
+            failed_at=rank_exit.failed_at,
+            output_tail=rank_exit.output_tail,
+            was_stopped=rank_exit.was_stopped,
         )
         for rank_exit in rank_exits
     )

@@ -227,7 +227,9 @@ def _exited_by_itself(rank_exit: RankExit) -> bool:
 
 
 def _clear_stopped_time(rank_exit: RankExit) -> RankExit:
-    """A rank that the launcher has ended can only be the cause if it had an exception before."""
+    """Return the exit of a rank; without the time of a failure (infinity) if the launcher has ended the rank
+    and it had no exception before: then it cannot be the cause.
+    """
     has_own_failure = not rank_exit.was_stopped or tracebacks.find_cause(rank_exit.output_tail) is not None
     return rank_exit if has_own_failure else rank_exit._replace(failed_at=math.inf)
 
