@@ -80,7 +80,8 @@ _RENEWALS: Mapping[SourceKind, str] = {
     "instance": "check the role of the machine",
     "none": (
         "name a profile with --profile or AWS_PROFILE, or make one with `aws configure sso` (single sign-on) "
-        "or `aws configure` (keys), or add --local to run on this machine without AWS"
+        "or `aws configure` (keys), or add --local (in Python: local_target() as target) to run on this "
+        "machine without AWS"
     ),
 }
 

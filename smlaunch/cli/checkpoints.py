@@ -46,11 +46,14 @@ checkpoints = LazyGroup(
 def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
     """List the checkpoints of a run or below an S3 address, newest first: which are complete, and how the
     last segment ended. Reads names, sizes and manifests; `verify` reads all data."""
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.cli.runs import align_columns
-    from smlaunch.connection.open_connection import open_connection
     from smlaunch.runs.call_errors import translate_call_errors
 
-    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+    with (
+        open_connection_to_run(run_or_uri, options, read_only=True) as connection,
+        translate_call_errors(connection.target),
+    ):
         set_bucket_owner(connection.target, run_or_uri, options)
         # The target is the region or the local endpoint; it has the storage that is read.
         run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
@@ -89,10 +92,13 @@ def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
 def verify(run_or_uri: str, step: int | None, as_json: bool, **options: Any) -> int:
     """Download checkpoints and compare every shard with its hash. The exit code is 1 when a committed
     checkpoint cannot be loaded; while a job runs, the newest one may still be uploading."""
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.runs.call_errors import translate_call_errors
 
-    with open_connection(options, read_only=True) as connection, translate_call_errors(connection.target):
+    with (
+        open_connection_to_run(run_or_uri, options, read_only=True) as connection,
+        translate_call_errors(connection.target),
+    ):
         set_bucket_owner(connection.target, run_or_uri, options)
         run_checkpoints = _find_checkpoints(run_or_uri, connection.target)
         selected_checkpoints = _select_steps(run_checkpoints, step)  # the committed ones, without --step

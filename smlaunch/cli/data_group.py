@@ -31,5 +31,5 @@ data = _DataGroup(
     name="data",
     help="""Prepare data for a job: list, split by bytes, pack, upload and download it; choose an input mode.
 
-    Requires the extra `data`: pip install 'smlaunch[data]'.""",
+    Requires the extra `data`: pip install '.[data]' in a checkout of smlaunch.""",
 )

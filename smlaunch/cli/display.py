@@ -24,6 +24,7 @@ from smlaunch.runs.log_tail import (
     ENDPOINT_MARK,
     live_text,
     split_rank_prefix,
+    split_writer,
     visible_text,
     warning_of_host,
 )
@@ -46,7 +47,7 @@ _STATE_STYLES: Mapping[str, Mapping[str, Any]] = {
 }
 """By secondary status; other states are notes."""
 
-_REMEMBERED_LINES = 60
+_REMEMBERED_LINES = 100
 """Lines that a person still sees above the end of the log."""
 
 _BAR_WIDTH = 24
@@ -80,8 +81,10 @@ class Display:
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
-    _last_log_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
-    """Without the prefixes of host and rank."""
+    _last_log_lines: deque[tuple[tuple[str, int | None], str]] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED_LINES)
+    )
+    """Each with the host and rank that wrote it, and without their prefixes."""
     _live_text_by_rank: dict[tuple[int, int], str] = field(default_factory=dict)
     """By host number and rank; the status line shows the first."""
     _segment_text: str = ""
@@ -125,7 +128,8 @@ class Display:
                 if not self._is_line_shown(event):
                     continue
                 if not is_endpoint_line(event.text):
-                    self._last_log_lines.append(split_rank_prefix(event.text)[1])
+                    rank, text = split_writer(event.text)
+                    self._last_log_lines.append(((event.host, rank), text))
                     log_block.append(self._format_log_line(event))
                     continue
             self._write_log_lines(log_block)
@@ -177,15 +181,16 @@ class Display:
 
     def has_just_shown(self, text: str) -> bool:
         """Whether a reader of ``err`` has these lines before their eyes: the log goes to the same terminal or
-        file, and its last lines contain them, one after the other."""
+        file, and its last lines contain them, one after the other by one rank. The first and last line may be
+        cut, which three dots mark."""
         if not is_same_file(self.out, self.err):
             return False
-        wanted_lines = text.splitlines()
-        shown_lines = list(self._last_log_lines)
-        return any(
-            shown_lines[start : start + len(wanted_lines)] == wanted_lines
-            for start in range(len(shown_lines) - len(wanted_lines) + 1)
-        )
+        wanted = text.removesuffix("...")
+        wanted = wanted[3:] if wanted.startswith("...") else f"\n{wanted}"
+        shown_by_writer: dict[tuple[str, int | None], list[str]] = {}
+        for writer, line in self._last_log_lines:
+            shown_by_writer.setdefault(writer, []).append(line)
+        return any(wanted in "\n".join(["", *lines]) for lines in shown_by_writer.values())
 
     def close(self) -> None:
         self._clear_status_line()

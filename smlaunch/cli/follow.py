@@ -27,6 +27,7 @@ from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED, Proble
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.missing_files import add_missing_file_hint
+from smlaunch.runs.related_warnings import related_warnings
 from smlaunch.runs.run import Run
 from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, summarize_run
 from smlaunch.text.format import format_elapsed
@@ -79,7 +80,7 @@ def follow_to_end(
 
     ``has_embedded_endpoint``: the local endpoint runs in this process, so Ctrl-C stops the run.
     ``from_first_job``: print the log of all jobs, also of those that have ended already. ``plan_warnings``:
-    what the plan warned of, repeated where the run fails.
+    what the plan warned of, repeated where the run fails and they can have to do with it.
     """
     with InterruptHandler() as interrupts, translate_call_errors(connection.target):
         run_follower = _RunFollower(run, connection, display, interrupts, has_embedded_endpoint)
@@ -240,13 +241,13 @@ def _print_failure(
     outcome: RunOutcome, connection: Connection, display: Display, plan_warnings: Sequence[str]
 ) -> None:
     """Print why a run failed: traceback, unless it is the last that the log has shown, summary, what the plan
-    had warned of, hint, exit code and advice."""
+    had warned of and can have to do with it, hint, exit code and advice."""
     last_job = outcome.last_job
     traceback = "" if last_job.failure is None else last_job.failure.traceback
     if traceback and not display.has_just_shown(traceback):
         echo(f"\n{traceback}\n", err=True)
     print_labeled("failed: ", summarize_run(outcome), indent="  ", fg="red", bold=True)
-    for warning in plan_warnings:
+    for warning in related_warnings(plan_warnings, last_job.failure):
         print_labeled("the plan warned: ", warning, indent="  ", fg="yellow")
     if outcome.hint:
         print_message(outcome.hint, indent="  ")

@@ -69,6 +69,10 @@ def _strategy_summary(name: str) -> str:
         return error.problems[0].message
 
 
+_TESTED_VERSIONS = {"torch": "torch==2.13.0"}
+"""Of constraints.txt, for a package whose newest version may need other libraries."""
+
+
 def _commands_after_init(strategy: str, folder: Path) -> list[str]:
     """Return the commands with which the user plans and runs the job that ``smlaunch init`` has written. The
     prepare command makes the job's inputs. A strategy is how a job's processes are started, such as ddp."""
@@ -79,7 +83,8 @@ def _commands_after_init(strategy: str, folder: Path) -> list[str]:
     # A job that runs elsewhere needs here only the packages of the command that makes its inputs.
     packages = template.required_packages if template.runs_locally else template.prepare_packages
     if packages:
-        commands.append(f"pip install {packages}")
+        versions = (_TESTED_VERSIONS.get(package, package) for package in packages.split())
+        commands.append(f"pip install {' '.join(versions)}")
     if template.prepare_command is not None:
         commands.append(template.prepare_command)
     target_options = "--local" if template.runs_locally else "--region us-east-1"

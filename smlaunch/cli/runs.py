@@ -102,12 +102,12 @@ def show(run: str, with_metrics: bool, as_json: bool, **options: Any) -> int:
     """Show the state or the result of a run: status, times, failure, and locations of its results."""
     from smlaunch.cli.console import echo
     from smlaunch.cli.follow import print_results
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.runs.attach_run import attach
     from smlaunch.runs.missing_files import add_missing_file_hint
     from smlaunch.secrets.masking import mask_text
 
-    with open_connection(options, read_only=True) as connection:
+    with open_connection_to_run(run, options, read_only=True) as connection:
         # The hint: the script failed for want of a file that was excluded from the upload.
         attached_run = attach(run, connection.target)
         outcome = add_missing_file_hint(attached_run.describe(reads_logs=True), connection.target)
@@ -122,8 +122,7 @@ def show(run: str, with_metrics: bool, as_json: bool, **options: Any) -> int:
         if last_failure is not None and last_failure.traceback:
             echo(f"\n{last_failure.traceback}\n")
         if metrics is not None:
-            for curve in metrics.curves():
-                echo(curve)
+            echo(str(metrics))
         print_results(outcome, connection)
     return 0
 
@@ -144,7 +143,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
     """Print the log of a run, all hosts merged by time. With several hosts, lines begin with the host."""
     from smlaunch.cli.console import escape_controls, print_message
     from smlaunch.cli.display import is_endpoint_line
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.errors import JobError, Problem
     from smlaunch.runs.attach_run import attach
     from smlaunch.runs.log_tail import live_text, visible_text
@@ -153,7 +152,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
         raise JobError(
             [Problem("--json", "one JSON document cannot be written before the run has ended; leave out -f")]
         )
-    with open_connection(options, read_only=True) as connection:
+    with open_connection_to_run(run, options, read_only=True) as connection:
         attached_run = attach(run, connection.target, on_message=print_message)
         if follow:
             from smlaunch.cli.display import Display
@@ -193,10 +192,10 @@ def wait(run: str, as_json: bool, quiet: bool, **options: Any) -> int:
     from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.runs.attach_run import attach
 
-    with open_connection(options, read_only=True) as connection:
+    with open_connection_to_run(run, options, read_only=True) as connection:
         attached_run = attach(run, connection.target, on_message=print_message)
         display = Display(1, show_log=False, show_states=not quiet)
         return follow_to_end(attached_run, connection, display, as_json=as_json)
@@ -210,11 +209,11 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
     """Stop a run: every process gets SIGTERM, and SIGKILL after 120 seconds; no further segment is submitted.
     Does not wait for the end."""
     from smlaunch.cli.console import echo, print_message
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.runs.attach_run import attach
     from smlaunch.runs.run_outcome import summarize_run
 
-    with open_connection(options, read_only=True) as connection:
+    with open_connection_to_run(run, options, read_only=True) as connection:
         result = attach(run, connection.target, on_message=print_message).stop()
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
@@ -238,10 +237,10 @@ def resume(run: str, as_json: bool, quiet: bool, **options: Any) -> int:
     from smlaunch.cli.console import print_message
     from smlaunch.cli.display import Display
     from smlaunch.cli.follow import follow_to_end
-    from smlaunch.connection.open_connection import open_connection
+    from smlaunch.cli.run_connection import open_connection_to_run
     from smlaunch.runs.attach_run import attach
 
-    with open_connection(options) as connection:
+    with open_connection_to_run(run, options) as connection:
         attached_run = attach(run, connection.target, on_message=print_message)
         attached_run.resume()
         display = Display(

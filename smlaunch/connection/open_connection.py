@@ -17,7 +17,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 from smlaunch.connection.termination_signals import exit_on_termination
-from smlaunch.errors import EndpointError, JobError, Problem
+from smlaunch.errors import AccountError, EndpointError, JobError, Problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,9 +90,15 @@ def open_connection(
     """
     if not options["local"]:
         _reject_local_options(options, faults_file)
-        from smlaunch.runs.launch_target import Target
+        from smlaunch.runs.launch_target import NO_REGION, Target
 
-        yield Connection(Target.region(options["region"], options["profile"]))
+        try:
+            target = Target.region(options["region"], options["profile"])
+        except AccountError as error:
+            if str(error) != NO_REGION:
+                raise
+            raise AccountError(_NO_REGION_OF_COMMAND) from None
+        yield Connection(target)
         return
     if options["profile"]:
         raise JobError([Problem("--profile", "the local endpoint has credentials of its own; leave it out")])
@@ -115,6 +121,12 @@ def open_connection(
         return
     with _open_embedded_endpoint(state_root, options, faults_file, close_grace_seconds) as connection:
         yield connection
+
+
+_NO_REGION_OF_COMMAND = (
+    "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; to run on this machine "
+    "without AWS, add --local"
+)
 
 
 def _connect_to_background_endpoint(

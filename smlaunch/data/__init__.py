@@ -23,5 +23,7 @@ def require_data_extra() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA_PACKAGES:
             raise
-        message = f"this needs {package}, which is not installed: pip install 'smlaunch[data]'"
+        message = (
+            f"this needs {package}, which is not installed: pip install '.[data]' in a checkout of smlaunch"
+        )
         raise JobError([Problem("", message)]) from error

@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import stat
+import sys
 import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -43,12 +44,17 @@ def nearest_path_hint(path: Path) -> str:
     try:
         if not folder.is_dir():
             return f" (nor does its folder {folder})"
-        similar_name = nearest_match(
-            path.name, (item.name for item in folder.iterdir())
-        )  # None: no such name
+        names = [item.name for item in folder.iterdir() if not _is_running_program(item)]
+        similar_name = nearest_match(path.name, names)  # None: no such name
     except OSError:
         return ""  # the folder cannot be read: there is only no suggestion
     return f", did you mean {str(folder / similar_name)!r}?" if similar_name else ""
+
+
+def _is_running_program(path: Path) -> bool:
+    """Whether a file is the program that asks, which no job means."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file is not None and path.resolve() == Path(file).resolve()
 
 
 SCRIPT_SUFFIXES = (".py", ".sh")

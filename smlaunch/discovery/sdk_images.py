@@ -73,7 +73,9 @@ def resolve_image(
         if not is_region:
             return ResolvedImage(problem="JumpStart works in a region, not on a local endpoint")
     if not _is_sagemaker_sdk_installed():
-        return ResolvedImage(problem="the sagemaker package may know it: pip install 'smlaunch[sagemaker]'")
+        return ResolvedImage(
+            problem="the sagemaker package may know it: pip install '.[sagemaker]' in a checkout of smlaunch"
+        )
     return query_sdk(query)
 
 

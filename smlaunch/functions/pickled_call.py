@@ -22,7 +22,10 @@ from weakref import WeakKeyDictionary
 from smlaunch.errors import JobError, MachineError, Problem
 from smlaunch.functions.host_program import CALL_FORMAT
 
-_EXTRA_HINT = "functions are sent by cloudpickle, which is not installed: pip install 'smlaunch[functions]'"
+_EXTRA_HINT = (
+    "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
+    "smlaunch"
+)
 
 
 class PickledCall(NamedTuple):
@@ -69,8 +72,8 @@ def pickle_call(
 
 
 _PICKLE_ADVICE = (
-    "open files, locks, connections and generators stay in their process: let the function create what it "
-    "needs, or pass a path"
+    "locks, connections, generators and files that are open for writing stay in their process: let the "
+    "function create what it needs, or pass a path"
 )
 
 

@@ -200,7 +200,7 @@ def _image_from_sagemaker_package(
     if not may_package_know:
         remedy = "name an image, such as one of your own registry"
     elif resolved is None:
-        remedy = "pip install 'smlaunch[sagemaker]', which may know it, or name an image"
+        remedy = "pip install '.[sagemaker]' in a checkout of smlaunch, which may know it, or name an image"
     else:
         remedy = f"{resolved.problem}; or name an image"
     is_about_version = error.unknown_part in ("version", "processor") and job.framework_version

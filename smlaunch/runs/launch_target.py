@@ -46,6 +46,12 @@ def _close_inherited_connections() -> None:
 os.register_at_fork(after_in_child=_close_inherited_connections)
 
 
+NO_REGION = (
+    "no AWS region is set: give target=Target.region('eu-west-1') or another one, or set AWS_REGION, or run "
+    "`aws configure`; to run on this machine without AWS, give target=local_target()"
+)
+"""For a Python program; a command says it in its own words."""
+
 REGION_POLLING = Polling(
     initial_seconds=2.0, max_seconds=20.0, backoff_factor=1.5, settle_seconds=6.0, give_up_seconds=900.0
 )
@@ -203,10 +209,7 @@ class Target:
         except BotoCoreError as error:
             raise AccountError(f"the AWS configuration cannot be used: {error}; correct it") from error
         if not region_name:
-            raise AccountError(
-                "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; "
-                "to run on this machine without AWS, add --local"
-            )
+            raise AccountError(NO_REGION)
         if (mistake := find_region_mistake(str(region_name))) is not None:
             raise JobError([Problem("region" if region else "region of the AWS configuration", mistake)])
         return cls(

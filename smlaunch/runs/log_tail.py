@@ -19,6 +19,7 @@ _LINES_PER_RANK = 400
 """Longer than any traceback that a person reads."""
 
 _RANK_PREFIX = re.compile(r"\[(\d+)\] ?")
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _TRACEBACK_HEADER = "Traceback (most recent call last):"
 _CHAINED_TRACEBACK_TEXTS = (
     "During handling of the above exception, another exception occurred:",
@@ -30,6 +31,13 @@ def split_rank_prefix(text: str) -> tuple[int | None, str]:
     """Split ``[3] hello`` into (3, ``hello``). A line without a rank's prefix is returned unchanged."""
     match = _RANK_PREFIX.match(text)
     return (int(match.group(1)), text[match.end() :]) if match else (None, text)
+
+
+def split_writer(text: str) -> tuple[int | None, str]:
+    """Split a log line into its rank and what the rank's Python wrote: without the prefix ``[rank0]:`` that
+    torch puts in front of each line of a traceback once there is a process group."""
+    rank, line = split_rank_prefix(text)
+    return rank, _TORCH_PREFIX.sub("", line, count=1)
 
 
 def live_text(text: str) -> str | None:
@@ -62,7 +70,7 @@ class LogTail:
     def add_line(self, host: str, text: str) -> None:
         if live_text(text) is not None:
             return
-        rank, line = split_rank_prefix(text)
+        rank, line = split_writer(text)
         self._lines_by_process.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
 
     def find_traceback(self, failure: Failure) -> str:

@@ -15,6 +15,11 @@ from smlaunch.text.sparkline import sparkline
 
 _MAX_PRINTED_ROWS = 20
 
+NO_METRICS = (
+    "no metrics: the script has printed no line such as `smlaunch: progress step=10 steps=100 loss=0.5` "
+    "(docs/scripts.md)"
+)
+
 
 class MetricRow(NamedTuple):
     """What one progress line reports."""
@@ -73,7 +78,7 @@ class MetricTable:
             yield f"{name:<{name_width}}  {course:<{min(width, len(self.rows))}}  {ends}".rstrip()
 
     def __str__(self) -> str:
-        return "\n".join(self.curves()) or "no metrics reported"
+        return "\n".join(self.curves()) or NO_METRICS
 
     def _repr_html_(self) -> str:
         """Return the newest rows as a table for a notebook's cell."""

@@ -24,6 +24,7 @@ _MESSAGE_ABOUT_MISSING_FILE = re.compile(
 )
 _QUOTED_WORDS = re.compile(r"""["']([^"'\n]{1,400})["']""")
 _UNQUOTED_WORD = re.compile(r"""[^\s"'():,;<>`]+""")
+_MISSING_PATH = re.compile(r"FileNotFoundError: .*No such file or directory: '([^'\n]+)'")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_][\w.]*)'")
 _MODULE_IMPORT_ERROR = re.compile(r"No module named '([\w.]+)'|cannot import name '(\w+)' from '([\w.]+)'")
 
@@ -35,7 +36,7 @@ def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
     failure_text = "" if failure is None else f"{failure.cause}\n{failure.traceback}"
     job_name = parse_job_name(outcome.last_job.name)
     # None: the job's name is not one that smlaunch gives. The pattern: "No such file", for example.
-    if job_name is None or not _MESSAGE_ABOUT_MISSING_FILE.search(failure_text):
+    if job_name is None or not reports_missing_file(failure_text):
         return outcome
     try:
         # The run's folder in S3 lists the files that were excluded when it was launched.
@@ -49,8 +50,28 @@ def add_missing_file_hint(outcome: AnyOutcome, target: Target) -> AnyOutcome:
         missing_file_hint(failure_text, unsent.reasons)
         or unsent_data_hint(failure_text, unsent)
         or missing_package_hint(failure_text)
+        or relative_path_hint(failure_text)
     )
     return replace(outcome, hint=hint or outcome.hint)
+
+
+def reports_missing_file(failure_text: str) -> bool:
+    """Whether a failure's text reports a file, folder or module as missing."""
+    return _MESSAGE_ABOUT_MISSING_FILE.search(failure_text) is not None
+
+
+def relative_path_hint(failure_text: str) -> str:
+    """Return a clause about a relative path that Python reports as missing; empty where there is none."""
+    match = _MISSING_PATH.search(failure_text)
+    if match is None or PurePosixPath(match[1]).is_absolute() or "://" in match[1]:
+        return ""
+    folder = PurePosixPath(match[1]).parts[0]
+    channel = folder if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", folder) else "train"
+    return (
+        "relative paths start in the source folder, as it was sent; data comes as an input (--input "
+        f"{channel}=FOLDER), which the hosts have in /opt/ml/input/data/{channel}; results go to "
+        'os.environ["SM_MODEL_DIR"]'
+    )
 
 
 def missing_package_hint(failure_text: str) -> str:
@@ -73,7 +94,7 @@ def missing_file_hint(failure_text: str, reason_by_excluded_file: Mapping[str, s
     ``reason_by_excluded_file``: why each file or folder was not uploaded, a clause, by its path relative to
     the source.
     """
-    if not _MESSAGE_ABOUT_MISSING_FILE.search(failure_text):
+    if not reports_missing_file(failure_text):
         return ""
     for path in _iter_possible_paths_in_text(failure_text):
         for excluded_file, reason in reason_by_excluded_file.items():

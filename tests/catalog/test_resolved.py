@@ -84,7 +84,7 @@ def test_without_the_extra_the_next_step_is_told() -> None:
     unknown = Job(entry="train.py", framework_version="9.9")
     answer = resolve_image(unknown, "us-east-1", is_region=True)
     assert answer == ResolvedImage(
-        problem="the sagemaker package may know it: pip install 'smlaunch[sagemaker]'"
+        problem="the sagemaker package may know it: pip install '.[sagemaker]' in a checkout of smlaunch"
     )
 
 

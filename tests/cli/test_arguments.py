@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from smlaunch.cli.main import cli, run_command
 from smlaunch.errors import Problem
 from smlaunch.text.format import format_elapsed
 from tests.cli.conftest import Shell
+from tests.formats.documents import GOLDEN
 
 HEAVY = ("boto3", "botocore", "rich", "yaml", "asyncio")
 
@@ -197,6 +200,25 @@ def test_a_region_that_is_not_named_anywhere(shell: Shell) -> None:
     assert result.code == 3
     assert result.err.startswith("error: no AWS region is set: give --region")
     assert "--local" in result.err
+
+
+def test_an_error_about_a_run_says_that_this_machine_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path))
+    job = "INSERT INTO jobs VALUES ('t', 'r', 'nbrun-s1-a1', 'a', 'o', 0, 0, 's', '', '', '', '')"
+    database = sqlite3.connect(tmp_path / "jobs.sqlite")
+    database.executescript((GOLDEN / "jobs.sql").read_text() + f"; {job};")
+    database.close()
+    for command in ("logs", "show", "stop"):
+        assert run_command([command, "nbrun"]) == 3
+        error = " ".join(capsys.readouterr().err.split())
+        assert "a run of this machine has the name 'nbrun': add --local" in error
+    assert run_command(["logs", "nbrun2"]) == 3
+    assert "a run of this machine" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])

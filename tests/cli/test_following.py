@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from smlaunch.cli.display import Display
-from smlaunch.runs.job_poller import StateChange
+from smlaunch.runs.job_poller import LogLine, StateChange
 from smlaunch.runs.progress_estimate import ProgressTracker
 from tests.cli.conftest import COMMAND, Shell
 from tests.cli.terminal import Terminal
@@ -76,11 +76,11 @@ def test_how_it_failed_is_said_once(endpoint_shell: Shell) -> None:
     text = " ".join(terminal.text.split())
     parts = (
         "exited with code 1: ValueError: too small",
-        "the plan warned: boom.py does not name resourceconfig.json",
         "exit code 1; full log: smlaunch logs boom-",
     )
-    assert [text.count(part) for part in parts] == [1, 1, 1]
+    assert [text.count(part) for part in parts] == [1, 1]
     assert sorted(parts, key=text.index) == list(parts), "in this order"
+    assert "the plan warned" not in text, "its warning is about another matter"
 
 
 def test_colours_and_no_color(shell: Shell) -> None:
@@ -106,3 +106,30 @@ def test_a_command_that_attaches_shows_the_runs_time(monkeypatch: pytest.MonkeyP
     follower = SimpleNamespace(progress=ProgressTracker())
     display.show_events([StateChange("job", "Training", "", began)], cast("JobFollower", follower))
     assert "Training 2:01:0" in screen.getvalue()
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "t.py", line 3, in <module>
+    open("data/churn.csv")
+FileNotFoundError: [Errno 2] No such file or directory: 'data/churn.csv'"""
+
+
+@pytest.mark.parametrize(
+    ("failure_text", "repeats"),
+    [
+        (TRACEBACK, True),
+        (f"...{TRACEBACK[40:]}", True),
+        (f"...{TRACEBACK[40:]}...", True),
+        (TRACEBACK.replace("line 3", "line 4"), False),
+    ],
+)
+def test_a_traceback_between_the_lines_of_another_rank_was_shown(
+    failure_text: str, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display = Display(1, out=io.StringIO(), err=io.StringIO())
+    monkeypatch.setattr("smlaunch.cli.display.is_same_file", lambda *_: True)
+    follower = cast("JobFollower", SimpleNamespace(progress=ProgressTracker()))
+    for line in TRACEBACK.splitlines():
+        for rank in (0, 1):
+            display.show_events([LogLine("job", "algo-1", 0, f"[{rank}] [rank{rank}]: {line}")], follower)
+    assert display.has_just_shown(failure_text) is repeats

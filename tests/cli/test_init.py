@@ -16,6 +16,7 @@ from smlaunch.cli.templates import TEMPLATES, write_template
 from smlaunch.errors import EXIT_MACHINE
 from smlaunch.job.model import Job
 from smlaunch.job.sections import field_names
+from tests.conftest import ROOT
 
 
 def test_every_strategy_of_ours_has_a_first_job() -> None:
@@ -86,7 +87,11 @@ def test_what_comes_next_makes_the_inputs_first(
     assert (first_commands[-1] == TEMPLATES[name].prepare_command) is makes
     packages = TEMPLATES[name].required_packages
     if TEMPLATES[name].runs_locally and packages:
-        assert f"pip install {packages}" in first_commands
+        (install,) = (command for command in first_commands if command.startswith("pip install "))
+        words = install.removeprefix("pip install ").split()
+        assert [word.partition("==")[0] for word in words] == packages.split()
+        assert set(words).difference(packages.split()) <= set((ROOT / "constraints.txt").read_text().split())
+        assert any(word.startswith("torch==") for word in words) is ("torch" in packages.split())
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

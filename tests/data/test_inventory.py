@@ -176,7 +176,9 @@ sys.exit(run_command(["data", "inventory", ".", "--out", "keys.parquet"]))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 2
-    message = "error: this needs pyarrow, which is not installed: pip install 'smlaunch[data]'\n"
+    message = (
+        "error: this needs pyarrow, which is not installed: pip install '.[data]' in a checkout of smlaunch\n"
+    )
     assert result.stderr == message
 
 

@@ -168,7 +168,7 @@ def test_a_call_that_holds_data_is_refused(source: Path, monkeypatch: pytest.Mon
 
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(MachineError, match=r"pip install 'smlaunch\[functions\]'"):
+    with pytest.raises(MachineError, match=r"pip install '\.\[functions\]'"):
         prepare(len, "x")
 
 

@@ -28,7 +28,10 @@ def facts_of(job: Job, *, is_here: bool = True) -> DiscoveredFacts:
     source, _ = pack_job_source(job)
     endpoint = EndpointFacts(hosts="isolation full", same_python=is_here)
     script = gather_script_facts(job, source, endpoint, fact_needs(job))
-    inputs = {name: InputFacts(channel.uri, "s3") for name, channel in job.inputs.items()}
+    inputs = {
+        name: InputFacts(channel.uri, "local" if channel.is_local else "s3", objects=1, bytes=1, sha256="ab")
+        for name, channel in job.inputs.items()
+    }
     return local(source=source, script=script, inputs=inputs, endpoint=endpoint)
 
 
@@ -162,6 +165,15 @@ def test_a_channel_that_a_shell_script_reads_by_another_name(
         each for each in plan_here({"entry": "run.sh", "inputs": inputs}).warnings if "inputs" in each
     ]
     assert any(warning.startswith(expected) for warning in warnings) if expected else warnings == []
+
+
+def test_an_input_of_the_source_is_no_longer_in_it() -> None:
+    write_files({"train.py": "open('data/a.csv')", "data/a.csv": ""})
+    plan = plan_here({"entry": "train.py", "inputs": {"all": "data"}})
+    assert any(
+        "/opt/ml/input/data/all, where the data is, and no longer data in the source" in each
+        for each in plan.warnings
+    )
 
 
 def test_a_command_of_an_image_is_only_suspect() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from smlaunch.runs.missing_files import missing_file_hint, unsent_data_hint
+from smlaunch.contract.failure_reason import Failure
+from smlaunch.discovery.script_analysis import nearest_path_hint
+from smlaunch.runs.missing_files import missing_file_hint, relative_path_hint, unsent_data_hint
+from smlaunch.runs.related_warnings import related_warnings
 from smlaunch.runs.run_folder import UnsentFiles
 
 
@@ -71,3 +77,48 @@ LEFT_OUT = "is left out of the source by an ignore file; add a line"
 def test_hint_names_the_channel_or_the_ignore_file(text: str, hint: str) -> None:
     result = unsent_data_hint(text, UNSENT)
     assert result.startswith(hint) if hint else result == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("imagenet/train.pt", "imagenet=FOLDER), which the hosts have in /opt/ml/input/data/imagenet;"),
+        ("a b/x", "data comes as an input (--input train="),
+        ("/data/train.pt", ""),
+        ("s3://b/train.pt", ""),
+    ],
+)  # fmt: skip
+def test_hint_about_a_relative_path(path: str, hint: str) -> None:
+    result = relative_path_hint(f"{NO_FILE}{path!r}")
+    assert hint in result if hint else result == ""
+
+
+SAVES = "main.py:78 saves to 'models/m.pt', which is lost with the host; write it to SM_MODEL_DIR."
+UNREAD = "inputs.data: nothing in t.py reads SM_CHANNEL_DATA or names /opt/ml/input/data/data"
+RANKS = "t.py imports nothing that joins ranks: unless one of its modules does, every rank trains separately."
+ALLOWED = "entry: t.py:2 is wrong (allowed: script.channels)."
+WARNINGS = [SAVES, UNREAD, RANKS, ALLOWED]
+
+
+@pytest.mark.parametrize(
+    ("cause", "traceback", "expected"),
+    [
+        ("", "", WARNINGS),
+        ("ValueError: boom", "", [ALLOWED]),
+        ("KeyError: 'x'", '  File "/opt/ml/code/main.py", line 78, in <module>', [SAVES, ALLOWED]),
+        ("KeyError: 'x'", '  File "/opt/ml/code/main.py", line 7, in <module>', [ALLOWED]),
+        ("FileNotFoundError: No such file or directory: 'models/m.pt'", "", [SAVES, UNREAD, ALLOWED]),
+        ("FileNotFoundError: No such file or directory: 'data/m.pt'", "", [UNREAD, ALLOWED]),
+        ("KeyError: 'SM_CHANNEL_DATA'", "", [UNREAD, ALLOWED]),
+        ("DistNetworkError: port: 29500 EADDRINUSE", "", [RANKS, ALLOWED]),
+    ],
+)
+def test_warnings_that_can_have_to_do_with_a_failure(cause: str, traceback: str, expected: list[str]) -> None:
+    assert related_warnings(WARNINGS, Failure(cause, "algo-1", 0, 1, traceback)) == expected
+
+
+def test_the_program_that_asks_is_no_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nb.py").write_text("")
+    assert "did you mean" in nearest_path_hint(tmp_path / "ns.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "nb.py"))
+    assert nearest_path_hint(tmp_path / "ns.py") == ""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smlaunch.contract.progress_line import format_line
 from smlaunch.runs.job_poller import LogLine
-from smlaunch.runs.metric_table import build_metric_table
+from smlaunch.runs.metric_table import NO_METRICS, build_metric_table
 from smlaunch.text.sparkline import sparkline
 
 
@@ -57,7 +57,7 @@ def test_a_script_that_counts_steps_by_epoch_loses_none() -> None:
 
 def test_without_metrics() -> None:
     table = build_metric_table([line("hello")])
-    assert (len(table), str(table), table.names) == (0, "no metrics reported", ())
+    assert (len(table), str(table), table.names) == (0, NO_METRICS, ())
     assert "<table>" in table._repr_html_()
 
 

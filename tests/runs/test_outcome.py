@@ -129,6 +129,10 @@ def test_the_whole_traceback_comes_from_the_failed_ranks_own_log() -> None:
         evidence.add_line("algo-1", f"[0] {line.replace('boom', 'follower')}")
     failure = Failure("ValueError: boom", "algo-2", 3, 1, "...\nValueError: boom")
     assert evidence.find_traceback(failure).splitlines() == LOG[1:-1]
+    evidence = LogTail()
+    for line in LOG:  # as torch prints it once there is a process group
+        evidence.add_line("algo-2", f"[3] [rank3]: {line}")
+    assert evidence.find_traceback(failure).splitlines() == LOG[1:-1]
 
 
 def test_without_a_log_the_reason_is_used() -> None:

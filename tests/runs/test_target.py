@@ -140,7 +140,7 @@ def test_a_region_must_come_from_somewhere(monkeypatch: pytest.MonkeyPatch, tmp_
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(AccountError, match="no AWS region is set: give --region"):
+    with pytest.raises(AccountError, match="no AWS region is set: give target="):
         Target.region()
     assert Target.region("eu-west-1").region_name == "eu-west-1"
     monkeypatch.setenv("AWS_REGION", "us-west-2")

@@ -429,7 +429,7 @@ def test_xgboost_on_several_hosts_wants_its_data_split() -> None:
 def test_an_unknown_version() -> None:
     (message,) = refusals(xgboost(CPU, "2.0"))
     assert message.startswith("framework_version: no XGBoost 2.0 image is known")
-    assert "pip install 'smlaunch[sagemaker]'" in message
+    assert "pip install '.[sagemaker]'" in message
     (message,) = refusals(job("kmeans", framework_version="2"))
     assert message.startswith("framework_version: K-Means has no version 2; it has 1")
 
@@ -495,7 +495,7 @@ def test_jumpstart_hosts_seven(name: str) -> None:
     del mapping["image"]
     (message,) = refusals(mapping)
     assert message.startswith("image: JumpStart hosts ")
-    assert "pip install 'smlaunch[sagemaker]'" in message
+    assert "pip install '.[sagemaker]'" in message
     assert message.endswith("or name an image")
     assert any("a separate script of JumpStart" in warning for warning in plan_job(job(name)).warnings)
 

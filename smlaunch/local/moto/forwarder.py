@@ -148,7 +148,7 @@ class MotoForwarder(JsonErrors):
                     "UnknownOperationException",
                     f"smlaunch's local endpoint passes the service {service!r} on to moto, and "
                     f"{missing_packages[0]} is not installed where the endpoint runs ({sys.executable}): "
-                    "pip install 'smlaunch[moto]', then start the endpoint again",
+                    "pip install '.[moto]' in a checkout of smlaunch, then start the endpoint again",
                     404,
                 )
             self._port = self._spawn_process()

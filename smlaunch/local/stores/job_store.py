@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from smlaunch.api.job_kinds import TERMINAL_STATUSES
 from smlaunch.contract import formats
+from smlaunch.contract.run_names import is_run_id
 from smlaunch.local.jobs.job_state import JobState
 from smlaunch.local.json_types import JsonMapping
 from smlaunch.local.stores.sqlite_database import DatabaseSpec, SingleConnection
@@ -30,6 +32,20 @@ CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner, status);
 """,
     stored_format=formats.JOBS_DATABASE,
 )
+
+
+def has_job_of_run(database: Path, run: str) -> bool:
+    """Return whether a database has a job of a run, or one of this name, without changing anything. False
+    where it cannot be read."""
+    patterns = (run, f"{run}-s[0-9]*-a[0-9]*", f"{run}-p[0-9]*-s[0-9]*") if is_run_id(run) else ()
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            return any(
+                connection.execute("SELECT 1 FROM jobs WHERE name GLOB ? LIMIT 1", (pattern,)).fetchone()
+                for pattern in patterns
+            )
+    except (sqlite3.Error, ValueError):
+        return False
 
 
 class JobNameTaken(Exception):

@@ -225,9 +225,11 @@ def reject_missing_channels(context: PlanContext) -> Iterator[Finding]:
     for name in unread:
         if not missing and not _is_named_by_arguments(context, name):
             variable = f"{_CHANNEL_VARIABLE}{name.upper()}"
+            source_path = context.facts.source.input_paths.get(name)
+            elsewhere = "" if source_path is None else f", and no longer {source_path} in the source"
             yield PlanWarning(
                 f"inputs.{name}: nothing in {context.facts.source.entry} reads {variable} or names "
-                f"/opt/ml/input/data/{name}, where the data is."
+                f"/opt/ml/input/data/{name}, where the data is{elsewhere}."
             )
 
 
