@@ -137,41 +137,39 @@ class MultipartTransfer:
         differ."""
         checksum = self._storage.get_object_checksum(bucket, item.key)
         expected = expected_digest(checksum, item.size)  # None if S3 has none that can be compared
-        algorithm, expected_value = (None, None) if expected is None else expected
         # S3's digest may be one of the digests of the object's parts. Then the same parts are downloaded, and
-        # each is hashed while it is in memory, if they are at most 64 MiB large. None: the complete file is
-        # hashed afterwards, if at all.
-        hashed_part_bytes: int | None = None
-        if algorithm is not None and checksum.part_size is not None:
-            hashed_part_bytes = checksum.part_size if checksum.part_size <= _MAX_CHECKED_PART_BYTES else None
-        numbered_ranges = list(enumerate(part_ranges(item.size, hashed_part_bytes or MIN_PART_BYTES)))
-        part_digests = [b""] * len(numbered_ranges)
+        # each is hashed while it is in memory, if they are at most 64 MiB large. Otherwise the complete file
+        # is hashed afterwards.
+        part_bytes, s3_part_bytes = MIN_PART_BYTES, checksum.part_size
+        part_digests: list[RunningDigest] = []
+        if expected is not None and s3_part_bytes is not None and s3_part_bytes <= _MAX_CHECKED_PART_BYTES:
+            part_bytes = s3_part_bytes
+            part_digests = [new_digest(expected.algorithm) for _ in part_ranges(item.size, part_bytes)]
+        numbered_ranges = list(enumerate(part_ranges(item.size, part_bytes)))
         target_file = AtomicFile(item.path)  # under a temporary name until it is complete
         is_complete = False
         try:
 
             def download_part(numbered_range: NumberedRange) -> None:
-                """Download one part, given by its index, start and length in bytes; keep its digest if the
-                digests of parts are to be compared."""
+                """Download one part, given by its index, start and length in bytes."""
                 part_index, (start, length) = numbered_range
-                digest: RunningDigest | None = None
-                if algorithm is not None and hashed_part_bytes is not None:
-                    digest = new_digest(algorithm)
                 pieces = get_range(bucket, item.key, start, length, item.etag)
+                digest = part_digests[part_index] if part_digests else None
                 # Also updates the digest, and reports the bytes.
                 received_bytes = _write_pieces(target_file, start, pieces, digest, on_transferred)
                 if received_bytes != length:
                     raise wrong_content_error(item.key)
-                if digest is not None:
-                    part_digests[part_index] = digest.digest()
 
             for_each_in_threads(download_part, numbered_ranges, max_concurrent_parts)
-            if algorithm is not None:
-                if hashed_part_bytes is not None:
-                    actual_value = multipart_digest(algorithm, part_digests)
+            if expected is not None:
+                if part_digests:
+                    digests = [digest.digest() for digest in part_digests]
+                    actual_value = multipart_digest(expected.algorithm, digests)
                 else:
-                    actual_value = file_digest(target_file.temporary_path, algorithm, checksum.part_size)
-                if actual_value != expected_value:
+                    actual_value = file_digest(
+                        target_file.temporary_path, expected.algorithm, checksum.part_size
+                    )
+                if actual_value != expected.value:
                     raise wrong_content_error(item.key)
             is_complete = True
         finally:
@@ -187,8 +185,7 @@ class MultipartTransfer:
         expected = expected_digest(checksum, item.size)
         if expected is None:
             return None
-        algorithm, object_digest = expected
-        return file_digest(path, algorithm, checksum.part_size) == object_digest
+        return file_digest(path, expected.algorithm, checksum.part_size) == expected.value
 
 
 def _encoded_sha256(content: bytes) -> str:

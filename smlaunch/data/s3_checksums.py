@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from smlaunch.aws.interfaces import ObjectChecksum, TransferItem
 from smlaunch.data.tar_writer import Crc32
@@ -86,11 +86,18 @@ def is_md5(etag: str | None) -> bool:
     return etag is not None and _MD5.fullmatch(etag) is not None
 
 
-def expected_digest(checksum: ObjectChecksum, size: int) -> tuple[DigestAlgorithm, str] | None:
-    """Return the algorithm and the digest, of those that S3 has of an object, to compare a content with: a
-    checksum sent with the upload rather than an ETag (MD5), which takes longest to compute. None if S3 has
-    none that can be compared. ``size``: of the object in bytes. A digest of parts' digests ends with their
-    number: ``-3``."""
+class ExpectedDigest(NamedTuple):
+    """A digest that S3 has of an object."""
+
+    algorithm: DigestAlgorithm
+    value: str
+    """A digest of the digests of parts ends with their number, such as ``-3``."""
+
+
+def expected_digest(checksum: ObjectChecksum, size: int) -> ExpectedDigest | None:
+    """Return the digest, of those that S3 has of an object, to compare a content with: a checksum sent with
+    the upload rather than an ETag (MD5), which takes longest to compute. None if S3 has none that can be
+    compared. ``size``: of the object in bytes."""
     candidates: tuple[tuple[DigestAlgorithm, str | None], ...] = (
         ("sha256", checksum.sha256),
         ("crc32", checksum.crc32),
@@ -104,7 +111,7 @@ def expected_digest(checksum: ObjectChecksum, size: int) -> tuple[DigestAlgorith
             # Another number of parts means unequal sizes: these cannot be reproduced, so nothing is compared.
             if not digest.endswith(f"-{part_count}"):
                 return None
-        return algorithm, digest
+        return ExpectedDigest(algorithm, digest)
     return None
 
 

@@ -40,33 +40,40 @@ def report_earlier_end(segment: Segment, finished_outcome: "SegmentOutcome", clu
     log("run {} has trained to its end before: nothing is left to do".format(segment.run))
 
 
-def write_outcome_and_check_planned_end(
-    task: HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
+def ended_as_planned(
+    task: HostTask, host_outcome: HostOutcome, segment_outcome: "Optional[SegmentOutcome]"
 ) -> bool:
-    """Write the segment's outcome file, where this host has to. Return whether the ranks were only stopped at
-    the planned end of the segment, so that the next one continues the training from a checkpoint.
+    """Return whether the ranks were only stopped at the planned end of the segment, so that the next one
+    continues the training from a checkpoint. ``segment_outcome``: as ``write_segment_outcome`` returns it.
     """
-    was_planned_end = task.segment.checkpoint_dir is not None and host_outcome.is_planned_end(
+    reached_planned_end = task.segment.checkpoint_dir is not None and host_outcome.is_planned_end(
         other_hosts_stopping=task.segment_deadline.has_passed and len(task.cluster.hosts) > 1
     )
-    if task.is_leader:
-        segment_outcome = _write_segment_outcome(task, step_tracker, host_outcome)
-        # Exit code 0 without a readable outcome would look like the end of the run.
-        return was_planned_end and segment_outcome is not None and segment_outcome.result == "continue"
-    if task.has_ranks and not task.spec.ranks.rendezvous:
-        # Ranks that do not meet at a rendezvous may end apart from each other.
-        segment_outcome = _write_segment_outcome(task, step_tracker, host_outcome)
-        return was_planned_end and segment_outcome is not None
-    return was_planned_end
+    if not reached_planned_end or not _writes_outcome(task):
+        return reached_planned_end
+    # Exit code 0 without a readable outcome would look like the end of the run.
+    if segment_outcome is None:
+        return False
+    return not task.is_leader or segment_outcome.result == "continue"
 
 
-def _write_segment_outcome(
+def _writes_outcome(task: HostTask) -> bool:
+    """Return whether this host writes an outcome: the leader, and hosts whose ranks do not meet at a
+    rendezvous, and so may end apart from each other.
+    """
+    return task.is_leader or (task.has_ranks and not task.spec.ranks.rendezvous)
+
+
+def write_segment_outcome(
     task: HostTask, step_tracker: StepTracker, host_outcome: HostOutcome
 ) -> "Optional[SegmentOutcome]":
-    """Write the outcome of the segment: whether the training has finished, or the next job is to continue it.
-    Return it; None where nothing was written. A failure to write is only logged, since the client continues
-    a run whose outcome is missing. ``host_outcome``: how this host's processes ended.
+    """Write the outcome of the segment, where this host has to: whether the training has finished, or the
+    next job is to continue it. Return it; None where nothing was written. A failure to write is only logged,
+    since the client continues a run whose outcome is missing. ``host_outcome``: how this host's processes
+    ended.
     """
+    if not _writes_outcome(task):
+        return None
     segment, ranks_succeeded = task.segment, host_outcome.exit_code == 0
     ranks_result = segment_outcome_files.RanksResult(
         all_succeeded=ranks_succeeded,

@@ -40,13 +40,14 @@ from smlaunch.runtime.cluster import Cluster, processing, training
 from smlaunch.runtime.errors import SetupError
 from smlaunch.runtime.host_outcome import HostExitReport, HostOutcome
 from smlaunch.runtime.host_report import (
+    ended_as_planned,
     log,
     print_finished_metric,
     print_required_metrics,
     report_earlier_end,
     report_failure,
     report_setup_error,
-    write_outcome_and_check_planned_end,
+    write_segment_outcome,
 )
 from smlaunch.runtime.host_task import HostTask, count_ranks_per_host, read_first_port, read_launch_spec
 from smlaunch.runtime.hyperparameters import read_hyperparameters
@@ -218,7 +219,8 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
     outcome = _run_launcher(spec, host_context, rank_environment, supervisor, rank_commands, service_starts)
     if task.segment_deadline.stop_file_error is not None:
         log("error: " + task.segment_deadline.stop_file_error)
-    if write_outcome_and_check_planned_end(task, step_tracker, outcome) and outcome.exit_code != 0:
+    segment_outcome = write_segment_outcome(task, step_tracker, outcome)
+    if outcome.exit_code != 0 and ended_as_planned(task, outcome, segment_outcome):
         log("the segment is at its planned end, and its ranks have been stopped: this is no failure")
         outcome = HostOutcome(())  # without any failure: exit code 0
     failure_text = report_failure(paths, cluster.current_host, outcome, oom_kills_before)

@@ -242,7 +242,7 @@ def resolve_argument(arg: Arg, reference_values: Mapping[str, str], json_path: s
     if arg.name in ("each_host", "each_endpoint"):  # a list: of the hosts, or of host:port
         values = _resolve_list_reference(arg, reference_values)
         return _HOST_SEPARATOR.join(arg.prefix + value + arg.suffix for value in values)
-    if arg.name in _HOST_REFERENCE_BY_ADDRESS_REFERENCE:  # an IP address of a host that another one names
+    if arg.name in _HOST_REFERENCE_BY_ADDRESS_REFERENCE:  # ``leader_address``: the IP address of ``leader``
         host = reference_values[_HOST_REFERENCE_BY_ADDRESS_REFERENCE[arg.name]]
         return arg.prefix + look_up_ip_address(host) + arg.suffix
     if arg.name not in reference_values:

@@ -395,7 +395,7 @@ class Checkpointer:
         assert epochs is not None
         order = self._order
         if order is not None and order.position_after(order.position) is None:
-            return order.epoch + 1 >= epochs
+            return order.epoch + 1 >= epochs  # this epoch is over, though the next one has not begun
         return self.epoch >= epochs
 
     def _estimate_total_steps(self, loader: Any, epochs: Optional[int]) -> Optional[int]:

@@ -129,17 +129,22 @@ def verify_resume(
     # Of the kind "run": a run that did not reach its end, and was not compared.
     if all(difference.kind == "run" for difference in all_differences):
         return report
-    # Without a cut, are the results of two runs the same? If not, the differences say less, and those that
-    # the two baselines have as well are discounted.
     on_message("the runs differ: checking whether the unsplit run is repeatable")
     second_baseline = trial_runner.run_trial("unsplit-again")
     baseline_comparison = compare_runs(baseline.record, second_baseline.record, lint_findings)
-    time_span = TimeSpan(started_at, time.time())  # times in files are recognized by it
-    judged_reports = tuple(
-        replace(trial, comparison=discount_unrepeatable(trial.comparison, baseline_comparison, time_span))
-        for trial in trial_reports
+    return _correct_by_repeatability(report, baseline_comparison, TimeSpan(started_at, time.time()))
+
+
+def _correct_by_repeatability(
+    report: VerifyReport, baseline_comparison: Comparison, all_runs_time: TimeSpan
+) -> VerifyReport:
+    """Return the report without differences that two uninterrupted runs have as well, which
+    ``baseline_comparison`` compares. ``all_runs_time``: times in files are recognized by it."""
+    trials = tuple(
+        replace(trial, comparison=discount_unrepeatable(trial.comparison, baseline_comparison, all_runs_time))
+        for trial in report.trials
     )
-    return replace(report, trials=judged_reports, is_repeatable=is_repeatable(baseline_comparison, time_span))
+    return replace(report, trials=trials, is_repeatable=is_repeatable(baseline_comparison, all_runs_time))
 
 
 def _lint_program(job: Job, entry: Entry) -> LintFindings:

@@ -47,10 +47,10 @@ def find_first_step_difference(pair: RunPair, lint_findings: LintFindings) -> St
         return None
     step, rank, step_in_baseline, step_in_resumed_run = min(mismatches)
     if step_in_resumed_run is None:  # only the baseline did it
-        return _step_difference(f"step {step} was skipped (rank {rank})", [causes.STEP_MISSING])
+        return _make_step_difference(f"step {step} was skipped (rank {rank})", [causes.STEP_MISSING])
     if step_in_baseline is None:  # only the resumed run did it
         description = f"step {step} was done, and is not in the unsplit run (rank {rank})"
-        return _step_difference(description, [causes.STEP_UNEXPECTED])
+        return _make_step_difference(description, [causes.STEP_UNEXPECTED])
     # Both did it: whether samples or loss differ decides about the causes.
     trace = pair.resumed.trace_by_rank[rank]
     location = f"step {step} on rank {rank}, {_position_after_cut(trace, step_in_resumed_run)}"
@@ -59,18 +59,18 @@ def find_first_step_difference(pair: RunPair, lint_findings: LintFindings) -> St
             f"{location} used samples {_format_sample_numbers(step_in_resumed_run.sample_numbers)} "
             f"in place of {_format_sample_numbers(step_in_baseline.sample_numbers)}"
         )
-        return _step_difference(description, [causes.explain_sample_order(lint_findings)])
+        return _make_step_difference(description, [causes.explain_sample_order(lint_findings)])
     job_index = step_in_resumed_run.job_index
     is_first_after_cut = job_index > 0 and trace.first_step_of(job_index) == step
     component_names = pair.resumed.component_names | pair.baseline.component_names
-    return _step_difference(
+    return _make_step_difference(
         f"{location} had loss {step_in_resumed_run.loss} in place of {step_in_baseline.loss}, with the same "
         "samples",
         causes.explain_loss_difference(is_first_after_cut, component_names, lint_findings),
     )
 
 
-def _step_difference(description: str, likely_causes: Iterable[str]) -> StepDifference:
+def _make_step_difference(description: str, likely_causes: Iterable[str]) -> StepDifference:
     return StepDifference(RunDifference("steps", description=description), tuple(likely_causes))
 
 

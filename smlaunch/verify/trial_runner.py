@@ -152,29 +152,31 @@ class TrialRunner:
         self._on_message = on_message
 
     def run_trial(
-        self, name: str, cuts: Sequence[PlannedCut] = (), baseline: TrialResult | None = None
+        self, label: str, cuts: Sequence[PlannedCut] = (), baseline: TrialResult | None = None
     ) -> TrialResult:
         """Run the script to the end of its training, in as many jobs as it takes: each of ``cuts``, which are
         deliberate interruptions, ends the running job, and the next one resumes from its checkpoints. All
         these jobs together are the trial, one run of the job file.
 
-        ``baseline`` is the earlier uninterrupted run, whose duration sets the times of cuts and checkpoints;
-        None for that run itself. Raises TrainingFailed when a job fails that was not killed.
+        ``label``: what the names of the run and its jobs begin with. ``baseline``: the earlier uninterrupted
+        run, whose duration sets the times of cuts and checkpoints; None for that run itself. Raises
+        TrainingFailed when a job fails that was not killed.
         """
         # Ranks are found by their job's name among all processes of the machine, so it must be unique.
-        name = f"{name}-{secrets.token_hex(4)}"
-        trace_dir = self._folder / name
+        run_name = f"{label}-{secrets.token_hex(4)}"
+        trace_dir = self._folder / run_name
         trace_dir.mkdir(parents=True)
         checkpoint_interval = None if baseline is None else _checkpoint_interval(baseline, len(cuts))
-        # A plan of the job with traces, and with checkpoints before each cut.
-        prepared = prepare(self._make_trial_job(name, trace_dir, checkpoint_interval), self._target, name)
+        # With traces, and with checkpoints before each cut.
+        trial_job = self._make_trial_job(run_name, trace_dir, checkpoint_interval)
+        prepared = prepare(trial_job, self._target, run_name)
         if baseline is None:  # the first trial: the others have the same source
             for warning in prepared.plan.facts.source.warnings:
                 self._on_message(f"warning: {warning}")
         first_jobs = launch(prepared, self._target).jobs
         # It cuts the jobs, and submits the further ones by the plan's workflow.
         trial = _Trial(
-            name=name,
+            name=run_name,
             target=self._target,
             trace_dir=trace_dir,
             workflow=prepared.plan.workflow,

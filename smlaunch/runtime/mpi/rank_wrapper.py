@@ -161,9 +161,9 @@ def rank_environment(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one rank, as what the MPI starts in its place, and return its exit code. Where a signal ended the
-    rank, this process ends by the same signal. A second process, which launchers do not kill, is the rank's
-    parent. ``arguments``: the runtime's folder, where no variable names it.
+    """Run the rank in whose place the MPI's launcher has started this process, and return its exit code.
+    Where a signal ended the rank, this process ends by the same signal. A second process, which launchers do
+    not kill, is the rank's parent. ``arguments``: the runtime's folder, where no variable names it.
     """
     folder = os.environ.get(FOLDER_VARIABLE) or arguments[0]
     command = RankCommand.read(folder)  # the same for every rank of this host
