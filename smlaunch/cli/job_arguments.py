@@ -218,7 +218,9 @@ def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Probl
             continue
         if not equals or (key not in _CHANNEL_KEYS and "/" in comma_parts[-1]):
             break
-        if key in _CHANNEL_KEYS:
+        if key in channel_options:
+            problems.append(Problem("--input", f"{channel_name}: {key!r} is given twice"))
+        elif key in _CHANNEL_KEYS:
             channel_options[key] = option_value
         else:
             from smlaunch.text.did_you_mean import did_you_mean

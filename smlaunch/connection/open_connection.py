@@ -305,6 +305,13 @@ def target_of_endpoint(
     )
 
 
+def count_cpus() -> int | None:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     """Return what the plan must know about this endpoint. Raises EndpointError if its executor comes from a
     package that is not installed here."""
@@ -317,6 +324,7 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     return EndpointFacts(
         hosts=executor.describe_isolation(info.isolation),
         max_hosts=executor.max_hosts,
+        cpus=count_cpus() if executor.shares_python or executor.runs_images else None,
         runs_images=executor.runs_images,
         same_python=info.pid == os.getpid() and executor.shares_python,
         warnings=tuple(executor.warnings(info.isolation)),

@@ -215,6 +215,8 @@ class EndpointFacts:
     """What its hosts are, such as ``isolation full`` or ``containers by podman``."""
     max_hosts: int | None = None
     """Hosts that one job can have; None if there is no limit."""
+    cpus: int | None = None
+    """CPU cores that all hosts share, as processes of one machine; None if not known."""
     runs_images: bool = False
     """Hosts are containers of the job's image; otherwise processes of this machine."""
 

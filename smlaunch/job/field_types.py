@@ -18,7 +18,7 @@ from smlaunch.catalog.strategies import STRATEGIES, known_strategies
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
-from smlaunch.text.did_you_mean import did_you_mean
+from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
 _SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
@@ -41,6 +41,10 @@ _NON_PROGRAM_SUFFIXES = (
 )
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+_INSTANCE_SIZE = r"(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)"
+"""Also of types that the catalog does not know."""
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
 
@@ -318,6 +322,22 @@ def _check_instance_type(text: str) -> str:
         is_without_prefix = re.fullmatch(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", text)
         hint = f", did you mean 'ml.{text}'?" if is_without_prefix else ""
         raise FieldError(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
+    size = text.rpartition(".")[2]
+    if not re.fullmatch(_INSTANCE_SIZE, size):
+        from smlaunch.catalog.instances import known_types  # reads a table
+
+        match = nearest_match(text, known_types())
+        hint = f", did you mean {match!r}?" if match is not None else ""
+        raise FieldError(f"{text!r} is no instance type: no size is called {size!r}{hint}")
+    return text
+
+
+def _check_image(text: str) -> str:
+    if not _IMAGE.fullmatch(text):
+        raise FieldError(
+            f"{shorten_value(text)} is not the address of an image, such as "
+            "123456789012.dkr.ecr.eu-west-1.amazonaws.com/name:tag"
+        )
     return text
 
 
@@ -446,8 +466,9 @@ ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module, _MODULE_
 CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command, _COMMAND_SCHEMA)]
 DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri, _DATA_SCHEMA)]
 InstanceTypeName = Annotated[
-    str, _TEXT, FieldRule(_check_instance_type, {"pattern": r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$"})
+    str, _TEXT, FieldRule(_check_instance_type, {"pattern": rf"^ml\.[a-z0-9-]+\.{_INSTANCE_SIZE}$"})
 ]
+ImageAddress = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_image, {"pattern": f"^{_IMAGE.pattern}$"})]
 AccountId = Annotated[str, _TEXT, FieldRule(_check_account_id, {"pattern": "^[0-9]{12}$"})]
 RunId = Annotated[
     str,

@@ -22,6 +22,7 @@ from smlaunch.job.field_types import (
     DataUri,
     Duration,
     Hyperparameter,
+    ImageAddress,
     InstanceTypeName,
     ModuleName,
     NonEmptyText,
@@ -329,7 +330,7 @@ class Job(Section):
     requirements: NonEmptyText | None = None
     """A pip requirements file, relative to the source, that is installed on every host before the start. By
     default a requirements.txt beside the script, if there is one; ``none`` installs nothing."""
-    image: NonEmptyText | None = None
+    image: ImageAddress | None = None
     """Container image. With neither entry nor algorithm it brings its own program, and smlaunch adds nothing
     to it. None takes AWS's image for the strategy."""
     framework_version: NonEmptyText | None = None

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smlaunch.cli.main import run_command
+from smlaunch.connection import open_connection
 from smlaunch.local.endpoint import Endpoint
 
 ORDINARY = Path(__file__).parent.parent / "ordinary"
@@ -233,8 +234,9 @@ def _clean(text: str, folder: Path) -> str:
 
 def all_answers() -> dict[int, Answer]:
     scratch = Path(tempfile.mkdtemp(prefix="mistakes-"))
-    endpoint = Endpoint(scratch / "state")
+    endpoint, count_cpus = Endpoint(scratch / "state"), open_connection.count_cpus
     try:
+        open_connection.count_cpus = lambda: 2  # of this machine: the answers are the same on each
         info = endpoint.start()
         account = {**info.environment(), "SMLAUNCH_ROLE": info.role_arn}
         answers = {mistake.number: answer(mistake, account, scratch) for mistake in MISTAKES}
@@ -242,6 +244,7 @@ def all_answers() -> dict[int, Answer]:
         assert stored == [], f"a mistake has uploaded files: {stored}"
         return answers
     finally:
+        open_connection.count_cpus = count_cpus
         endpoint.close()
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -69,7 +69,7 @@ def test_a_preference_without_a_price_leaves_the_cost_unknown() -> None:
     [
         (["ml.g5.12xlarge", "ml.g6.12xlarge"], 4),
         (["ml.g5.12xlarge", "ml.g5.48xlarge"], "auto"),
-        (["ml.g5.12xlarge", "ml.g5.unheard"], "auto"),
+        (["ml.g5.12xlarge", "ml.g5.99xlarge"], "auto"),
         (["ml.m5.xlarge", "ml.c5.xlarge"], 1),
     ],
 )
@@ -78,8 +78,8 @@ def test_ranks_per_host_suit_every_preference(preferences: list[str], ranks: int
 
 
 def test_a_misspelled_preference_is_warned_of() -> None:
-    job_plan = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.xlrge"]}})
-    assert has_warning(job_plan, "ml.g6.xlrge is not in the catalog")
+    job_plan = plan({"compute": {"instance_preferences": ["ml.g5.xlarge", "ml.g6.3xlarge"]}})
+    assert has_warning(job_plan, "ml.g6.3xlarge is not in the catalog")
     assert has_warning(job_plan, "did you mean ml.g6.xlarge?")
 
 

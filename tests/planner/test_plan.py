@@ -77,15 +77,15 @@ def test_what_is_chosen(
 
 
 def test_an_unknown_type_is_warned_of_and_counts_its_own_accelerators() -> None:
-    job_plan = plan({"compute": {"instance_type": "ml.g5.12xlrge"}})
+    job_plan = plan({"compute": {"instance_type": "ml.g5.13xlarge"}})
     assert job_plan.processes_per_host == "auto"
     assert (
-        "ml.g5.12xlrge is not in the catalog of 2026-11 (did you mean ml.g5.12xlarge?)"
+        "ml.g5.13xlarge is not in the catalog of 2026-11 (did you mean ml.g5.16xlarge?)"
         in job_plan.warnings[0]
     )
     assert "-cu133-" in job_plan.image
     assert not job_plan.cost.is_known
-    assert " unknown: the price of ml.g5.12xlrge is not known" in str(job_plan)
+    assert " unknown: the price of ml.g5.13xlarge is not known" in str(job_plan)
 
 
 @pytest.mark.parametrize(

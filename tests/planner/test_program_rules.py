@@ -14,6 +14,7 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import DiscoveredFacts, EndpointFacts, InputFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import fact_needs
+from smlaunch.planner.script_launch import script_arguments
 from smlaunch.render.plan import Plan
 from smlaunch.runs.plan_job import pack_job_source
 from tests.planner.fixtures import local, make_plan
@@ -140,6 +141,11 @@ def test_a_program_that_cannot_start_is_refused(
     assert expected.format(here=tmp_path) in "".join(problems) if expected else problems == []
 
 
+def test_a_text_that_is_true_stays_a_text_and_a_boolean_is_pythons() -> None:
+    job = Job.from_mapping({"entry": "train.py", "hyperparameters": {"a": "true", "bb": True, "cc": "0.10"}})
+    assert script_arguments(job, {}) == ["-a", "true", "--bb", "True", "--cc", "0.10"]  # docs/scripts.md
+
+
 @table(
     ("text", "inputs", "expected"),
     [
@@ -174,6 +180,19 @@ def test_an_input_of_the_source_is_no_longer_in_it() -> None:
         "/opt/ml/input/data/all, where the data is, and no longer data in the source" in each
         for each in plan.warnings
     )
+
+
+def test_more_hosts_than_this_machine_can_serve() -> None:
+    def warnings(hosts: int, cpus: int | None) -> list[str]:
+        job = Job.from_mapping({"entry": "train.py", "compute": {"hosts": hosts}})
+        facts = local(endpoint=EndpointFacts(hosts="isolation full", cpus=cpus))
+        return [each for each in make_plan(job, facts, "digits").warnings if "CPU cores" in each]
+
+    assert warnings(64, 2) == [
+        "compute.hosts: 64 hosts with 64 ranks together share this machine's 2 CPU cores and its memory; to "
+        "try the job, take fewer, such as --hosts 2."
+    ]
+    assert [warnings(8, 1), warnings(64, 16), warnings(64, None)] == [[], [], []]
 
 
 def test_a_command_of_an_image_is_only_suspect() -> None:

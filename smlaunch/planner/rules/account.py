@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smlaunch.catalog.quotas import HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
+from smlaunch.catalog.quotas import DEFAULT_HOSTS_PER_JOB, HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
 from smlaunch.planner.plan import Reason
@@ -116,10 +116,22 @@ def _report_unreadable_quotas(context: PlanContext, problem: str) -> Findings:
         f"The account's quotas could not be read ({problem}): {_hosts_text(context)} is assumed to be within "
         "them"
     )
+    notes = []
     if any(map(is_accelerated, context.instance_types)):
-        yield PlanWarning(f"{message}; most accounts start with a quota of 0 for types with GPUs.")
+        notes.append("most accounts start with a quota of 0 for types with GPUs")
+    if context.hosts > DEFAULT_HOSTS_PER_JOB:
+        notes.append(_default_hosts_text())
+    if notes:
+        yield PlanWarning(f"{message}; {'; '.join(notes)}.")
     else:
         yield Reason("quotas.assumed", f"{message}.")
+
+
+def _default_hosts_text() -> str:
+    return (
+        f"an account starts with at most {DEFAULT_HOSTS_PER_JOB} hosts in one job ({HOSTS_PER_JOB_QUOTA!r}): "
+        "take fewer, or ask for more in the Service Quotas console"
+    )
 
 
 def _report_quota_values(context: PlanContext) -> Findings:
@@ -192,7 +204,8 @@ def _unasked_things(context: PlanContext) -> Iterator[str]:
     yield f"whether there is the execution role ({role})"
     if quota_names := relevant_quotas(context.job):
         quotas_text = quota_names[0] if len(quota_names) == 1 else f"{len(quota_names)} quotas"
-        yield f"the account's quotas ({quotas_text}): they are assumed to suffice"
+        note = f", though {_default_hosts_text()}" if context.hosts > DEFAULT_HOSTS_PER_JOB else ""
+        yield f"the account's quotas ({quotas_text}): they are assumed to suffice{note}"
     if unread := [name for name, channel in context.job.inputs.items() if not channel.is_local]:
         yield f"whether there is data for {', '.join(unread)}, and how much"
     if context.job.checkpoints is not None and context.job.checkpoints.uri is not None:

@@ -6,8 +6,8 @@ from smlaunch.catalog import algorithms
 from smlaunch.catalog.instances import find_instance_type
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
-from smlaunch.planner.plan_context import PlanContext, is_accelerated, is_neuron
-from smlaunch.planner.rules.rule import Problems, rule
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, is_accelerated, is_neuron
+from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
 """Seconds that a spot job may run without checkpoints, and the service's limit for an algorithm without
@@ -271,3 +271,28 @@ def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
     )
     message = f"it has an effect on types with an accelerator only, and {types_text}; leave it out"
     yield Problem(_MAX_PENDING_FIELD, message)
+
+
+_MIN_SHARING_RANKS = 8
+_RANKS_PER_CPU = 4
+"""More of them on one machine are rarely meant, except to see that a job starts at all."""
+
+
+@rule(
+    "local.shared-cpus",
+    phase="advise",
+    summary="many more local ranks than this machine has CPU cores",
+    source="docs/isolation.md",
+    quote="hosts are processes of one machine",
+    fields=("compute.hosts", "compute.processes_per_host", "segments"),
+)
+def warn_of_shared_cpus(context: PlanContext) -> Findings:
+    cpus, processes = context.facts.endpoint.cpus, context.job.compute.processes_per_host
+    ranks = context.hosts * (processes if isinstance(processes, int) else 1)
+    if context.facts.target != "local" or cpus is None or ranks <= _RANKS_PER_CPU * cpus:
+        return
+    if context.hosts > 1 and ranks > _MIN_SHARING_RANKS:
+        yield PlanWarning(
+            f"compute.hosts: {context.hosts} hosts with {ranks} ranks together share this machine's "
+            f"{cpus} CPU cores and its memory; to try the job, take fewer, such as --hosts 2."
+        )
