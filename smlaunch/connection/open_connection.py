@@ -320,7 +320,7 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     from smlaunch.local.executors import load_executor
 
     executor = load_executor(info.executor)
-    without_effect, refused = api_support.recorded_and_rejected(executor.runs_images)
+    without_effect, refused = api_support.notes_of_recorded_and_rejected_fields(executor.runs_images)
     return EndpointFacts(
         hosts=executor.describe_isolation(info.isolation),
         max_hosts=executor.max_hosts,

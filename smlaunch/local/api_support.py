@@ -38,6 +38,8 @@ SupportTable = Mapping[str, SupportRow]
 
 
 def _read_tables() -> dict[str, SupportTable]:
+    """Read the tables from the JSON file beside this module. A row is a list: the level, a note (or ``@NAME``
+    of a note that rows share) and the rejected values; the last two may be missing."""
     document = json.loads(Path(__file__).with_suffix(".json").read_bytes())
     shared_notes = {f"@{name}": note for name, note in document.pop("shared_notes").items()}
 
@@ -72,27 +74,28 @@ _UNSET_VALUES: tuple[Any, ...] = (None, False, "", [], {})
 """Values that mean the same as a missing field."""
 
 
-def recorded_fields(request: Mapping[str, Any], rows: SupportTable) -> dict[str, str]:
+def recorded_fields(request: Mapping[str, Any], row_by_path: SupportTable) -> dict[str, str]:
     """Return the fields of a request that have no effect here, with their notes."""
+
+    def is_set(dotted_path: str) -> bool:
+        return any(value not in _UNSET_VALUES for _, value in values_at_dotted_path(request, dotted_path))
+
     return {
-        path: row.note
-        for path, row in rows.items()
-        if row.level == "recorded"
-        and any(value not in _UNSET_VALUES for _, value in values_at_dotted_path(request, path))
+        dotted_path: row.note
+        for dotted_path, row in row_by_path.items()
+        if row.level == "recorded" and is_set(dotted_path)
     }
 
 
-def recorded_and_rejected(runs_images: bool = False) -> tuple[dict[str, str], dict[str, str]]:
-    """Return for a plan the notes of recorded and of rejected fields, by dotted path, of all kinds of
-    jobs."""
+def notes_of_recorded_and_rejected_fields(
+    runs_images: bool = False,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return, for plans, the notes of the fields that are recorded and of those that are rejected, by dotted
+    path, for all kinds of jobs. ``runs_images``: whether the executor runs images."""
     # A path that is in several tables has the same row in all.
-    rows = {
-        path: row for kind in (PROCESSING, TRAINING) for path, row in support_rows(kind, runs_images).items()
-    }
-    recorded_notes, rejected_notes = (
-        {path: row.note for path, row in rows.items() if row.level == level}
-        for level in ("recorded", "rejected")
-    )
+    row_by_path = {**support_rows(PROCESSING, runs_images), **support_rows(TRAINING, runs_images)}
+    recorded_notes = {path: row.note for path, row in row_by_path.items() if row.level == "recorded"}
+    rejected_notes = {path: row.note for path, row in row_by_path.items() if row.level == "rejected"}
     return recorded_notes, rejected_notes
 
 

@@ -26,9 +26,10 @@ from smlaunch.local.state_dir import EndpointRegistration, StateDir, default_roo
 
 if TYPE_CHECKING:
     from smlaunch.local.executors.executor_base import Executor
-    from smlaunch.local.front.credentials import Credentials
+    from smlaunch.local.front.credentials import Credentials, Keyring
     from smlaunch.local.front.http_server import Server
-    from smlaunch.local.front.request_dispatcher import Dispatch, Service
+    from smlaunch.local.front.request_dispatcher import RequestDispatcher, Service
+    from smlaunch.local.jobs.job_manager import JobManager
 
 log = logging.getLogger(__name__)
 _DEFAULT_BUCKET = f"sagemaker-{DEFAULT_REGION}-{ACCOUNT}"
@@ -108,15 +109,64 @@ class Endpoint:
         )
 
     def _start(self) -> EndpointInfo:
+        """Open the stores, create the services and start to serve. Raises EndpointError and StateDamaged."""
         from smlaunch.local.front.call_log import CallLog
         from smlaunch.local.front.credentials import Keyring
-        from smlaunch.local.front.request_dispatcher import Dispatch
-        from smlaunch.local.jobs.job_manager import JobManager
-        from smlaunch.local.jobs.job_runner import EndpointServices
+        from smlaunch.local.front.request_dispatcher import RequestDispatcher
         from smlaunch.local.moto.forwarder import MotoForwarder
+
+        self._pid = os.getpid()
+        settings = self._settings
+        if settings.faults is None:
+            settings = replace(settings, faults=read_fault_plan(os.environ))
+        call_log_path = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
+        self._call_log = CallLog(Path(call_log_path)) if call_log_path else None
+        credentials = _load_credentials(self._state_dir)
+        keyring = Keyring(credentials)
+        self._stores = _Stores(self._state_dir)
+        self._jobs = self._create_job_manager(settings)
+        services = self._create_services(keyring, settings)
+        self._moto = MotoForwarder(self._server_url, credentials, settings, self._state_dir.moto_log)
+        dispatcher = RequestDispatcher(
+            keyring,
+            services,
+            fallback=_throttle_by_fault_plan("", self._moto, settings),
+            call_log=self._call_log,
+            state_dir=self._state_dir.root,
+        )
+        self._server = self._start_server(dispatcher)
+        self._stores.objects.create_bucket(_DEFAULT_BUCKET)
+        info = self._describe(self._server.url, credentials.access_key, credentials.secret_key)
+        # A job has a region of its own.
+        self._script_environment.update(
+            {name: value for name, value in info.environment().items() if value and "REGION" not in name}
+        )
+        return info
+
+    def _create_job_manager(self, settings: Settings) -> JobManager:
+        from smlaunch.local.jobs.job_manager import JobManager
+        from smlaunch.local.jobs.job_runner import JobServices
+
+        registration = EndpointRegistration(self._state_dir)
+        services = JobServices(
+            job_store=self._stores.jobs,
+            object_store=self._stores.objects,
+            log_store=self._stores.logs,
+            metric_store=self._stores.metrics,
+            executor=self._executor,
+            registration=registration,
+            settings=settings,
+            credentials=self._script_environment,  # filled when the server has started
+            remove_leftovers=self._remove_leftovers,
+            state_directory=self._state_dir.root,
+        )
+        return JobManager(services, self._state_dir, registration)
+
+    def _create_services(self, keyring: Keyring, settings: Settings) -> dict[str, Service]:
+        """Return the endpoint's own services by the names that clients sign for. First fails the jobs and the
+        executions of endpoints that have died."""
         from smlaunch.local.pipelines.execution_runner import PipelineServices
         from smlaunch.local.pipelines.job_client import JobClient
-        from smlaunch.local.pipelines.pipeline_store import PipelineStore
         from smlaunch.local.pipelines.running_executions import PipelineExecutions
         from smlaunch.local.services import standard_services
         from smlaunch.local.services.json_service import JsonService
@@ -124,64 +174,40 @@ class Endpoint:
         from smlaunch.local.services.processing_jobs import ProcessingJobOperations
         from smlaunch.local.services.tag_operations import TagOperations
         from smlaunch.local.services.training_jobs import TrainingJobOperations
-        from smlaunch.local.stores.job_store import JobStore
-        from smlaunch.local.stores.log_store import LogStore
-        from smlaunch.local.stores.metric_store import MetricStore
-        from smlaunch.local.stores.object_store import ObjectStore
 
-        self._pid = os.getpid()
-        state_dir = self._state_dir
-        settings = self._settings
-        if settings.faults is None:
-            settings = replace(settings, faults=read_fault_plan(os.environ))
-        call_log_path = settings.call_log or os.environ.get(CALL_LOG_VARIABLE)
-        self._call_log = CallLog(Path(call_log_path)) if call_log_path else None
-        credentials = _load_credentials(state_dir)
-        job_store = JobStore(state_dir.jobs_database)
-        objects = ObjectStore(state_dir.objects_dir)
-        logs = LogStore(state_dir.logs_dir)
-        metrics = MetricStore(state_dir.metrics_database)
-        pipelines = PipelineStore(state_dir.pipelines_database)
-        self._stores = (objects, job_store, metrics, pipelines)
-        owner = EndpointRegistration(state_dir)
-        job_services = EndpointServices(
-            *(job_store, objects, logs, metrics, self._executor, owner, settings, self._script_environment),
-            self._remove_leftovers,
-            state_dir.root,
-        )
-        self._jobs = JobManager(job_services, state_dir, owner)
-        keyring = Keyring(credentials)
-        services = standard_services(objects, logs, metrics, keyring)
-        training = TrainingJobOperations(job_store, self._jobs, settings)
-        processing = ProcessingJobOperations(job_store, self._jobs)
-        job_client = JobClient(lambda: services["sagemaker"], (training, processing), self._call_log)
+        stores = self._stores
+        training = TrainingJobOperations(stores.jobs, self._jobs, settings)
+        processing = ProcessingJobOperations(stores.jobs, self._jobs)
+        job_client = JobClient((training, processing), self._call_log)
         self._pipeline_executions = PipelineExecutions(
-            PipelineServices(pipelines, job_client, objects), self._jobs
+            PipelineServices(stores.pipelines, job_client, stores.objects), self._jobs
         )
         self._jobs.set_event_listener(self._pipeline_executions)
         self._jobs.clean_up_dead_endpoints()
-        services["sagemaker"] = JsonService(
+        sagemaker_service = JsonService(
             "sagemaker",
-            *(training, processing, TagOperations(job_store, pipelines)),
-            PipelineOperations(pipelines, self._pipeline_executions, objects, job_client),
+            training,
+            processing,
+            TagOperations(stores.jobs, stores.pipelines),
+            PipelineOperations(stores.pipelines, self._pipeline_executions, stores.objects, job_client),
         )
-        self._moto = MotoForwarder(lambda: self._server.url, credentials, settings, state_dir.moto_log)
-        services, fallback = _with_throttling(services, self._moto, settings)
-        dispatch = Dispatch(keyring, services, fallback, call_log=self._call_log, state_dir=state_dir.root)
-        self._server = self._start_server(dispatch)
-        objects.create_bucket(_DEFAULT_BUCKET)
-        info = self._describe(self._server.url, credentials.access_key, credentials.secret_key)
-        self._script_environment.update(
-            {name: value for name, value in info.environment().items() if value and "REGION" not in name}
-        )
-        return info
+        services = standard_services(stores.objects, stores.logs, stores.metrics, keyring)
+        services["sagemaker"] = sagemaker_service
+        throttled_services = {
+            name: _throttle_by_fault_plan(name, service, settings) for name, service in services.items()
+        }
+        job_client.sagemaker_service = throttled_services["sagemaker"]
+        return throttled_services
 
-    def _start_server(self, dispatch: Dispatch) -> Server:
+    def _server_url(self) -> str:
+        return self._server.url
+
+    def _start_server(self, dispatcher: RequestDispatcher) -> Server:
         """Listen on the port. Raises EndpointError when that fails, after closing jobs and stores."""
         from smlaunch.local.front.http_server import Server
 
         try:
-            return Server(dispatch, port=self._port)
+            return Server(dispatcher, port=self._port)
         except OSError as error:
             self._jobs.close()
             self._close_stores()
@@ -197,11 +223,11 @@ class Endpoint:
             if name == self._executor.name:
                 continue
             try:
-                other = load_executor(name)(self._executor.context)
+                other_executor = load_executor(name)(self._executor.context)
             except EndpointError as error:  # of its package; this endpoint does not need it
                 log.warning("%s", error)
                 continue
-            other.remove_leftovers(dead_endpoint_id)
+            other_executor.remove_leftovers(dead_endpoint_id)
 
     def close(self) -> None:
         """Stop all jobs (SIGTERM, then SIGKILL after ``close_grace_seconds``) and the server. No process is
@@ -224,23 +250,41 @@ class Endpoint:
         self.close()
 
     def _close_stores(self) -> None:
-        for store in self._stores:
-            store.close()
+        self._stores.close()
         if self._call_log is not None:
             self._call_log.close()
 
 
-def _with_throttling(
-    services: dict[str, Service], fallback: Service, settings: Settings
-) -> tuple[dict[str, Service], Service]:
-    """Wrap all services, and the fallback, if the settings have a fault plan."""
+class _Stores:
+    """The stores in an endpoint's state directory."""
+
+    def __init__(self, state_dir: StateDir) -> None:
+        """Open all stores. Raises StateDamaged."""
+        from smlaunch.local.pipelines.pipeline_store import PipelineStore
+        from smlaunch.local.stores.job_store import JobStore
+        from smlaunch.local.stores.log_store import LogStore
+        from smlaunch.local.stores.metric_store import MetricStore
+        from smlaunch.local.stores.object_store import ObjectStore
+
+        self.jobs = JobStore(state_dir.jobs_database)
+        self.objects = ObjectStore(state_dir.objects_dir)
+        self.logs = LogStore(state_dir.logs_dir)
+        self.metrics = MetricStore(state_dir.metrics_database)
+        self.pipelines = PipelineStore(state_dir.pipelines_database)
+
+    def close(self) -> None:
+        for store in (self.objects, self.jobs, self.metrics, self.pipelines):
+            store.close()
+
+
+def _throttle_by_fault_plan(service_name: str, service: Service, settings: Settings) -> Service:
+    """Return a service that throttles calls as the settings' fault plan says; without a plan, the service
+    itself. ``service_name``: the name that clients sign for, empty for several."""
     if settings.faults is None or not settings.faults.faults:
-        return services, fallback
+        return service
     from smlaunch.local.services.throttling import ThrottledService
 
-    plan = settings.faults
-    throttled = {name: ThrottledService(name, service, plan) for name, service in services.items()}
-    return dict(throttled), ThrottledService("", fallback, plan)
+    return ThrottledService(service_name, service, settings.faults)
 
 
 def _load_credentials(state: StateDir) -> Credentials:

@@ -96,12 +96,13 @@ class CapacityFaults:
 
     def wait_seconds(self, instance_type: str) -> float | None:
         """Return the seconds until hosts of this type are available; None: never."""
-        waits = [
-            seconds for pattern, seconds in self.unavailable_types if fnmatchcase(instance_type, pattern)
-        ]
-        if None in waits:
-            return None
-        return max((seconds for seconds in waits if seconds is not None), default=0)
+        longest_wait_seconds = 0.0
+        for type_pattern, seconds in self.unavailable_types:
+            if fnmatchcase(instance_type, type_pattern):
+                if seconds is None:
+                    return None
+                longest_wait_seconds = max(longest_wait_seconds, seconds)
+        return longest_wait_seconds
 
 
 @dataclass(frozen=True)
@@ -266,12 +267,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_duration(value: Any) -> bool:
+    """Return whether ``value`` is a number of seconds, or a list of the least and the greatest one."""
     if isinstance(value, list):
         return len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]
     return _is_number(value)
 
 
-def _is_positive_ints(value: Any) -> bool:
+def _is_list_of_positive_integers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(number, int) and number > 0 for number in value)
 
 
@@ -284,8 +286,8 @@ _VALUE_CHECK_BY_FIELD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "number of seconds, two of them, or null",
         lambda value: value is None or _is_duration(value),
     ),
-    "attempts": ("list of attempts, counted from 1", _is_positive_ints),
-    "calls": ("list of calls, counted from 1", _is_positive_ints),
+    "attempts": ("list of attempts, counted from 1", _is_list_of_positive_integers),
+    "calls": ("list of calls, counted from 1", _is_list_of_positive_integers),
     **dict.fromkeys(("probability", "share"), _SHARE_CHECK),
     "first": ("whole number", lambda value: isinstance(value, int) and value >= 0),
 }

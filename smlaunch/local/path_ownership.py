@@ -163,12 +163,16 @@ def _is_private_group(gid: int, uid: int) -> bool:
     import pwd
 
     try:
-        names = {pwd.getpwuid(uid).pw_name, "root"}
-        members = grp.getgrgid(gid).gr_mem
+        user_name = pwd.getpwuid(uid).pw_name
+        member_names = grp.getgrgid(gid).gr_mem
     except KeyError:
         return False
-    primary_users = [entry.pw_uid for entry in pwd.getpwall() if entry.pw_gid == gid]
-    return names.issuperset(members) and {0, uid}.issuperset(primary_users) and bool(members or primary_users)
+    uids_with_primary_group = [entry.pw_uid for entry in pwd.getpwall() if entry.pw_gid == gid]
+    has_members = bool(member_names or uids_with_primary_group)
+    has_other_members = not (
+        {user_name, "root"}.issuperset(member_names) and {uid, 0}.issuperset(uids_with_primary_group)
+    )
+    return has_members and not has_other_members
 
 
 def _is_outside_user_namespace(uid: int) -> bool:

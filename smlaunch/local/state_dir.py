@@ -105,13 +105,11 @@ class StateDir:
 
     def _paths_directly_in_root(self) -> list[Path]:
         """List all paths that may exist directly in the directory, with SQLite's files beside a database."""
-        paths = [path for path in vars(self).values() if path.parent == self.root]
-        return paths + [
-            path.with_name(path.name + suffix)
-            for path in paths
-            if path.suffix == ".sqlite"
-            for suffix in ("-wal", "-shm")
-        ]
+        paths = [path for path in vars(self).values() if path.parent == self.root]  # of the attributes
+        databases = [path for path in paths if path.suffix == ".sqlite"]
+        for suffix in ("-wal", "-shm"):
+            paths += [database.with_name(database.name + suffix) for database in databases]
+        return paths
 
 
 def _require_expected_file_type(path: Path, is_folder: bool) -> None:

@@ -74,7 +74,9 @@ def printable_name(name: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return an error's message without the file name, which the caller adds."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 def open_folder(root: Path, relative_path: str = "", fix_permissions: bool = False) -> int:
@@ -93,13 +95,13 @@ def open_folder(root: Path, relative_path: str = "", fix_permissions: bool = Fal
 
 def open_folder_at(parent_fd: int, name: str, fix_permissions: bool = False) -> int:
     """Open the directory ``name`` in an open directory; arguments as in ``open_folder``. Raises OSError."""
-    descriptor = _open_entry(parent_fd, name, _FOLDER_FLAGS, fix_permissions)
+    folder_fd = _open_entry(parent_fd, name, _FOLDER_FLAGS, fix_permissions)
     if fix_permissions:
-        status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and ~status.st_mode & 0o700:
-            # It could be opened for reading, but write or search permission is missing.
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | 0o700)
-    return descriptor
+        folder_stat = os.fstat(folder_fd)
+        lacks_owner_permission = bool(~folder_stat.st_mode & 0o700)  # it can be read, but not be written, say
+        if folder_stat.st_uid == os.geteuid() and lacks_owner_permission:
+            os.fchmod(folder_fd, stat.S_IMODE(folder_stat.st_mode) | 0o700)
+    return folder_fd
 
 
 class FileOpener:
@@ -206,11 +208,8 @@ def walk_folder(
             continue
         try:
             for entry in _scan_folder(folder_fd, folder_path, find_path_problem):
-                if (
-                    entry.error is None
-                    and entry.file_stat is not None
-                    and stat.S_ISDIR(entry.file_stat.st_mode)
-                ):
+                is_folder = entry.file_stat is not None and stat.S_ISDIR(entry.file_stat.st_mode)
+                if is_folder and entry.error is None:
                     pending_folders.append(entry.relative_path)
                 yield entry
         except OSError as error:  # of reading the directory

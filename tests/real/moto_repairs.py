@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]]
     "stopped-map": (stopped_map, lambda: None, moto_patches.patch_stopped_state),
     "waiting": (waiting, lambda: None, moto_patches.patch_waits),
     "tolerated": (tolerated, lambda: None, moto_patches.patch_map_failures),
-    "members": (members, lambda: None, moto_patches.patch_member_names),
+    "members": (members, lambda: None, moto_patches.patch_parameter_names),
     "error-names": (error_names, lambda: None, lambda: moto_patches.patch_error_names({})),
     "output": (output, lambda: None, moto_patches.patch_execution_output),
     "error-codes": (error_codes, lambda: None, moto_patches.patch_error_codes),

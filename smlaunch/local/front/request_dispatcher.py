@@ -52,7 +52,7 @@ class ErrorFormatter(Protocol):
     def error_response(self, error: ApiError, request_id: str) -> Response: ...
 
 
-class Dispatch:
+class RequestDispatcher:
     """Callable that turns every request into a response.
 
     ``services``: by the service name that clients sign for; ``fallback`` handles all other names.

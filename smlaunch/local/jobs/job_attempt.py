@@ -49,7 +49,7 @@ too."""
 
 
 @dataclass(frozen=True)
-class EndpointServices:
+class JobServices:
     """What all jobs of an endpoint share."""
 
     job_store: JobStore
@@ -84,7 +84,7 @@ class Attempt:
     def __init__(
         self,
         handler: JobHandler,
-        services: EndpointServices,
+        services: JobServices,
         job_control: JobControl,
         faults: AttemptFaults,
         metric_reader: MetricReader,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from smlaunch.local import state_dir
 from smlaunch.local.jobs import job_state
-from smlaunch.local.jobs.job_runner import EndpointServices, JobRunner
+from smlaunch.local.jobs.job_runner import JobRunner, JobServices
 from smlaunch.local.state_dir import EndpointRegistration, StateDir
 from smlaunch.local.stores.job_store import JobRecord
 
@@ -37,9 +37,7 @@ class JobEventListener(Protocol):
 class JobManager:
     """The jobs of one endpoint."""
 
-    def __init__(
-        self, services: EndpointServices, state: StateDir, registration: EndpointRegistration
-    ) -> None:
+    def __init__(self, services: JobServices, state: StateDir, registration: EndpointRegistration) -> None:
         """``registration`` is this endpoint's entry in the state directory, which several endpoints may
         share."""
         self.registration = registration

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from smlaunch.local.fault_injection import AttemptFaults, FaultPlan
 from smlaunch.local.jobs import job_state, warm_pool
 from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX, explain_if_disk_full
-from smlaunch.local.jobs.job_attempt import Attempt, EndpointServices
+from smlaunch.local.jobs.job_attempt import Attempt, JobServices
 from smlaunch.local.jobs.job_control import JobControl, JobStopping
 from smlaunch.local.jobs.job_handler import AttemptOutcome, JobHandler
 from smlaunch.local.jobs.job_kinds import HANDLER_FACTORIES
@@ -28,14 +28,14 @@ from smlaunch.local.json_types import JsonMapping, JsonObject
 from smlaunch.local.state_errors import StateDamaged
 from smlaunch.local.stores.job_store import JobRecord
 
-__all__ = ["EndpointServices", "JobRunner"]
+__all__ = ["JobRunner", "JobServices"]
 
 
 class JobRunner:
     """Runs one job."""
 
     def __init__(
-        self, record: JobRecord, services: EndpointServices, on_job_end: Callable[[JobRunner], None]
+        self, record: JobRecord, services: JobServices, on_job_end: Callable[[JobRunner], None]
     ) -> None:
         """``on_job_end`` is called in the job's thread when the job has ended and its hosts are removed."""
         self.arn = record.arn

@@ -302,10 +302,11 @@ def patch_map_failures() -> None:
     worker._eval_job = eval_job
 
 
-def patch_member_names() -> None:
-    """Translate member names. State machines have those of the AWS SDK for Java, ``StateMachineArn``, the
-    API's model ``stateMachineArn``; moto does not translate them, so that ``states:startExecution`` and
-    ``aws-sdk:sfn`` fail. Also turn bodies of S3 objects into text and times into ISO 8601, for JSON.
+def patch_parameter_names() -> None:
+    """Translate the names of parameters. State machines have those of the AWS SDK for Java,
+    ``StateMachineArn``, the API's model ``stateMachineArn``; moto does not translate them, so that
+    ``states:startExecution`` and ``aws-sdk:sfn`` fail. Also turn bodies of S3 objects into text and times
+    into ISO 8601, for JSON.
 
     Needed by ``test_a_nested_execution_is_stopped_with_its_parent``.
     """
@@ -328,7 +329,9 @@ def patch_member_names() -> None:
     ) -> None:
         input_shape = find_operation_shape(self, boto_service_name, service_action_name, "input_shape")
         if input_shape is not None:
-            self._to_boto_request(parameters, input_shape)  # moto's method: it renames the members in place
+            self._to_boto_request(
+                parameters, input_shape
+            )  # moto's method: it renames the parameters in place
 
     def normalise_response(
         self: Any,
@@ -343,9 +346,7 @@ def patch_member_names() -> None:
     StateTaskService._normalise_parameters = normalise_parameters
     StateTaskService._normalise_response = normalise_response
     StateTaskService._from_boto_response_value = staticmethod(_json_compatible_value)
-    StateTaskService._to_sfn_cased = staticmethod(
-        lambda member_name: member_name[:1].upper() + member_name[1:]
-    )
+    StateTaskService._to_sfn_cased = staticmethod(lambda name: name[:1].upper() + name[1:])
     StateTaskService._SERVICE_NAME_SFN_TO_BOTO_OVERRIDES["cloudwatchlogs"] = "logs"
 
 
@@ -419,7 +420,8 @@ def patch_error_codes() -> None:
             cause = "; ".join(error.errors) if isinstance(error, ASLParserException) else str(error)
             message = f"Invalid State Machine Definition: '{cause or repr(error)}'"
             raise api.InvalidDefinition(message) from None
-        if paths_of_unsupported_fields := list(_unsupported_fields(json.loads(definition), "$")):
+        paths_of_unsupported_fields = list(_unsupported_fields(json.loads(definition), "$"))
+        if paths_of_unsupported_fields:
             supported_text = "the local endpoint runs JSONPath definitions without variables or ResultWriter"
             limitation_text = f"{supported_text}, so not {'; '.join(paths_of_unsupported_fields)}"
             raise api.InvalidDefinition(f"Invalid State Machine Definition: '{limitation_text}'")

@@ -73,7 +73,8 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         self._error_names = error_names
 
     def _validate_service_integration_is_supported(self) -> None:
-        """Reject other operations when the state machine is created, as AWS does."""
+        """Raise ValueError, when the state machine is created, for an operation of SageMaker that the local
+        endpoint does not have. Replaces moto's method."""
         resource = self.resource
         is_known_pattern = resource.condition in (None, ResourceCondition.Sync)
         if resource.api_action not in JOB_KIND_BY_ACTION or not is_known_pattern:
@@ -158,12 +159,12 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a Describe response to JSON values, without members that are None; times become milliseconds
+    """Convert a Describe response to JSON values, without fields that are None; times become milliseconds
     since the epoch."""
     if isinstance(value, dict):
-        return {name: _to_json_value(member) for name, member in value.items() if member is not None}
+        return {name: _to_json_value(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_to_json_value(member) for member in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, datetime.datetime):
         return int(value.timestamp() * 1000)
     return value

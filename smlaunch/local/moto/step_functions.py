@@ -55,7 +55,7 @@ def install(clients: RoleClients, wait_factor: float, error_names: Mapping[str, 
     moto_patches.patch_stopped_state()
     moto_patches.patch_waits(wait_factor)
     moto_patches.patch_map_failures()
-    moto_patches.patch_member_names()
+    moto_patches.patch_parameter_names()
     moto_patches.patch_error_names(error_names)
     moto_patches.patch_execution_output()
     moto_patches.patch_error_codes()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -41,14 +41,10 @@ class JobClient:
     """Creates, describes and stops jobs. Its methods take the type of a step, Training or Processing, and
     act for the region and the role of the thread's request context."""
 
-    def __init__(
-        self,
-        get_service: Callable[[], Service],
-        operations: Iterable[JobOperations],
-        call_log: CallLog | None = None,
-    ) -> None:
-        """``get_service``: returns the SageMaker service, which is created after this client."""
-        self._get_service = get_service
+    sagemaker_service: Service
+    """Set when that service is created, which needs this client."""
+
+    def __init__(self, operations: Iterable[JobOperations], call_log: CallLog | None = None) -> None:
         self._call_log = call_log
         self._operations_by_step_type = {handler.job_kind.name: handler for handler in operations}
 
@@ -56,7 +52,7 @@ class JobClient:
         """Create a job and return its ARN. Raises ApiError."""
         kind = self._operations_by_step_type[step_type].job_kind
         with self._log_request_at_end(kind.create_operation, members) as request:
-            response = self._get_service().serve(request, Payload(request.stream))
+            response = self.sagemaker_service.serve(request, Payload(request.stream))
         assert isinstance(response.body, bytes)
         document: dict[str, str] = json.loads(response.body)
         return document[kind.arn_member]

@@ -197,10 +197,13 @@ class JobStore:
     def query_jobs(self, kind: str, region: str, query: JobQuery) -> list[JobRecord]:
         """Return one page of jobs, sorted by the requested key and then by name, so that pages do not
         overlap."""
-        column = _SORT_COLUMNS[query.sort_by]
+        sort_column = _SORT_COLUMNS[query.sort_by]
         direction, comparison = ("DESC", "<") if query.descending else ("ASC", ">")
-        conditions: list[tuple[str, Sequence[Any]]] = [("kind = ? AND region = ?", (kind, region))]
-        bounds = (
+        conditions: list[str] = []
+        parameters: list[Any] = []
+        optional_conditions = (
+            ("kind = ?", kind),
+            ("region = ?", region),
             ("created > ?", query.created_after),
             ("created < ?", query.created_before),
             ("modified > ?", query.modified_after),
@@ -209,13 +212,17 @@ class JobStore:
             ("status = ?", query.status),
             ("instr(result, ?) > 0", query.result_contains),
         )
-        conditions += [(text, (value,)) for text, value in bounds if value is not None]
+        for condition, value in optional_conditions:
+            if value is not None:
+                conditions.append(condition)
+                parameters.append(value)
         if query.after_key is not None:
-            conditions.append((f"({column}, name) {comparison} (?, ?)", query.after_key))
-        where = " AND ".join(text for text, _ in conditions)
-        values = [value for _, parameters in conditions for value in parameters]
+            conditions.append(f"({sort_column}, name) {comparison} (?, ?)")
+            parameters += query.after_key
+        where = " AND ".join(conditions)
         return self._select(
-            f"{where} ORDER BY {column} {direction}, name {direction} LIMIT ?", (*values, query.limit)
+            f"{where} ORDER BY {sort_column} {direction}, name {direction} LIMIT ?",
+            (*parameters, query.limit),
         )
 
     def _select(self, where_clause: str, values: Iterable[Any]) -> list[JobRecord]:

@@ -283,22 +283,20 @@ def _first_valid_event(lines: Iterable[bytes]) -> StoredLogEvent | None:
     return None
 
 
-def _parse_header_line(line: bytes, path: Path, name: str) -> dict[str, Any]:
-    """Parse a file's first line. For a damaged one, name and time come from the file's name and folder; the
-    cut part of a long name is lost."""
+def _parse_header_line(line: bytes, path: Path, name_field: str) -> dict[str, Any]:
+    """Parse a file's first line: JSON with a name in ``name_field`` and the time ``created``. For a damaged
+    one, the two come from the file's name and folder; the cut part of a long name is lost."""
     with suppress(ValueError):
         header = json.loads(line)
-        if (
-            isinstance(header, dict)
-            and isinstance(header.get(name), str)
-            and isinstance(header["created"], int)
-        ):
-            return header
-    return {name: unquote(path.name), "created": int(path.parent.stat().st_mtime * 1000)}
+        has_name = isinstance(header, dict) and isinstance(header.get(name_field), str)
+        if has_name and isinstance(header["created"], int):
+            return dict(header)
+    return {name_field: unquote(path.name), "created": int(path.parent.stat().st_mtime * 1000)}
 
 
 def _parse_event_line(line: bytes, start: int) -> StoredLogEvent | None:
-    """Parse a line. Returns None for the header and for an incomplete line."""
+    """Parse a line of a log stream's file, ``TIME<tab>INGESTION TIME<tab>MESSAGE``, which begins at the byte
+    offset ``start``. Returns None for the header and for an incomplete line."""
     timestamp, _, after_timestamp = line.partition(b"\t")
     ingestion, separator, message = after_timestamp.partition(b"\t")
     if not (separator and line.endswith(b"\n") and timestamp.isdigit() and ingestion.isdigit()):
@@ -308,6 +306,7 @@ def _parse_event_line(line: bytes, start: int) -> StoredLogEvent | None:
 
 
 def _escape(message: str) -> str:
+    """Return a message without line breaks, which end a line of the file; ``_unescape`` restores it."""
     if "\n" in message or "\\" in message or "\r" in message:
         return _ESCAPED.sub(lambda match: _ESCAPES[match.group()], message)
     return message

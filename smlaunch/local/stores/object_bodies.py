@@ -128,21 +128,20 @@ def sync_file(path: str | Path) -> None:
 def copy_with_md5(source: str | Path, target: str | Path) -> str:
     """Copy a file and return its MD5 in hex, the ETag."""
     digest = _new_md5()
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            block_bytes = _SMALL_FILE_BYTES
-            while block := os.read(reader, block_bytes):
+            block = os.read(source_fd, _SMALL_FILE_BYTES)
+            is_whole_file = len(block) < _SMALL_FILE_BYTES  # as most are
+            while block:
                 digest.update(block)
-                write_all(writer, block)
-                if block_bytes == _SMALL_FILE_BYTES and len(block) < block_bytes:
-                    break  # a small file was read completely; most are
-                block_bytes = BLOCK_BYTES
+                write_all(target_fd, block)
+                block = b"" if is_whole_file else os.read(source_fd, BLOCK_BYTES)
         finally:
-            os.close(writer)
+            os.close(target_fd)
     finally:
-        os.close(reader)
+        os.close(source_fd)
     return str(digest.hexdigest())
 
 
@@ -178,9 +177,13 @@ def body_matches_etag(body_file: BinaryIO, object_row: ObjectRow) -> bool:
 def _compute_multipart_etag(body_file: BinaryIO, part_sizes: Sequence[int]) -> str:
     """Return the ETag of a multipart upload: the MD5 of its parts' MD5s, a hyphen and the number of parts."""
     md5_of_part_md5s = _new_md5()
-    for part_size in part_sizes:
-        part_md5, remaining_bytes = _new_md5(), part_size
-        while remaining_bytes and (block := body_file.read(min(remaining_bytes, BLOCK_BYTES))):
+    for part_bytes in part_sizes:
+        part_md5 = _new_md5()
+        remaining_bytes = part_bytes
+        while remaining_bytes:
+            block = body_file.read(min(remaining_bytes, BLOCK_BYTES))
+            if not block:
+                break  # the file is too short: the ETag will differ
             part_md5.update(block)
             remaining_bytes -= len(block)
         md5_of_part_md5s.update(part_md5.digest())

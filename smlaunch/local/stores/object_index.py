@@ -136,6 +136,7 @@ class ObjectIndex:
     """The index of the object store in ``root``, for several threads and processes."""
 
     def __init__(self, root: Path, folder: Path) -> None:
+        """Open the index in ``folder`` of the object store at ``root``. Raises StateDamaged."""
         path = folder / "index.sqlite"
         # Before the index is opened: another process creates the index before its first bucket's folder.
         has_buckets = any(entry.is_dir() and entry.name[0] not in "_." for entry in root.iterdir())
@@ -240,7 +241,7 @@ class _PendingIndexChange:
         self.is_done = False
 
 
-def find_bucket(connection: sqlite3.Connection, name: str) -> BucketInfo:
+def get_bucket(connection: sqlite3.Connection, name: str) -> BucketInfo:
     """Return a bucket. Raises NoSuchBucket."""
     row = connection.execute("SELECT * FROM buckets WHERE name = ?", (name,)).fetchone()
     if row is None:
@@ -255,7 +256,7 @@ def find_object_row(connection: sqlite3.Connection, bucket: str, key: str) -> Ob
         (bucket, key.encode()),
     ).fetchone()
     if row is None:
-        find_bucket(connection, bucket)
+        get_bucket(connection, bucket)
         return None
     return ObjectRow(*row)
 

@@ -52,8 +52,8 @@ from smlaunch.local.stores.object_index import (
     ObjectRow,
     body_identity,
     delete_object_row,
-    find_bucket,
     find_object_row,
+    get_bucket,
     object_rows_with_prefix,
     upsert_object_row,
 )
@@ -89,6 +89,8 @@ class ObjectStore:
     """Raises ApiError with S3's error codes; NoSuchBucket and NoSuchKey are also KeyErrors."""
 
     def __init__(self, root: Path) -> None:
+        """Open the store in the directory ``root``, create what is missing in it, and remove what killed
+        processes have left. Raises StateDamaged."""
         self.root = root
         self._store_dir = root / "_store"
         for folder in (self._store_dir, self._store_dir / "odd", self._store_dir / "incoming"):
@@ -124,7 +126,7 @@ class ObjectStore:
     def require_bucket(self, bucket: str) -> BucketInfo:
         """Return a bucket. Raises NoSuchBucket."""
         with self.index.read_access() as connection:
-            return find_bucket(connection, bucket)
+            return get_bucket(connection, bucket)
 
     def list_buckets(self) -> tuple[BucketInfo, ...]:
         with self.index.read_access() as connection:
@@ -136,7 +138,7 @@ class ObjectStore:
         """Delete an empty bucket and its incomplete multipart uploads. Raises NoSuchBucket, and ApiError for
         a bucket with objects."""
         with self.index.write_transaction() as connection:
-            find_bucket(connection, bucket)  # raises NoSuchBucket
+            get_bucket(connection, bucket)  # raises NoSuchBucket
             if connection.execute("SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (bucket,)).fetchone():
                 message = "The bucket you tried to delete is not empty"
                 raise ApiError("BucketNotEmpty", message, 409, BucketName=bucket)
@@ -173,7 +175,7 @@ class ObjectStore:
         first_key: bytes | None = prefix_bytes
         while first_key is not None:
             with self.index.read_access() as connection:
-                find_bucket(connection, bucket)  # raises NoSuchBucket
+                get_bucket(connection, bucket)  # raises NoSuchBucket
                 with closing(
                     object_rows_with_prefix(connection, bucket, prefix_bytes, first_key)
                 ) as row_cursor:
@@ -198,7 +200,7 @@ class ObjectStore:
         together, from ``first_key`` on. Keys that have ``delimiter`` after the prefix are rolled up into one
         common prefix; an empty delimiter rolls up none. Raises NoSuchBucket."""
         with self.index.read_access() as connection:
-            find_bucket(connection, bucket)  # raises NoSuchBucket
+            get_bucket(connection, bucket)  # raises NoSuchBucket
             return read_page(connection, bucket, prefix.encode(), delimiter.encode(), first_key, max_entries)
 
     def head_object(self, bucket: str, key: str) -> ObjectInfo:

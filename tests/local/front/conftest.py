@@ -12,7 +12,7 @@ from botocore.config import Config
 
 from smlaunch.local.front.credentials import Credentials, Keyring
 from smlaunch.local.front.http_server import Server
-from smlaunch.local.front.request_dispatcher import Dispatch, Service
+from smlaunch.local.front.request_dispatcher import RequestDispatcher, Service
 from smlaunch.local.services import standard_services
 from smlaunch.local.services.json_service import JsonService
 from smlaunch.local.stores.log_store import LogStore
@@ -64,7 +64,7 @@ class ServerHarness:
             **standard_services(self.objects, self.logs, self.metrics, keyring),
             "sagemaker": JsonService("sagemaker", self.sagemaker),
         }
-        self.dispatch = Dispatch(keyring, services, **({"clock": clock} if clock else {}))
+        self.dispatch = RequestDispatcher(keyring, services, **({"clock": clock} if clock else {}))
         self.server = Server(self.dispatch)
         self.url = self.server.url
         self.port = self.server.port
