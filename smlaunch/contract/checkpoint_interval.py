@@ -48,7 +48,9 @@ def goodput(interval: float, stall: float, restart: float, mtbf: float) -> float
     """
     _check_durations(mtbf, interval=interval, stall=stall, restart=restart)  # raises ValueError
     if math.isinf(mtbf):  # no failures: only the saves cost time
-        return 1.0 if interval + stall == 0 or math.isinf(interval) else interval / (interval + stall)
+        if interval + stall == 0 or math.isinf(interval):
+            return 1.0
+        return interval / (interval + stall)
     if interval == 0:
         # The limit of the formula below for an interval of 0.
         return 0.0 if stall else math.exp(-restart / mtbf)

@@ -7,7 +7,7 @@ of weights. The order is that of the keys' UTF-8 bytes, which is the order S3 li
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -69,19 +69,19 @@ class Inventory:
             raise _inventory_error(
                 self.path, f"is of version {self.version}; this smlaunch reads {INVENTORY_VERSION}"
             )
-        names = self.schema.names
-        for name, is_right_type, type_name in (
-            ("key", _is_text_type, "text"),
-            ("size", pa.types.is_integer, "whole numbers"),
-        ):
-            if name not in names:
-                existing_columns = ", ".join(names) or "none"
-                raise _inventory_error(
-                    self.path, f"has no column {name!r}, which an inventory needs; it has: {existing_columns}"
-                )
-            if not is_right_type(self.schema.field(name).type):
-                actual_type = self.schema.field(name).type
-                raise _inventory_error(self.path, f"column {name!r} must hold {type_name}, not {actual_type}")
+        self._check_column("key", _is_text_type, "text")
+        self._check_column("size", pa.types.is_integer, "whole numbers")
+
+    def _check_column(self, name: str, has_valid_type: Callable[[Any], bool], valid_types: str) -> None:
+        """Raise JobError unless there is such a column with a valid type. ``valid_types``: for messages."""
+        if name not in self.schema.names:
+            existing_columns = ", ".join(self.schema.names) or "none"
+            raise _inventory_error(
+                self.path, f"has no column {name!r}, which an inventory needs; it has: {existing_columns}"
+            )
+        column_type = self.schema.field(name).type
+        if not has_valid_type(column_type):
+            raise _inventory_error(self.path, f"column {name!r} must hold {valid_types}, not {column_type}")
 
     @property
     def weight_columns(self) -> list[str]:

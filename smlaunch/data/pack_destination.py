@@ -151,16 +151,12 @@ class FolderDestination:
         if not resume and has_records:
             raise destination_error(f"{self._destination_folder} {UNFINISHED_MESSAGE}")
         shards_folder = self._destination_folder / SHARDS_FOLDER
-        existing_names = (
-            sorted(path.name for path in shards_folder.iterdir()) if shards_folder.exists() else []
-        )
-        # An existing folder with other files is not written to.
+        if not shards_folder.exists():
+            return
         belongs_to_pack = has_records or has_index
-        foreign_names = [
-            name for name in existing_names if not belongs_to_pack or not is_shard_name(SHARDS_FOLDER + name)
-        ]
-        if foreign_names:
-            raise destination_error(f"{shards_folder} " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
+        for name in sorted(path.name for path in shards_folder.iterdir()):
+            if not belongs_to_pack or not is_shard_name(SHARDS_FOLDER + name):
+                raise destination_error(f"{shards_folder} " + FOREIGN_FILE_MESSAGE.format(name=name))
 
     @contextmanager
     def open_for_writing(self, resume: bool) -> Iterator[None]:
@@ -197,6 +193,8 @@ class FolderDestination:
             os.close(lock_descriptor)
 
     def finished_index(self) -> ShardIndex | None:
+        """Return the index of a finished pack at the destination; None if there is none. Raises JobError for
+        one that cannot be read."""
         try:
             content = (self._destination_folder / INDEX_FILE).read_bytes()
         except FileNotFoundError:

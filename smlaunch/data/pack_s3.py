@@ -241,6 +241,8 @@ class S3Destination:
             raise destination_error(uri + " " + FOREIGN_FILE_MESSAGE.format(name=foreign_names[0]))
 
     def finished_index(self) -> ShardIndex | None:
+        """Return the index of a finished pack at the destination; None if there is none. Raises JobError for
+        one that cannot be read."""
         if INDEX_FILE not in self._size_by_existing_name:
             return None
         try:

@@ -75,7 +75,7 @@ class S3Transfer:
         self._part_storage = parts
         self._multipart_transfer = MultipartTransfer(parts)
         self._open_fast = open_fast
-        self._fast_has_failed = False
+        self._fast_transfer_has_failed = False
 
     def upload_files(self, bucket: str, items: Sequence[TransferItem], on_progress: OnTransferred) -> None:
         """Upload files to a bucket: small ones whole, large ones in parts, several at a time.
@@ -201,14 +201,18 @@ class S3Transfer:
         """Yield a range of an object, by ``fast_transfer`` (obstore) if possible, and what it did not yield
         by botocore. ``etag``: the object must still have it."""
         received_bytes = 0
-        if fast_transfer is not None and not self._fast_has_failed and fast_transfer.supports_key(key):
+        if (
+            fast_transfer is not None
+            and not self._fast_transfer_has_failed
+            and fast_transfer.supports_key(key)
+        ):
             try:
                 for chunk in fast_transfer.get_range(bucket, key, start, length, etag):
                     received_bytes += len(chunk)
                     yield chunk
                 return
             except FastTransferFailed:
-                self._fast_has_failed = True  # from now on botocore is used
+                self._fast_transfer_has_failed = True  # from now on botocore is used
         if received_bytes < length:  # botocore's client for parts of objects
             yield from self._part_storage.get_range(
                 bucket, key, start + received_bytes, length - received_bytes, etag
@@ -225,16 +229,16 @@ class S3Transfer:
         return self._fast_transfer if has_large_file or len(items) >= _MIN_FAST_OBJECTS else None
 
     def _try_fast_transfer(
-        self, fast: FastTransfer | None, key: str, action: Callable[[FastTransfer], None]
+        self, fast_transfer: FastTransfer | None, key: str, transfer_file: Callable[[FastTransfer], None]
     ) -> bool:
-        """Run the action with obstore. Return whether it succeeded; obstore is not tried again after a
-        failure."""
-        if fast is None or self._fast_has_failed or not fast.supports_key(key):
+        """Try to transfer a file by obstore: call ``transfer_file`` with ``fast_transfer``. Return whether
+        that has succeeded; after a failure obstore is not tried again."""
+        if fast_transfer is None or self._fast_transfer_has_failed or not fast_transfer.supports_key(key):
             return False
         try:
-            action(fast)
+            transfer_file(fast_transfer)
         except FastTransferFailed:
-            self._fast_has_failed = True
+            self._fast_transfer_has_failed = True
             return False
         return True
 

@@ -101,9 +101,9 @@ class MessageChannel:
         return bool(poll.poll(max(0, int((deadline - time.monotonic()) * 1000) + 1)))
 
     def dispatch_events(self, owner: ChannelOwner) -> None:
-        """Tell the owner what has happened since the last call. Does not wait."""
+        """Call the owner's methods for what has happened since the last call. Does not wait."""
         try:
-            while os.read(self._events_fd, 4096):
+            while os.read(self._events_fd, 4096):  # empty the pipe: it only wakes the owner
                 pass
         except BlockingIOError:
             pass

@@ -175,7 +175,9 @@ class Supervisor:
             ready_fds = self._wait_for_descriptors()
             # Exits first: a killed rank must be noticed before the errors of its peers are read.
             signals = self._signals.take_pending()
-            self._reap_processes(is_stop_pending=not set(STOP_SIGNALS).isdisjoint(signals))
+            self._reap_processes(
+                is_stop_pending=any(signal_number in STOP_SIGNALS for signal_number in signals)
+            )
             for signal_number in signals:
                 self._handle_signal(signal_number)
             self._stop_ranks_at_planned_end()

@@ -60,7 +60,7 @@ def install_error(requirements: str, pip_output: str) -> SetupError:
     )
 
 
-_NO_INDEX = (
+_PACKAGE_INDEX_ERRORS = (
     "Failed to establish a new connection",
     "Temporary failure in name resolution",
     "Name or service not known",
@@ -75,7 +75,7 @@ def _suggest_remedy(requirements: str, pip_output: str) -> str:
     """Return what the user can do, for a message. ``requirements``: the file's path."""
     if "No module named pip" in pip_output:
         return "install pip in the Python of the hosts"
-    if any(text in pip_output for text in _NO_INDEX):
+    if any(text in pip_output for text in _PACKAGE_INDEX_ERRORS):
         return (
             "pip reaches no package index: give the wheels as an input (pip download -d wheels -r {}; "
             "--input {}=wheels)".format(requirements, WHEELHOUSE_CHANNEL)

@@ -71,7 +71,7 @@ class ModelComponent:
         return fsdp_state.model_state(self._model) if self._is_sharded else self._module.state_dict()
 
     def _buffer_names(self) -> Any:
-        """Return the names of what the module's state has beside the parameters."""
+        """Return the names of the buffers: of what the module's state_dict() has beside the parameters."""
         parameter_names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
         if self._is_sharded:
             buffer_names = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}

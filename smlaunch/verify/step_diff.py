@@ -77,23 +77,23 @@ def _make_step_difference(description: str, likely_causes: Iterable[str]) -> Ste
 def _iter_step_mismatches_of_rank(rank: int, traces: TracePair) -> Iterator[_StepMismatch]:
     """Yield the first step of a rank that the resumed run did differently from the baseline (an uninterrupted
     run), and the first that it left out."""
-    baseline_by_step = {traced.step: traced for traced in traces.baseline.steps}
-    for resumed in traces.resumed.steps:
-        baseline = baseline_by_step.get(resumed.step)
+    baseline_steps = {traced_step.step: traced_step for traced_step in traces.baseline.steps}
+    for resumed_step in traces.resumed.steps:
+        number, baseline_step = resumed_step.step, baseline_steps.get(resumed_step.step)
         is_equal_step = (
-            baseline is not None
-            and resumed.sample_numbers == baseline.sample_numbers
-            and resumed.loss == baseline.loss
+            baseline_step is not None
+            and resumed_step.sample_numbers == baseline_step.sample_numbers
+            and resumed_step.loss == baseline_step.loss
         )
         if not is_equal_step:
-            yield _StepMismatch(resumed.step, rank, step_in_baseline=baseline, step_in_resumed_run=resumed)
+            yield _StepMismatch(
+                number, rank, step_in_baseline=baseline_step, step_in_resumed_run=resumed_step
+            )
             break
-    missing_steps = set(baseline_by_step) - {resumed.step for resumed in traces.resumed.steps}
-    if missing_steps:
-        first_missing = min(missing_steps)
-        yield _StepMismatch(
-            first_missing, rank, step_in_baseline=baseline_by_step[first_missing], step_in_resumed_run=None
-        )
+    missing_numbers = baseline_steps.keys() - {resumed_step.step for resumed_step in traces.resumed.steps}
+    if missing_numbers:
+        number = min(missing_numbers)
+        yield _StepMismatch(number, rank, step_in_baseline=baseline_steps[number], step_in_resumed_run=None)
 
 
 def _position_after_cut(trace: RankTrace, traced_step: TracedStep) -> str:

@@ -34,8 +34,8 @@ class _LocalRank:
         """Ended by its launcher, or by us because everything else was over."""
 
     def send_signal(self, signal_number: int) -> None:
-        """Send a signal. The pid is valid until its parent has reported its exit."""
-        if self.pid is None or self.status is not None:
+        """Send the rank a signal if it runs."""
+        if self.pid is None or self.status is not None:  # not started yet, or its exit was reported
             return
         try:
             os.kill(self.pid, signal_number)

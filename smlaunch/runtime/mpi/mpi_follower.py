@@ -48,7 +48,7 @@ class MpiFollower(MpiHost):
         if self.stop_signal is None:
             self._report_lost_leader(str(error))
         elif self.report is None:
-            rank_exits = map(mpi_report.assume_killed, self.ranks.collect_exits())
+            rank_exits = map(mpi_report.assume_killed_if_unreported, self.ranks.collect_exits())
             self.report = MpiReport(tuple(rank_exits), None, stopped_early=True)
 
     def on_hang(self, host: str) -> None:

@@ -111,7 +111,12 @@ class MpiReport(NamedTuple):
 def report_of_lost_leader(rank_exits: Sequence[RankExit], leader: str, reason: str, now: float) -> MpiReport:
     """Return the report of a host that has lost the leader."""
     return MpiReport(
-        tuple(map(assume_killed, rank_exits)), None, None, LostHost(leader, "it is gone: " + reason), "", now
+        tuple(map(assume_killed_if_unreported, rank_exits)),
+        None,
+        None,
+        LostHost(leader, "it is gone: " + reason),
+        "",
+        now,
     )
 
 
@@ -126,15 +131,15 @@ def compose_report(
     ``rank_exits``: of all ranks that any host has seen, as they were reported. ``mpirun_status``: None where
     it was not started. ``now``: in seconds since the epoch.
     """
-    exits = [assume_killed(rank_exit) for rank_exit in sorted(rank_exits)]
-    exits = _mark_first_abort(exits, mpirun_output, now)
+    complete_exits = [assume_killed_if_unreported(rank_exit) for rank_exit in sorted(rank_exits)]
+    exits = _mark_first_abort(complete_exits, mpirun_output, now)
     victim_ranks = _find_victim_ranks(exits, mpirun_output)  # they failed because a peer was gone
-    exits = [
+    judged_exits = [
         rank_exit._replace(was_stopped=True) if rank_exit.rank in victim_ranks else rank_exit
         for rank_exit in exits
     ]
     return MpiReport(
-        rank_exits=tuple(map(_clear_stopped_time, exits)),
+        rank_exits=tuple(map(_clear_stopped_time, judged_exits)),
         mpirun_status=mpirun_status,
         problem=None,
         lost_host=lost_host,
@@ -158,8 +163,9 @@ def _mark_first_abort(exits: List[RankExit], mpirun_output: str, now: float) -> 
     ]
 
 
-def assume_killed(rank_exit: RankExit) -> RankExit:
-    """A rank whose exit was not reported was killed at the end."""
+def assume_killed_if_unreported(rank_exit: RankExit) -> RankExit:
+    """Return the exit of a rank; with SIGKILL as its status if no exit was reported: it was killed at the
+    end."""
     return rank_exit._replace(status=_KILLED, was_stopped=True) if rank_exit.status is None else rank_exit
 
 
