@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.secrets.masking import mask_text
 
@@ -34,8 +33,7 @@ EXIT_MACHINE = 8
 EXIT_INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake: where it is, what it is, and what to do about it."""
 
     path: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -117,7 +116,7 @@ class SmlaunchTrigger(BaseTrigger):
         seconds = self.poll_interval or (
             REGION_POLL_SECONDS if target.kind == "aws" else ENDPOINT_POLL_SECONDS
         )
-        polling = replace(target.polling, initial_seconds=seconds, max_seconds=seconds)
+        polling = target.polling._replace(initial_seconds=seconds, max_seconds=seconds)
         logs = target.logs if self.follow_logs else _NoLogs()
         return [JobPoller(target.control_plane, logs, job, polling) for job in self.jobs]
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from smlaunch.api.job_kinds import JobKind, MemberPath, put_member
 
@@ -16,8 +16,7 @@ _LINE_BREAK_PATTERN = re.compile("[\n\r\x85\u2028\u2029]")
 _EMPTY_VALUES: tuple[Any, ...] = ([], {})
 
 
-@dataclass(frozen=True)
-class InputChannel:
+class InputChannel(NamedTuple):
     """An input of a job."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TRANSIENT_ERRORS = frozenset(
     (
@@ -15,8 +15,7 @@ TRANSIENT_ERRORS = frozenset(
 """Error codes that are worth a retry. Creating is safe to repeat: a job's name is unique."""
 
 
-@dataclass(frozen=True)
-class BackoffPolicy:
+class BackoffPolicy(NamedTuple):
     """Exponential backoff with full jitter: each delay is random between 0 and a doubling ceiling.
     Seconds."""
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 SourceKind = Literal[
     "arguments",
@@ -24,8 +23,7 @@ SourceKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class CredentialSource:
+class CredentialSource(NamedTuple):
     """Where botocore takes the credentials from."""
 
     kind: SourceKind

@@ -11,7 +11,6 @@ Pure: ``model_loader`` knows botocore's files, and ``user_cache`` where reductio
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -98,8 +97,7 @@ class ReducedSection(dict[str, Any]):
             return default
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """How a file of botocore's is reduced."""
 
     parameters: Collection[str]

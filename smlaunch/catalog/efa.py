@@ -9,7 +9,7 @@ aws-ofi-nccl that detect the first two, and NCCL_PROTO=simple makes them slower.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from smlaunch.catalog.catalog_tables import load_catalog_table
 
@@ -33,8 +33,7 @@ def has_device_rdma(instance_type: str) -> bool:
     return efa_interfaces(instance_type) > 0 and family.startswith(("p4", "p5", "p6", "trn"))
 
 
-@dataclass(frozen=True)
-class EfaSettings:
+class EfaSettings(NamedTuple):
     """Variables for the ranks, with the rule and the explanation."""
 
     variables: tuple[tuple[str, str], ...]

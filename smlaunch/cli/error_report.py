@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import click
 
@@ -12,8 +12,7 @@ from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem, SmlaunchError
 from smlaunch.secrets.masking import mask_text
 
 
-@dataclass(frozen=True)
-class ErrorReport:
+class ErrorReport(NamedTuple):
     """An error that ends a command."""
 
     exit_code: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,7 +119,7 @@ def step_functions(
             time_scale=connection.target.polling.time_scale,
         )
         # A machine of many shards reads a file of them, which is uploaded with the rest.
-        prepared_run = replace(prepared_run, plan=Plan.of(with_items_upload(prepared_run.plan, files)))
+        prepared_run = prepared_run._replace(plan=Plan.of(with_items_upload(prepared_run.plan, files)))
         upload_and_write(export_options, files, DEFINITION_FILE, [prepared_run], connection)
         if machine_role is not None:
             deploy_and_report(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -46,7 +45,7 @@ def _with_origin(
         return problem
     if origin in problem.message:
         return problem
-    return replace(problem, message=f"{problem.message} (from {origin})")
+    return problem._replace(message=f"{problem.message} (from {origin})")
 
 
 def _option_of(field: str) -> str:

@@ -10,11 +10,10 @@ import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smlaunch.connection.termination_signals import exit_on_termination
 from smlaunch.errors import AccountError, EndpointError, JobError, Problem
@@ -36,8 +35,7 @@ _PROGRAM_GRACE_SECONDS = 5.0
 """The same for the jobs of a program, to which its end is the first notice."""
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(NamedTuple):
     """An open target."""
 
     target: Target

@@ -137,7 +137,7 @@ def gather_script_facts(
         is_here = endpoint_facts is not None and endpoint_facts.same_python
         path = os.environ.get("PATH") if is_here else None
         unknown_command = find_unknown_command(job.entry.command, source.files or (), path)
-        script = dataclasses.replace(script, unknown_command=unknown_command)
+        script = script._replace(unknown_command=unknown_command)
     return script
 
 
@@ -160,25 +160,23 @@ def _read_program_file(
     script = read_script_facts(program_file, has_interpreter, source_root)
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
-        return dataclasses.replace(script, problem=problem)
+        return script._replace(problem=problem)
     if program_file.suffix == ".sh" and script.problem is None:
-        return dataclasses.replace(script, program=read_shell_script(program_file, source_root))
+        return script._replace(program=read_shell_script(program_file, source_root))
     program = read_source_program(program_file, source_root)
     # The script itself may not show how it distributes its work: then its modules may.
     if script.features is not None and needs_module_scan(script):
-        script = dataclasses.replace(script, features=transitive_features(program))
-    script = dataclasses.replace(
-        script,
+        script = script._replace(features=transitive_features(program))
+    script = script._replace(
         program=read_program(program),
         outside_file=find_outside_file(program),
     )
     # An endpoint may run jobs by this Python, which then needs the script's packages.
     if _will_run_in_this_python(job, source, endpoint_facts):
         missing_packages = find_missing_packages(program, source.files)
-        script = dataclasses.replace(script, missing_packages=missing_packages)
+        script = script._replace(missing_packages=missing_packages)
     if needs.module_sources:
-        script = dataclasses.replace(
-            script,
+        script = script._replace(
             module_imports=program.library_imports.names,
             names_checkpoint_dir=script.names_checkpoint_dir or modules_mention_checkpoints(program),
         )

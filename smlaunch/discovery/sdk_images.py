@@ -12,9 +12,8 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.catalog import algorithms, images
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, InstanceChoice
@@ -35,8 +34,7 @@ _SDK_FRAMEWORK_NAMES_BY_FAMILY = {"pytorch": ("pytorch", "pytorch-amzn2023")}
 """The package's names of a family, where they differ."""
 
 
-@dataclass(frozen=True)
-class ImageQuery:
+class ImageQuery(NamedTuple):
     """A query for one image."""
 
     framework: str
@@ -86,7 +84,7 @@ def query_sdk(query: ImageQuery) -> ResolvedImage:
 
     sdk_name_and_version = f"sagemaker {version('sagemaker')}"
     # This module as a program prints the answer as the last line, in JSON.
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(query))]
+    command = [sys.executable, "-m", __name__, json.dumps(query._asdict())]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=SDK_TIMEOUT_SECONDS)
         answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])

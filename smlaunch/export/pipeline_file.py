@@ -20,7 +20,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -381,7 +381,7 @@ NAME_NOT_ALLOWED = "every execution of a pipeline is a new run with its own name
 
 
 def _prefix_job_path(problem: Problem, path: str) -> Problem:
-    return replace(problem, path=".".join(word for word in (path, "job", problem.path) if word))
+    return problem._replace(path=".".join(word for word in (path, "job", problem.path) if word))
 
 
 def _link_problems(steps: Sequence[StepLinks]) -> Iterator[Problem]:

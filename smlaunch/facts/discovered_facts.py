@@ -148,8 +148,7 @@ class FeatureLocation(NamedTuple):
     """File of the source; empty for the script itself."""
 
 
-@dataclass(frozen=True)
-class ScriptFacts:
+class ScriptFacts(NamedTuple):
     """What static analysis of the script shows."""
 
     exists: bool = True
@@ -193,8 +192,7 @@ class ScriptFacts:
     """The script is missing or cannot be parsed."""
 
 
-@dataclass(frozen=True)
-class CheckpointFacts:
+class CheckpointFacts(NamedTuple):
     """What the checkpoint prefix contains before the run."""
 
     total_bytes: int = 0
@@ -235,8 +233,7 @@ class EndpointFacts:
     """The same for members that the endpoint rejects."""
 
 
-@dataclass(frozen=True)
-class ResolvedImage:
+class ResolvedImage(NamedTuple):
     """What the official ``sagemaker`` package says about an image that the catalog does not know."""
 
     uri: str | None = None

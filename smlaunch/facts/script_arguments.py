@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from smlaunch.facts.source_place import SourcePlace
@@ -94,8 +93,7 @@ class ScriptArgument(NamedTuple):
         return self.action in _FLAG_ACTIONS
 
 
-@dataclass(frozen=True)
-class ArgumentParserFacts:
+class ArgumentParserFacts(NamedTuple):
     """The parser of a script."""
 
     arguments: tuple[ScriptArgument, ...]

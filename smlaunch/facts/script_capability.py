@@ -8,8 +8,7 @@ not checked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from smlaunch.facts.discovered_facts import FeatureLocation, ScriptFacts
 from smlaunch.strategies.base import find_imported_library
@@ -37,8 +36,7 @@ ACCELERATOR_LIBRARIES = (
 )
 
 
-@dataclass(frozen=True)
-class ScriptCapability:
+class ScriptCapability(NamedTuple):
     """How a script can use accelerators."""
 
     accelerator_use: AcceleratorUse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -244,8 +243,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         facts=facts,
         strategy=strategy,
         rules=rules_of("choose machines"),
-        capability=dataclasses.replace(
-            capability,
+        capability=capability._replace(
             uses_accelerators=on_accelerators,
             accelerator_use="several" if strategy.is_multi_host else capability.accelerator_use,
         ),

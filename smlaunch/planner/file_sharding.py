@@ -11,7 +11,8 @@ not document either:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from smlaunch.contract.shard_lists import find_file_name_problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, ScriptFacts, StoredFile
@@ -125,8 +126,7 @@ def _files_to_distribute(
     return files
 
 
-@dataclass(frozen=True)
-class _ShardingPlanner:
+class _ShardingPlanner(NamedTuple):
     """Plans the sharding of one channel."""
 
     name: str

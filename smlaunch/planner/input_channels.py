@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.api.request_builder import InputChannel
@@ -55,8 +54,7 @@ SMLAUNCH_FOLDER = "smlaunch"
 """Folder of all runs in their bucket."""
 
 
-@dataclass(frozen=True)
-class RunS3Layout:
+class RunS3Layout(NamedTuple):
     """S3 prefixes of one run, in one bucket unless the job says otherwise."""
 
     bucket: str
@@ -160,14 +158,14 @@ def _to_request_channel(
         # SHARD_FOLDER: "shards/", in which `smlaunch data pack` writes.
         is_shard_folder = data_uri.endswith("/" + SHARD_FOLDER)
         shards_uri = data_uri if is_shard_folder else data_uri + SHARD_FOLDER
-        return replace(request_channel, uri=shards_uri, is_sharded=True), []
+        return request_channel._replace(uri=shards_uri, is_sharded=True), []
     if sharding.split_via == VIA_LISTS:
         return request_channel, list(_file_list_uploads(sharding, layout))
     if shard_index is None:
         return request_channel, []
     # A manifest names the objects of this job's shard.
     manifest = _manifest_upload(sharding, shard_index, data_uri, layout)
-    return replace(request_channel, uri=manifest.uri, is_manifest=True), [manifest]
+    return request_channel._replace(uri=manifest.uri, is_manifest=True), [manifest]
 
 
 _PENDING_WARNING = (

@@ -5,8 +5,7 @@ to batch size and learning rate.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, InstanceChoice, InstanceType
@@ -186,8 +185,7 @@ _SQUARE_ROOT_OPTIMIZERS = ("adam", "adamw", "adamax", "nadam", "rmsprop", "adagr
 _RATE_HYPERPARAMETERS = ("lr", "learning_rate", "learning-rate")
 
 
-@dataclass(frozen=True)
-class ScaledRate:
+class ScaledRate(NamedTuple):
     """A learning rate for several ranks."""
 
     rule: Literal["linear", "square root"]

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from smlaunch.chain.workflow import Workflow
 from smlaunch.contract import formats
@@ -19,8 +19,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.job.model import Entry, Job
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why the plan decided something."""
 
     rule: str
@@ -85,8 +84,7 @@ class PlannedSegment:
     """Training step after which the segment ends at the latest."""
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Expected timing of a chain of segments. All times in seconds."""
 
     total: int
@@ -123,8 +121,7 @@ class Schedule:
     """Size of one checkpoint; None if unknown: the stall is then assumed."""
 
 
-@dataclass(frozen=True)
-class InputSharding:
+class InputSharding(NamedTuple):
     """How a channel with ``split: bytes`` is distributed over the hosts."""
 
     channel: str
@@ -169,8 +166,7 @@ class InputSharding:
         return max(loads) / lowest_possible if lowest_possible else 1.0
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """US dollars."""
 
     is_known: bool
@@ -186,8 +182,7 @@ class Cost:
     """Source of the price, or why there is none."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A set of machines compared for the run. Estimates are (best, worst); None if unknown."""
 
     strategy: str

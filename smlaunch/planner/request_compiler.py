@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.catalog.efa import efa_settings
@@ -38,8 +38,7 @@ from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_libr
 MPLBACKEND = "MPLBACKEND"
 
 
-@dataclass(frozen=True)
-class CompiledSegment:
+class CompiledSegment(NamedTuple):
     """A kind of segment with all decisions; ``variant`` holds the request of the first of them."""
 
     template: SegmentTemplate

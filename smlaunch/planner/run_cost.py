@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceChoice
@@ -15,8 +15,7 @@ from smlaunch.planner.segments import format_seconds
 from smlaunch.text.format import format_dollars
 
 
-@dataclass(frozen=True)
-class PriceRate:
+class PriceRate(NamedTuple):
     """US dollars per hour for all hosts of a job; None if the price is unknown."""
 
     instance_type: str
@@ -78,8 +77,7 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> Pric
     highest_rate = rate_without_price or max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
     if rate_without_price is not None or not highest_rate.dollars_per_hour:
         return highest_rate
-    return replace(
-        highest_rate,
+    return highest_rate._replace(
         source=(
             f"of {highest_rate.instance_type}, the dearest of {len(preferences)} preferences; "
             f"{highest_rate.source}"
@@ -160,7 +158,7 @@ def plan_cost(
             f"All segments together could cost {uncapped_text}; the chain ends at a checkpoint before it has "
             f"cost {cap_text}.",
         )
-        return replace(uncapped_cost, maximum=max_cost)
+        return uncapped_cost._replace(maximum=max_cost)
     suggestion = (
         f"it pays for {format_seconds(affordable_seconds)}, too short for a segment; raise it"
         if is_multi_segment

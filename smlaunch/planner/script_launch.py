@@ -8,7 +8,6 @@ the first host, the number of the host or rank, Lightning's num_nodes. What the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import hyperparameter_text
@@ -43,8 +42,7 @@ class ProcessNeed(NamedTuple):
     explanation: str
 
 
-@dataclass(frozen=True)
-class AddedArguments:
+class AddedArguments(NamedTuple):
     """Arguments of the script that smlaunch adds, and how it passes hyperparameters."""
 
     leading: tuple[Arg, ...] = ()

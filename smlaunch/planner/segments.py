@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from smlaunch.catalog.quotas import DEFAULT_RUNTIME_QUOTA
 from smlaunch.contract.checkpoint_interval import daly_interval, segment_progress
@@ -62,8 +62,7 @@ MIN_GOODPUT = 0.8
 """The plan warns of a lower goodput."""
 
 
-@dataclass(frozen=True)
-class SegmentTemplate:
+class SegmentTemplate(NamedTuple):
     """Job, time limit and planned end of the segments from number ``first_segment`` on, until the next
     template's."""
 
@@ -273,8 +272,7 @@ def _planned_end_text(template: SegmentTemplate, overheads: SegmentOverheads) ->
 # ---- overheads and expected timing -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SegmentOverheads:
+class SegmentOverheads(NamedTuple):
     """Time of a segment that is not training."""
 
     download_seconds: float

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from smlaunch.planner.plan import RunPlan
 
 
-@dataclass(frozen=True)
 class Plan(RunPlan):
     """All decisions about a run, with their reasons and the exact requests. ``print(plan)`` shows it to
     people, ``to_dict()`` to programs, and a notebook shows it as HTML."""

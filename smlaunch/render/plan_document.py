@@ -45,7 +45,7 @@ def plan_as_dict(plan: RunPlan) -> dict[str, Any]:
             for file_name, reason in sorted(reason_by_file.items())
         ],
         "segments": [asdict(segment) for segment in plan.segments],
-        "schedule": None if plan.schedule is None else asdict(plan.schedule),
+        "schedule": None if plan.schedule is None else plan.schedule._asdict(),
         "checkpoints": None if plan.checkpoints is None else _checkpoints_as_dict(plan.checkpoints),
         "input_shardings": split_by_service
         + [_sharding_as_dict(sharding) for sharding in plan.input_shardings],

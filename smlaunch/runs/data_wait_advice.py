@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SOURCE_CHANNEL
@@ -16,8 +15,7 @@ INPUT_BOUND_SHARE = 0.1
 _SMLAUNCH_CHANNELS = (RUNTIME_CHANNEL, SOURCE_CHANNEL)
 
 
-@dataclass(frozen=True)
-class DataWait:
+class DataWait(NamedTuple):
     """How much of the training time is spent waiting for data."""
 
     share: float

@@ -28,8 +28,7 @@ _JITTER = random.Random()  # noqa: S311 - spreads load, no secret
 """Own numbers: the program's generator, which its user may have seeded, is left alone."""
 
 
-@dataclass(frozen=True)
-class Polling:
+class Polling(NamedTuple):
     """How often a service is polled."""
 
     initial_seconds: float

@@ -7,8 +7,9 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.program_files import find_program_file, source_folder
@@ -35,8 +36,7 @@ _MAX_STEM_LENGTH = 24
 _UNAMBIGUOUS_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # without what is easily misread
 
 
-@dataclass(frozen=True)
-class PreparedRun:
+class PreparedRun(NamedTuple):
     """A plan together with its source archive and target, so that launching does not read the source
     again."""
 
@@ -143,7 +143,7 @@ def prepare_export(
         return prepared
     plan = prepared.plan
     staging_name = f"{stem}-{plan.job_hash[:8]}"
-    return replace(prepared, plan=Plan.of(make_plan(plan.job, plan.facts, staging_name)))
+    return prepared._replace(plan=Plan.of(make_plan(plan.job, plan.facts, staging_name)))
 
 
 def add_remaining_problems(error: JobError, target: Target) -> JobError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from smlaunch.contract.progress_line import (
     DATA_WAIT_METRIC,
@@ -23,8 +24,7 @@ _RATE_WINDOW_LINES = 32
 """The rate is that of the last lines: few enough to follow a change, enough to be stable."""
 
 
-@dataclass(frozen=True)
-class ProgressEstimate:
+class ProgressEstimate(NamedTuple):
     """Progress of a run. Values are None while they are unknown."""
 
     step: int | None
@@ -75,7 +75,7 @@ class ProgressTracker:
             if DATA_WAIT_METRIC in writer_progress.metrics
         ]
         if data_waits:
-            estimate = replace(estimate, metrics={**estimate.metrics, DATA_WAIT_METRIC: max(data_waits)})
+            estimate = estimate._replace(metrics={**estimate.metrics, DATA_WAIT_METRIC: max(data_waits)})
         return estimate
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -38,8 +37,7 @@ class UnsentFiles(NamedTuple):
     """Paths in the source that ignore files name."""
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(NamedTuple):
     """The run's folder in S3: ``s3://<bucket>/smlaunch/<run>/``."""
 
     bucket: str

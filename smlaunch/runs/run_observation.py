@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smlaunch.contract.progress_line import DATA_WAIT_METRIC
@@ -75,9 +74,9 @@ class RunObservation:
         progress = self._progress
         if progress is not None:
             # The metrics have rows of their own. A run that has ended has neither speed nor remaining time.
-            progress = replace(progress, metrics={})
+            progress = progress._replace(metrics={})
             if has_ended:
-                progress = replace(progress, steps_per_second=None, eta_seconds=None)
+                progress = progress._replace(steps_per_second=None, eta_seconds=None)
         failure = None if outcome is None or not has_ended else outcome.last_job.failure
         read_at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self._observed_at))
         return RunCard(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from smlaunch.catalog import storage
 from smlaunch.catalog.instances import InstanceType
@@ -43,8 +44,7 @@ class EstimateRange:
 ZERO_SECONDS = EstimateRange(low=0, high=0)
 
 
-@dataclass(frozen=True)
-class DataShare:
+class DataShare(NamedTuple):
     """Amount of data that one host reads."""
 
     bytes: float
@@ -55,8 +55,7 @@ class DataShare:
         return DataShare(bytes=self.bytes, files=math.ceil(self.bytes / storage_figure("shard_bytes").low))
 
 
-@dataclass(frozen=True)
-class HostProfile:
+class HostProfile(NamedTuple):
     """Storage and network figures of one host of a job."""
 
     instance: InstanceType | None = None

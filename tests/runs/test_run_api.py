@@ -110,7 +110,7 @@ def test_shards_time_out_together(target: Target) -> None:
 def driven_chain(target: Target, **options: Any) -> Run:
     """Returns a chain that was launched here, whose log takes longer to settle than any timeout here."""
     storage = target.__dict__["storage"]
-    slow = with_fakes_of(target, replace(target, polling=replace(target.polling, settle_seconds=3600.0)))
+    slow = with_fakes_of(target, replace(target, polling=target.polling._replace(settle_seconds=3600.0)))
     slow.__dict__["control_plane"] = target.__dict__["control_plane"] = Service(storage)
     driver = ChainDriver(workflow(), FOLDER, slow, is_driving=True, **options)
     FOLDER.save_workflow(workflow(), storage)
@@ -130,7 +130,7 @@ def test_each_call_submits_the_job_that_is_due_however_short_its_timeout(target:
 
 
 def test_polls_wait_between_two_requests_for_a_quota_in_use(target: Target) -> None:
-    target = with_fakes_of(target, replace(target, polling=replace(target.polling, time_scale=1.0)))
+    target = with_fakes_of(target, replace(target, polling=target.polling._replace(time_scale=1.0)))
     run = driven_chain(target)
     control(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
     message = (

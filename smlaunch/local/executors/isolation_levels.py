@@ -15,8 +15,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from smlaunch.errors import EndpointError
 from smlaunch.local.state_dir import write_private_file
@@ -24,8 +24,7 @@ from smlaunch.local.state_dir import write_private_file
 ISOLATION_LEVELS = ("full", "user", "plain")
 
 
-@dataclass(frozen=True)
-class IsolationLevel:
+class IsolationLevel(NamedTuple):
     """An isolation level on this machine. The cache file has the same names."""
 
     name: str
@@ -133,6 +132,6 @@ def _load_cached_levels(cache_file: Path) -> dict[str, IsolationLevel]:
 def _save_cached_levels(cache_file: Path, level_by_name: dict[str, IsolationLevel]) -> None:
     document = {
         "fingerprint": machine_fingerprint(),
-        "levels": [asdict(level) for level in level_by_name.values()],
+        "levels": [level._asdict() for level in level_by_name.values()],
     }
     write_private_file(cache_file, json.dumps(document).encode())

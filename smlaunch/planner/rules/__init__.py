@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -69,7 +68,7 @@ def _as_job_allows(rule: AnyRule, finding: Finding, context: PlanContext) -> Fin
         return finding
     if rule.id in context.job.allow:
         return PlanWarning(f"{finding.path}: {finding.message} (allowed: {rule.id}).")
-    return replace(finding, message=f"{finding.message} (if this is wrong: --allow {rule.id})")
+    return finding._replace(message=f"{finding.message} (if this is wrong: --allow {rule.id})")
 
 
 def rules_that_may_be_allowed() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from smlaunch.contract.launch_spec import RUNTIME
@@ -65,7 +64,7 @@ def _with_one_change(context: PlanContext, problems: Iterable[Problem]) -> Probl
     for problem in found:
         if problem.path == "args" and options:
             remaining = arguments_without(context.job, _program(context), options)
-            yield replace(problem, change=f"-- {shlex.join(remaining)}".rstrip())
+            yield problem._replace(change=f"-- {shlex.join(remaining)}".rstrip())
             options = set()
         else:
             yield problem
