@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -52,8 +51,7 @@ def test_the_least_request_has_no_empty_member() -> None:
 
 
 def test_every_field_has_its_member() -> None:
-    task = dataclasses.replace(
-        SMALL_JOB,
+    task = SMALL_JOB._replace(
         hyperparameters={"lr": 0.1},
         channels=(
             InputChannel("train", "s3://bucket/a/", "FastFile", is_sharded=True, content_type="text/csv"),
@@ -172,7 +170,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
 @settings(deadline=None)
 @given(st.dictionaries(keys, texts, max_size=4))
 def test_text_reaches_the_script_exactly_and_passes_the_service(hyperparameters: dict[str, str]) -> None:
-    request = build_job_request(TRAINING, dataclasses.replace(SMALL_JOB, hyperparameters=hyperparameters))
+    request = build_job_request(TRAINING, SMALL_JOB._replace(hyperparameters=hyperparameters))
     assert check_request("CreateTrainingJob", request) == []
     wire = json.loads(json.dumps(request.get("HyperParameters", {})))
     arguments = decode_hyperparameters(wire).to_args()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from smlaunch.api.job_kinds import JobKind, MemberPath, put_member
@@ -31,8 +31,7 @@ class InputChannel(NamedTuple):
     is_manifest: bool = False
 
 
-@dataclass(frozen=True)
-class JobParameters:
+class JobParameters(NamedTuple):
     """Everything that a request contains. Empty members and those that are None are omitted. Times in
     seconds."""
 
@@ -60,12 +59,12 @@ class JobParameters:
     checkpoints: tuple[str, str] | None = None
     """S3 prefix and local directory."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
     network_isolation: bool = False
     encrypt_traffic: bool = False
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = MappingProxyType({})
     arguments: tuple[str, ...] = ()
     """Empty for the image's own."""
 

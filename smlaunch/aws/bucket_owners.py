@@ -37,13 +37,13 @@ class BucketOwners:
         self._lock = Lock()
         self._account_by_bucket: dict[str, str] = {}
 
-    def set_owner(self, bucket: str, account: str) -> None:
-        """Record that the bucket belongs to this account."""
-        self._account_by_bucket[bucket] = account
+    def add(self, account_by_bucket: Mapping[str, str]) -> None:
+        """Record that these buckets belong to these accounts."""
+        self._account_by_bucket.update(account_by_bucket)
 
     def add_from_environment(self, environment: Mapping[str, str]) -> None:
         """Record the owners that a job's request states (contract.segment, OWNERS)."""
-        self._account_by_bucket.update(parse_bucket_owners(environment))
+        self.add(parse_bucket_owners(environment))
 
     def known_owner(self, bucket: str) -> str | None:
         """Return None for a bucket that may be read whoever owns it."""

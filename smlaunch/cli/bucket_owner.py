@@ -24,7 +24,7 @@ def set_bucket_owner(target: Target, uri: str, options: Mapping[str, Any]) -> No
     """Require the account of --bucket-owner, where one is given, as the owner of the bucket of ``uri``."""
     bucket_and_key, account = split_s3_uri(uri), options["bucket_owner"]
     if bucket_and_key is not None and account is not None:
-        target.bucket_owners.set_owner(bucket_and_key[0], account)
+        target.bucket_owners.add({bucket_and_key[0]: account})
 
 
 def _account_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -47,7 +47,7 @@ from smlaunch.facts.discovered_facts import (
     SourceFacts,
 )
 from smlaunch.facts.fact_needs import FactNeeds
-from smlaunch.facts.requirements_choice import requirements_to_install
+from smlaunch.facts.requirements_choice import choose_requirements
 from smlaunch.facts.script_capability import needs_module_scan
 from smlaunch.job.model import Job
 
@@ -186,7 +186,7 @@ def _read_program_file(
 def _will_run_in_this_python(job: Job, source: SourceFacts, facts: EndpointFacts | None) -> bool:
     """Return whether the script runs in this Python, without packages that the job adds."""
     here = facts is not None and facts.same_python
-    installs = requirements_to_install(job, source) is not None
+    installs = choose_requirements(job, source).installed_file is not None
     return here and not installs and "PYTHONPATH" not in job.environment
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
 from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.job.model import Job
@@ -10,13 +12,20 @@ NO_REQUIREMENTS = "none"
 """A job whose ``requirements`` are this text installs nothing."""
 
 
-def requirements_to_install(job: Job, source: SourceFacts) -> str | None:
-    """Return the path, in the source, of the file that pip installs before the ranks start; None without."""
+class RequirementsChoice(NamedTuple):
+    """What pip installs on the hosts before the ranks start."""
+
+    installed_file: str | None
+    """The requirements file, relative to the source; None without one."""
+
+    lacks_index: bool
+    """Pip reaches neither an index nor wheels of the job."""
+
+
+def choose_requirements(job: Job, source: SourceFacts) -> RequirementsChoice:
+    lacks_index = job.network_isolation and WHEELHOUSE_CHANNEL not in job.inputs
     if job.requirements is not None:
-        return None if job.requirements == NO_REQUIREMENTS else job.requirements
-    return None if lacks_index(job) else source.default_requirements
-
-
-def lacks_index(job: Job) -> bool:
-    """Return whether pip on the hosts can reach neither an index nor wheels of the job."""
-    return job.network_isolation and WHEELHOUSE_CHANNEL not in job.inputs
+        installed_file = None if job.requirements == NO_REQUIREMENTS else job.requirements
+    else:
+        installed_file = None if lacks_index else source.default_requirements
+    return RequirementsChoice(installed_file, lacks_index)

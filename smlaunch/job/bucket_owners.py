@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from smlaunch.contract.launch_spec import CheckpointSpec
@@ -43,19 +43,22 @@ def bucket_owners_in_job(job: Job) -> Iterator[BucketOwner]:
         yield BucketOwner(field="bucket_owner", bucket=_bucket_of_uri(job.output), account=job.bucket_owner)
 
 
-def owner_by_bucket(job: Job) -> dict[str, str]:
+def owner_by_bucket(stated_owners: Iterable[BucketOwner]) -> dict[str, str]:
     """Account by bucket name."""
-    return {owner.bucket: owner.account for owner in bucket_owners_in_job(job) if owner.bucket is not None}
+    return {owner.bucket: owner.account for owner in stated_owners if owner.bucket is not None}
 
 
 def bucket_owners_for_request(
-    job: Job, checkpoint_spec: CheckpointSpec | None, caller_account: str
+    stated_owners: Iterable[BucketOwner],
+    output_uri: str | None,
+    checkpoint_spec: CheckpointSpec | None,
+    caller_account: str,
 ) -> dict[str, str]:
     """Return the account by bucket name, for the buckets that the job writes to. The request records them for
     clients that continue the run from another machine, and for ranks that upload their own checkpoints.
 
-    ``checkpoint_spec``: where and how checkpoints are stored; None if the run saves none. ``caller_account``:
-    the account that submits the job.
+    ``stated_owners``, ``output_uri``: the job's. ``checkpoint_spec``: where and how checkpoints are stored;
+    None if the run saves none. ``caller_account``: the account that submits the job.
     """
     account_by_bucket: dict[str, str] = {}
     checkpoints_uri = None if checkpoint_spec is None else checkpoint_spec.uri
@@ -66,8 +69,8 @@ def bucket_owners_for_request(
         if checkpoints_bucket is not None:
             account_by_bucket[checkpoints_bucket] = caller_account
     # What the job states takes precedence.
-    stated_account_by_bucket = owner_by_bucket(job)
-    for written_uri in (job.output, checkpoints_uri):
+    stated_account_by_bucket = owner_by_bucket(stated_owners)
+    for written_uri in (output_uri, checkpoints_uri):
         bucket = _bucket_of_uri(written_uri)
         if bucket in stated_account_by_bucket:
             account_by_bucket[bucket] = stated_account_by_bucket[bucket]

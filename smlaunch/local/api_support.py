@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
 
 SupportLevel = Literal["supported", "recorded", "rejected"]
 
 
-@dataclass(frozen=True)
-class SupportRow:
+class SupportRow(NamedTuple):
     """Support of a field and of the fields below it."""
 
     level: SupportLevel
     note: str = ""
     """What happens instead, or the limits of a supported field."""
-    rejected_values: Mapping[str, str] = field(default_factory=dict)
+    rejected_values: Mapping[str, str] = MappingProxyType({})
     """Values of a supported field that are rejected, with the reason."""
 
 

@@ -417,6 +417,8 @@ def apply_sharding(
     job: Job, facts: DiscoveredFacts, sharding_by_channel: Mapping[str, InputSharding]
 ) -> tuple[Job, DiscoveredFacts]:
     """The job and the facts as one host sees them: its input modes and its share of each channel."""
+    if not sharding_by_channel:
+        return job, facts
     channels, inputs = dict(job.inputs), dict(facts.inputs)
     for name, sharding in sharding_by_channel.items():
         if sharding.split_via == VIA_LISTS:

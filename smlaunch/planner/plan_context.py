@@ -23,6 +23,8 @@ from smlaunch.catalog.quotas import (
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, ScriptFacts
 from smlaunch.facts.fact_needs import FactNeeds
+from smlaunch.facts.requirements_choice import RequirementsChoice, choose_requirements
+from smlaunch.job.bucket_owners import BucketOwner, bucket_owners_in_job
 from smlaunch.job.model import Job, Workload, parse_duration
 from smlaunch.planner.plan import Reason
 from smlaunch.strategies import load_strategy
@@ -72,6 +74,14 @@ class PlanContext(JobContext):
     @property
     def job_kind(self) -> JobKind:
         return self.strategy.job_kind
+
+    @cached_property
+    def requirements(self) -> RequirementsChoice:
+        return choose_requirements(self.job, self.facts.source)
+
+    @cached_property
+    def stated_bucket_owners(self) -> tuple[BucketOwner, ...]:
+        return tuple(bucket_owners_in_job(self.job))
 
     @property
     def quotas(self) -> Mapping[str, float | None]:

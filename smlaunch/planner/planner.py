@@ -170,7 +170,7 @@ def plan_single_run(
     _check_file_lists_fit_hosts(templates, sharding_by_channel, diagnostics)
     # It builds the requests, and collects the uploads that they need.
     compiler = RequestCompiler(
-        run_id, job_digest, strategy, facts, layout, checkpoint_spec, tuple(channels), diagnostics
+        run_id, job_digest, context, facts, layout, checkpoint_spec, tuple(channels), diagnostics
     )
     compiled_segments = [compiler.compile_segment(template) for template in templates]
     warn_of_differing_segments(compiled_segments, diagnostics)

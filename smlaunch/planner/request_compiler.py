@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,18 +22,17 @@ from smlaunch.contract.segment import (
     format_bucket_owners,
 )
 from smlaunch.facts.discovered_facts import DiscoveredFacts
-from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.job.bucket_owners import bucket_owners_for_request
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_of_patch_end
 from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_launch_channels
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
-from smlaunch.planner.plan_context import Diagnostics, may_have_accelerators
+from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import AddedArguments, added_arguments, reads_hosts
 from smlaunch.planner.segments import SegmentTemplate
-from smlaunch.strategies.base import LaunchContext, Strategy, find_imported_library
+from smlaunch.strategies.base import LaunchContext, find_imported_library
 
 MPLBACKEND = "MPLBACKEND"
 
@@ -56,8 +55,12 @@ class RequestCompiler:
 
     run_id: str
     job_hash: str
-    strategy: Strategy
+    context: PlanContext
+    """The job as it is stated."""
+
     facts: DiscoveredFacts
+    """As one host sees them: with its share of the data."""
+
     layout: RunS3Layout
     checkpoint_spec: CheckpointSpec | None
     channels: Sequence[InputChannel]
@@ -74,9 +77,9 @@ class RequestCompiler:
         job, facts, diagnostics = template.job, self.facts, self.diagnostics
         instance_choice = choose_instance_type(job, diagnostics)
         processes_per_host = choose_processes_per_host(
-            job, self.strategy, instance_choice, facts, diagnostics
+            job, self.context.strategy, instance_choice, facts, diagnostics
         )
-        image = choose_image(job, self.strategy, instance_choice, facts, diagnostics)
+        image = choose_image(job, self.context.strategy, instance_choice, facts, diagnostics)
         _warn_of_shared_pipes(job, processes_per_host, diagnostics)
         warn_of_patch_end(image, facts, diagnostics)
         jumpstart_hyperparameters, jumpstart_channels = jumpstart_inputs(image, facts)
@@ -94,7 +97,7 @@ class RequestCompiler:
         parameters = self._job_parameters(
             template, context, launch_spec, [*self.channels, *jumpstart_channels, *launch_channels]
         )
-        request = build_job_request(self.strategy.job_kind, parameters)
+        request = build_job_request(self.context.strategy.job_kind, parameters)
         variant = SegmentVariant(
             first_segment=template.first_segment,
             request=request,
@@ -132,7 +135,7 @@ class RequestCompiler:
             has_runtime=launch_spec is not None,
             arguments=job.args if launch_spec is None else (),
             # The job's, and those by which the strategy configures AWS's image.
-            hyperparameters={**context.hyperparameters, **self.strategy.hyperparameters(context)},
+            hyperparameters={**context.hyperparameters, **self.context.strategy.hyperparameters(context)},
             channels=tuple(channels),
             output_uri=job.output or self.layout.output_prefix,
             instance_type=context.instance_type,
@@ -144,7 +147,7 @@ class RequestCompiler:
             max_runtime_seconds=template.max_seconds,
             is_spot=job.compute.spot,
             max_wait_seconds=_choose_max_wait_seconds(
-                job, template.max_seconds, self.strategy.max_wait_seconds(context), diagnostics
+                job, template.max_seconds, self.context.strategy.max_wait_seconds(context), diagnostics
             ),
             checkpoints=synced_checkpoints,
             # The job's own, the segment's planned end, and the owners of the buckets.
@@ -170,7 +173,9 @@ class RequestCompiler:
         )
 
     def _owner_variables(self, job: Job) -> dict[str, str]:
-        owners = bucket_owners_for_request(job, self.checkpoint_spec, self.facts.account)
+        owners = bucket_owners_for_request(
+            self.context.stated_bucket_owners, job.output, self.checkpoint_spec, self.facts.account
+        )
         return {BUCKET_OWNERS_VARIABLE: format_bucket_owners(owners)} if owners else {}
 
     def _launch_context(
@@ -194,7 +199,7 @@ class RequestCompiler:
             processes_per_host=processes_per_host,
             has_accelerators=may_have_accelerators(job, facts),
             environment_names=frozenset(job.environment),
-            requirements=requirements_to_install(job, facts.source),
+            requirements=self.context.requirements.installed_file,
             max_runtime_seconds=template.max_seconds,
             hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,
@@ -225,10 +230,10 @@ class RequestCompiler:
             self.facts.script.program,
             job.compute.hosts,
             processes_per_host,
-            self.strategy.launcher or job.launcher,
+            self.context.strategy.launcher or job.launcher,
             may_have_accelerators(job, self.facts),
         )
-        if not self.strategy.rendezvous:
+        if not self.context.strategy.rendezvous:
             return AddedArguments(flags=added.flags)
         if added.leading or added.trailing:
             self.diagnostics.add_reason(
@@ -244,11 +249,11 @@ class RequestCompiler:
         ``context``: all decisions, for the first type. ``preferences``: names of all types if the job states
         several, of which the service chooses one; otherwise empty."""
         contexts_of_other_types = [
-            replace(context, instance_type=name, instance_spec=find_instance_type(name))
+            context._replace(instance_type=name, instance_spec=find_instance_type(name))
             for name in preferences[1:]
         ]
         for context_of_type in (context, *contexts_of_other_types):
-            for problem in self.strategy.find_all_problems(context_of_type):
+            for problem in self.context.strategy.find_all_problems(context_of_type):
                 # A problem is reported at the job's field; the type's is another one if there are several.
                 is_about_preference = preferences and problem.path == "compute.instance_type"
                 self.diagnostics.add_problem(
@@ -261,7 +266,7 @@ class RequestCompiler:
         """Return the launch specification (job.json), which says what the runtime starts on each host, and
         add the strategy's advice; None if the image contains its own program. ``context``: all decisions
         about the segment. ``names_image``: the job names the image, which may not be AWS's."""
-        launch_spec = self.strategy.launch_spec(context) if context.entry_point else None
+        launch_spec = self.context.strategy.launch_spec(context) if context.entry_point else None
         is_hang_limit_stated = context.hang_seconds is not None
         if launch_spec is not None and launch_spec.hang_seconds is not None and not is_hang_limit_stated:
             self.diagnostics.add_reason(
@@ -270,10 +275,10 @@ class RequestCompiler:
                 f"{format_duration(int(launch_spec.hang_seconds))} counts as hung, and fails with the stacks "
                 "of its ranks.",
             )
-        for rule, sentence in self.strategy.find_reasons(context):
+        for rule, sentence in self.context.strategy.find_reasons(context):
             self.diagnostics.add_reason(rule, sentence)
         # Advice of the strategy about this job.
-        for sentence in self.strategy.find_all_warnings(context):
+        for sentence in self.context.strategy.find_all_warnings(context):
             self.diagnostics.add_warning(sentence + ".")
         if launch_spec is None:
             return None
@@ -281,10 +286,9 @@ class RequestCompiler:
             # Hosts check the source that they unpack.
             launch_spec = launch_spec._replace(source_sha256=self.facts.source.archive_sha256)
         # Services are programs beside the ranks; only smlaunch's own launcher starts them.
-        if launch_spec.services and launch_spec.ranks.launcher != RUNTIME:
-            message = (
-                f"{self.strategy.name} starts more than ranks, which {launch_spec.ranks.launcher} does not"
-            )
+        launcher = launch_spec.ranks.launcher
+        if launch_spec.services and launcher != RUNTIME:
+            message = f"{self.context.strategy.name} starts more than ranks, which {launcher} does not"
             self.diagnostics.add_problem("launcher", f"{message}; leave it out")
         # Variables for all ranks: EFA's, and one for matplotlib without a display.
         return _add_rank_variables(launch_spec, context, names_image, self.diagnostics)

@@ -56,6 +56,8 @@ def report_endpoint_limits(
         diagnostics.add_problem("compute.hosts", message)
     for warning in endpoint.warnings:
         diagnostics.add_warning(warning)
+    if not (endpoint.rejected_members or endpoint.recorded_members):  # a region
+        return
     # The fields that the user states, without those that the plan has filled in.
     stated_fields = field_paths_of(job.to_mapping()) - diagnostics.fields_chosen_by_plan
     fields_by_member = _fields_by_member(request)

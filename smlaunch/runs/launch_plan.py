@@ -11,18 +11,14 @@ from smlaunch.aws.service_errors import is_quota_in_use
 from smlaunch.chain.workflow import Workflow, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
 from smlaunch.errors import wrong_type_error
+from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target, require_target
-from smlaunch.runs.plan_job import (
-    PreparedRun,
-    pack_job_source,
-    prepare,
-    record_stated_bucket_owners,
-)
+from smlaunch.runs.plan_job import PreparedRun, pack_job_source, prepare
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
 from smlaunch.runs.run_driver import MessageCallback, checked_callback
@@ -76,7 +72,7 @@ def _launch_prepared(
     same job was launched under this name before."""
     plan, target = prepared_run.plan, prepared_run.target
     prepared_run.require_account()
-    record_stated_bucket_owners(plan.job, target)  # for all later requests to S3
+    target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(plan.job)))  # for all later requests to S3
     if plan.shard_plans:  # several runs, each on a part of the data
         return _launch_sharded(prepared_run, on_message, on_progress)
     first_job = plan.planned_jobs[0]

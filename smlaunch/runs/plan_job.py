@@ -15,8 +15,8 @@ from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
-from smlaunch.job.bucket_owners import owner_by_bucket
-from smlaunch.job.model import Job
+from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
+from smlaunch.job.model import Channel, Job
 from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.planner.plan_context import fact_needs
 from smlaunch.planner.planner import check_partial_job, make_plan
@@ -99,9 +99,10 @@ def prepare(
     if name is not None and not isinstance(name, str):
         raise wrong_type_error(name, "a run's name", "name='digits'")
     job.check_program()
+    program_name = job.program if program is None else program.name
     target = target or Target.region()
+    target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(job)))
     facts, source = pack_job_source(job, program)
-    record_stated_bucket_owners(job, target)
     account_problem = find_account_problem(target)
     with translate_call_errors(target):
         job_facts = gather_facts(
@@ -114,7 +115,6 @@ def prepare(
             account_problem=None if account_problem is None else str(account_problem),
         )
     given_name = name or job.name
-    program_name = job.program if program is None else program.name
     job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(program_name)))
     # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.
     if account_problem is not None:
@@ -159,7 +159,7 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
     if partial_job is None:
         return error
     try:
-        record_stated_bucket_owners(partial_job.job, target)
+        target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(partial_job.job)))
         # A CallError, of the service, becomes one of the types that are caught below.
         with translate_call_errors(target):
             source_facts, _ = pack_job_source(partial_job.job)
@@ -176,11 +176,6 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
     return JobError(
         [*error.problems, *check_partial_job(partial_job.job, discovered_facts, partial_job.unknown_fields)]
     )
-
-
-def record_stated_bucket_owners(job: Job, target: Target) -> None:
-    for bucket, account in owner_by_bucket(job).items():
-        target.bucket_owners.set_owner(bucket, account)
 
 
 def generate_run_id(program: str) -> str:
@@ -233,7 +228,7 @@ def pack_job_source(
     has_program_file = program_file is not None and os.path.isfile(program_file)  # noqa: PTH113
     if program_file is not None and not has_program_file and not job.source:
         return facts_without_archive(None)  # the script is missing, which is reported elsewhere
-    input_paths = _find_inputs_in_source(job, source_root, entry_in_source)
+    input_paths = _find_inputs_in_source(job.inputs, source_root, entry_in_source)
     try:
         added_files = {} if program is None else program.files
         archive = pack_source(source_root, job.include_secrets, input_paths.values(), added_files)
@@ -260,11 +255,13 @@ def pack_job_source(
     return source_facts, archive
 
 
-def _find_inputs_in_source(job: Job, source_root: Path, entry_in_source: str) -> dict[str, str]:
+def _find_inputs_in_source(
+    inputs: Mapping[str, Channel], source_root: Path, entry_in_source: str
+) -> dict[str, str]:
     """Return the path, relative to the source folder, of each local input that lies in it, by channel name.
     An input that is the whole source, or holds the program, is part of the source nevertheless."""
     path_by_channel: dict[str, str] = {}
-    for name, channel in job.inputs.items():
+    for name, channel in inputs.items():
         if not channel.is_local:
             continue
         path = PurePosixPath(os.path.relpath(expand_home(channel.uri), source_root))

@@ -6,8 +6,8 @@ A strategy is compiled into the runtime's few verbs on the client; inside the jo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from smlaunch.api.job_kinds import TRAINING, JobKind
 from smlaunch.catalog.instances import InstanceType
@@ -30,8 +30,7 @@ from smlaunch.text.did_you_mean import did_you_mean
 TrainiumSupport = Literal["no", "may", "only"]
 
 
-@dataclass(frozen=True)
-class LaunchContext:
+class LaunchContext(NamedTuple):
     """Decisions and facts that a strategy compiles into a launch specification."""
 
     entry_point: str
@@ -67,7 +66,7 @@ class LaunchContext:
     """The job's limits.hang; None leaves it to the strategy."""
 
     launcher: str = RUNTIME
-    imports: frozenset[str] = field(default_factory=frozenset)
+    imports: frozenset[str] = frozenset()
     """Dotted names that the script imports."""
 
     reads_resource_config: bool = False
@@ -82,10 +81,10 @@ class LaunchContext:
     has_split_input: bool = False
     """Hosts get different shares of an input."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     """The job's options for this strategy."""
 
-    json_files: Mapping[str, str] = field(default_factory=dict)
+    json_files: Mapping[str, str] = MappingProxyType({})
     """Content, by name, of the JSON files of the source that options, args or hyperparameters name."""
 
     algorithm: str | None = None
@@ -95,10 +94,10 @@ class LaunchContext:
 
     image: str = ""
     framework_version: str | None = None
-    channels: Mapping[str, Channel] = field(default_factory=dict)
+    channels: Mapping[str, Channel] = MappingProxyType({})
     """The job's inputs by name."""
 
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})
     is_spot: bool = False
     target: Literal["aws", "local"] = "aws"
 

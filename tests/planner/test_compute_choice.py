@@ -3,7 +3,6 @@ limit."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -111,7 +110,7 @@ def test_types_that_would_do_as_well_are_named_for_capacity() -> None:
 def test_a_script_for_one_accelerator_gets_one() -> None:
     job_plan = plan({"workload": {"time_on_one": "10h"}}, region(script=ONE_ACCELERATOR_SCRIPT))
     assert rejection_rules(job_plan, "ml.g5.12xlarge") == ["capability.one-accelerator"]
-    data_parallel = dataclasses.replace(ONE_ACCELERATOR_SCRIPT, features={"one-process": FeatureLocation(1)})
+    data_parallel = ONE_ACCELERATOR_SCRIPT._replace(features={"one-process": FeatureLocation(1)})
     job_plan = plan({"workload": {"time_on_one": "40h", "wanted_time": "14h"}}, region(script=data_parallel))
     assert job_plan.hosts == 1
     assert job_plan.processes_per_host == chosen_candidate(job_plan).processes_per_host == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from pathlib import Path
 
@@ -131,8 +130,8 @@ def test_nobody_guesses_where_nobody_looked() -> None:
 )  # fmt: skip
 def test_our_own_scripts_for_several_ranks_lack_nothing(name: str) -> None:
     script = ENTRYPOINTS / f"{name}.py"
-    facts = dataclasses.replace(
-        read_script_facts(script), features=transitive_features(read_source_program(script, ENTRYPOINTS))
+    facts = read_script_facts(script)._replace(
+        features=transitive_features(read_source_program(script, ENTRYPOINTS))
     )
     capability = script_capability(facts, script.name)
     assert (capability.accelerator_use, capability.missing_steps) == ("several", ())
@@ -148,7 +147,7 @@ def test_what_the_script_lacks_is_looked_for_in_its_own_modules(tmp_path: Path) 
     assert needs_module_scan(facts)
     signs = transitive_features(read_source_program(tmp_path / "train.py", tmp_path))
     assert (signs["process-group"].line, signs["process-group"].file) == (4, "setup_ranks.py")
-    assert script_capability(dataclasses.replace(facts, features=signs), "train.py").missing_steps == ()
+    assert script_capability(facts._replace(features=signs), "train.py").missing_steps == ()
 
 
 # ---- in a plan -------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import textwrap
 from pathlib import Path
@@ -70,9 +69,7 @@ def plan_of(folder: Path, text: str, job: dict[str, Any] | None = None, **module
         path.parent.mkdir(exist_ok=True)
         path.write_text(textwrap.dedent(module_text), encoding="utf-8")
     entry = folder / "train.py"
-    script = dataclasses.replace(
-        read_script_facts(entry), program=read_program(read_source_program(entry, folder))
-    )
+    script = read_script_facts(entry)._replace(program=read_program(read_source_program(entry, folder)))
     mapping = {"entry": str(entry), **(job or {})}
     facts = local(
         script=script,

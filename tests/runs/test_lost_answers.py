@@ -6,7 +6,6 @@ answer of those that a test names.
 
 from __future__ import annotations
 
-import dataclasses
 import http.client
 import itertools
 import threading
@@ -262,7 +261,7 @@ def test_without_any_response_the_error_names_the_run(
     job_plan = prepare(job, target, name)
     proxy.spoil("TrainingJob", WAYS[way], times=1000)
     with pytest.raises(ServiceError) as error:
-        launch(dataclasses.replace(job_plan, has_new_name=True), target)
+        launch(job_plan._replace(has_new_name=True), target)
     assert error.value.exit_code == 4
     text = str(error.value)
     assert f"the job {name}-s1-a1 may run nevertheless" in text

@@ -6,7 +6,6 @@ import posixpath
 import shlex
 
 from smlaunch.errors import Problem
-from smlaunch.job.bucket_owners import bucket_owners_in_job
 from smlaunch.planner.file_sharding import too_few_files_message
 from smlaunch.planner.input_channels import (
     RESERVED_CHANNELS,
@@ -284,7 +283,7 @@ def reject_contradicting_bucket_owners(context: PlanContext) -> Problems:
     owner_by_bucket: dict[str, tuple[str, str]] = {}
     if context.facts.account:
         owner_by_bucket[context.facts.bucket] = ("it is your own default bucket", context.facts.account)
-    for field, bucket, account in bucket_owners_in_job(context.job):
+    for field, bucket, account in context.stated_bucket_owners:
         if bucket is None:
             # The section of the job that the field belongs to, for the message.
             section = field.rpartition(".")[0] or "output"

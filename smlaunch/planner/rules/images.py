@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.errors import Problem
-from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.planner.plan_context import PlanContext, is_neuron
 from smlaunch.planner.rules.rule import Problems, rule
 
@@ -89,9 +88,8 @@ def reject_retired_image(context: PlanContext) -> Problems:
 )
 def reject_mxnet_script_without_image(context: PlanContext) -> Problems:
     job = context.job
-    installed = requirements_to_install(job, context.facts.source)
     imports = {name.partition(".")[0] for name in context.facts.script.imports}
-    if "mxnet" in imports and job.image is None and installed is None:
+    if "mxnet" in imports and job.image is None and context.requirements.installed_file is None:
         yield Problem(
             "image",
             f"{context.facts.source.entry} imports mxnet, which is retired: no image of AWS's that is "
@@ -115,7 +113,7 @@ def reject_framework_unknown_to_strategy(context: PlanContext) -> Problems:
     framework = None if job.image is None else framework_of(job.image)
     if framework is None or framework.retired:
         return
-    if requirements_to_install(job, context.facts.source) is not None:
+    if context.requirements.installed_file is not None:
         return
     needed_frameworks = context.strategy.frameworks
     if needed_frameworks is not None and framework.name not in needed_frameworks:

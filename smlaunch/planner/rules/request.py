@@ -11,7 +11,7 @@ from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
 from smlaunch.errors import Problem
-from smlaunch.facts.requirements_choice import NO_REQUIREMENTS, lacks_index
+from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.request_problems import job_field_of_member
@@ -167,7 +167,7 @@ def reject_incomplete_network(context: PlanContext) -> Problems:
 )
 def reject_requirements_without_network(context: PlanContext) -> Problems:
     job = context.job
-    if lacks_index(job) and job.requirements not in (None, NO_REQUIREMENTS):
+    if context.requirements.lacks_index and job.requirements not in (None, NO_REQUIREMENTS):
         message = f"under network_isolation pip reaches no index; add an input {WHEELHOUSE_CHANNEL!r}"
         yield Problem("requirements", f"{message} with the wheels")
 
@@ -184,7 +184,7 @@ def explain_default_requirements(context: PlanContext) -> Findings:
     job, file = context.job, context.facts.source.default_requirements
     if job.requirements is not None or file is None:
         return
-    if lacks_index(job):
+    if context.requirements.lacks_index:
         yield PlanWarning(
             f"{file} is not installed, because pip reaches no index under network_isolation; add an input "
             f"{WHEELHOUSE_CHANNEL!r} with the wheels if the image lacks any of it."
