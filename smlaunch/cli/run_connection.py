@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from smlaunch.connection.open_connection import Connection, open_connection
@@ -28,7 +27,7 @@ def open_connection_to_run(
             raise AccountError(f"{error}{hint}") from error
         if len(error.problems) == 1 and not error.problems[0].path:  # there is no such run
             (problem,) = error.problems
-            raise JobError([replace(problem, message=f"{problem.message}{hint}")]) from error
+            raise JobError([problem._replace(message=f"{problem.message}{hint}")]) from error
         raise
 
 
