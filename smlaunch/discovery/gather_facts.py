@@ -29,6 +29,7 @@ from smlaunch.discovery.program_files import (
     missing_module_reason,
 )
 from smlaunch.discovery.python_packages import find_missing_packages
+from smlaunch.discovery.requirements_file import find_requirements_mistake
 from smlaunch.discovery.script_analysis import (
     modules_mention_checkpoints,
     read_script_facts,
@@ -83,6 +84,10 @@ def gather_facts(
     if job.entry is not None:
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
+        requirements_file = requirements_to_install(job, source)
+        if requirements_file is not None:
+            mistake = find_requirements_mistake(source_root, requirements_file, source.files)
+            source = dataclasses.replace(source, requirements_mistake=mistake)
     checkpoints = None
     if needs.checkpoints and account_problem is None:
         checkpoints = _gather_checkpoint_facts(job, target.storage)

@@ -48,6 +48,7 @@ _VARIABLES_OF_ALL_CHANNELS = frozenset(
 _ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
 TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
 _SETTERS = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
+_NAMES_OF_THIS_HOST = ("socket.gethostname", "socket.getfqdn", "platform.node")
 _READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 
 
@@ -189,16 +190,33 @@ def _iter_variables_set(module: SourceModule) -> Iterator[str]:
 
 def _iter_variable_assignments(
     module: SourceModule,
-) -> Iterator[tuple[str, ast.expr, ast.Assign]]:
-    """Yield each assignment ``os.environ["NAME"] = value``."""
+) -> Iterator[tuple[str, ast.expr, ast.Assign | ast.Call]]:
+    """Yield each assignment ``os.environ["NAME"] = value``, and the items of ``os.environ.update``, with the
+    statement or call."""
     for node in module.nodes:
-        if not isinstance(node, ast.Assign):
-            continue
-        for target, value in _pairs_of(node):
-            if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":
-                name = literal_of(target.slice, None)
-                if isinstance(name, str):
-                    yield name, value, node
+        if isinstance(node, ast.Assign):
+            for target, value in _pairs_of(node):
+                if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":
+                    name = literal_of(target.slice, None)
+                    if isinstance(name, str):
+                        yield name, value, node
+        elif isinstance(node, ast.Call) and module.name_of(node.func) == "os.environ.update":
+            for name, value in _items_of_update(node):
+                yield name, value, node
+
+
+def _items_of_update(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names and values that ``update`` sets by keywords and by a literal mapping, none of which
+    another mapping in it may replace."""
+    mappings = [argument for argument in call.args if isinstance(argument, ast.Dict)]
+    if any(keyword.arg is None for keyword in call.keywords) or any(None in each.keys for each in mappings):
+        return
+    yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
+    for mapping in mappings:
+        for key, value in zip(mapping.keys, mapping.values, strict=True):
+            name = literal_of(key, None)
+            if isinstance(name, str):
+                yield name, value
 
 
 def _pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -215,22 +233,10 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
     """Yield, by the launcher's variable, each value that the program fixes itself whatever the launcher
     says: variables that are assigned a literal, and an address of this machine for ``init_method``."""
     for module in modules:
-        for name, value, statement in _iter_variable_assignments(module):
-            is_literal = isinstance(literal_of(value, None), str)
-            has_more = len(statement.targets) > 1 or isinstance(statement.targets[0], ast.Tuple)
-            if name in _LAUNCHER_VARIABLES and is_literal and module.runs_certainly(statement):
-                yield (
-                    name,
-                    FixedValue(
-                        module.place_of(statement),
-                        text_of(statement),
-                        f'os.environ.setdefault("{name}", {text_of(value)})'
-                        if has_more
-                        else f"{text_of(statement.targets[0]).partition('[')[0]}.setdefault"
-                        f'("{name}", {text_of(value)})',
-                        None if has_more else module.edit_of(statement),
-                    ),
-                )
+        for name, value, node in _iter_variable_assignments(module):
+            is_fixed = isinstance(literal_of(value, None), str) or _is_name_of_this_host(module, value)
+            if name in _LAUNCHER_VARIABLES and is_fixed and module.runs_certainly(node):
+                yield name, _fixed_value(module, name, value, node)
         for call in module.calls:
             method = keyword_value(call, "init_method")
             text = literal_of(method, None)
@@ -249,6 +255,22 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
                         module.edit_for_keyword(call, "init_method"),
                     ),
                 )
+
+
+def _fixed_value(module: SourceModule, name: str, value: ast.expr, node: ast.Assign | ast.Call) -> FixedValue:
+    """The variable that an assignment or ``os.environ.update`` sets; one that sets more is not edited."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if not isinstance(target, ast.Subscript):
+        new_text = f'os.environ.setdefault("{name}", {text_of(value)})'
+        # Of a call only this item: others may be secrets.
+        old_text = text_of(node) if isinstance(node, ast.Assign) else f"{name}={text_of(value)}"
+        return FixedValue(module.place_of(node), old_text, new_text, None)
+    new_text = f'{text_of(target).partition("[")[0]}.setdefault("{name}", {text_of(value)})'
+    return FixedValue(module.place_of(node), text_of(node), new_text, module.edit_of(node))
+
+
+def _is_name_of_this_host(module: SourceModule, value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and module.name_of(value.func) in _NAMES_OF_THIS_HOST
 
 
 def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:

@@ -96,6 +96,9 @@ class SourceFacts:
     default_requirements: str | None = None
     """The requirements.txt beside the program, or at the top of the source; None without one."""
 
+    requirements_mistake: str | None = None
+    """What pip cannot read in the file that it will install, a sentence."""
+
     input_paths: Mapping[str, str] = field(default_factory=dict)
     """The path inside it of each input that lies in the directory, by channel name. The archive has none of
     them."""

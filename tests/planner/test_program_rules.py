@@ -3,6 +3,7 @@ arguments of the script that a command runs, the channels of a shell script."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from smlaunch.discovery.gather_facts import gather_script_facts
+from smlaunch.discovery.requirements_file import find_requirements_mistake
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import DiscoveredFacts, EndpointFacts, InputFacts
 from smlaunch.job.model import Job
@@ -29,6 +31,9 @@ def facts_of(job: Job, *, is_here: bool = True) -> DiscoveredFacts:
     source, _ = pack_job_source(job)
     endpoint = EndpointFacts(hosts="isolation full", same_python=is_here)
     script = gather_script_facts(job, source, endpoint, fact_needs(job))
+    if source.default_requirements is not None:
+        mistake = find_requirements_mistake(Path(), source.default_requirements, source.files)
+        source = dataclasses.replace(source, requirements_mistake=mistake)
     inputs = {
         name: InputFacts(channel.uri, "local" if channel.is_local else "s3", objects=1, bytes=1, sha256="ab")
         for name, channel in job.inputs.items()
@@ -144,6 +149,33 @@ def test_a_program_that_cannot_start_is_refused(
 def test_a_text_that_is_true_stays_a_text_and_a_boolean_is_pythons() -> None:
     job = Job.from_mapping({"entry": "train.py", "hyperparameters": {"a": "true", "bb": True, "cc": "0.10"}})
     assert script_arguments(job, {}) == ["-a", "true", "--bb", "True", "--cc", "0.10"]  # docs/scripts.md
+
+
+@table(
+    ("text", "mistake"),
+    [
+        ("# a\n\ntorch>=2,<3  # b\nnumpy\nx[a,b] ~= 1.0 ; os_name == 'nt'\ny==1.0 --hash=sha256:ab\n", None),
+        ("-i https://x/simple\n--pre\n./wheels/a.whl\ngit+https://x/y@v1\nz @ https://x/z.zip\na==1;b", None),
+        ("a (>=1.0)\nb==1.*\nc===whatever\n${NAME}\nd >= 1, \\\n  < 2\n-c more.txt\n-r https://x/r", None),
+        ("numpy\nnot a valid === line !!", "requirements.txt:2: 'not a valid === line !!' is no"),
+        ("numpy=1.0", "requirements.txt:1: 'numpy=1.0' is no"),
+        ("import numpy", "requirements.txt:1: 'import numpy' is no"),
+        ("a\x00b\x00", "is no requirement"),
+        ("-r nofile.txt", "requirements.txt:1 names nofile.txt, and nofile.txt is not sent with the source"),
+        ("-r sub/../../out.txt", "requirements.txt:1 names sub/../../out.txt, which is outside of the"),
+        ("--requirement=bad.txt", "bad.txt:1: '!!' is no requirement"),
+        ("\xe9", "requirements.txt is not UTF-8 (byte 0)"),
+    ],
+)  # fmt: skip
+def test_requirements_that_pip_cannot_read(text: str, mistake: str | None) -> None:
+    write_files({"train.py": "", "more.txt": "", "bad.txt": "!!"})
+    Path("requirements.txt").write_bytes(text.encode("latin-1"))
+    problems = []
+    try:
+        plan_here({"entry": "train.py"})
+    except JobError as error:
+        problems = [problem.message for problem in error.problems]
+    assert (mistake in problems[0]) if mistake else problems == []
 
 
 @table(

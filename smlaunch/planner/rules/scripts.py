@@ -327,6 +327,21 @@ def reject_script_without_the_library(context: PlanContext) -> Problems:
         )
 
 
+@rule(
+    "script.requirements",
+    summary="a requirements file that pip cannot read",
+    source="https://pip.pypa.io/en/stable/reference/requirements-file-format/",
+    quote="each line of the requirements file indicates something to be installed",
+    fields=_script_fields("requirements", "network_isolation"),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_unreadable_requirements(context: PlanContext) -> Problems:
+    mistake = context.facts.source.requirements_mistake
+    if mistake is not None:
+        yield Problem("requirements", mistake)
+
+
 # ---- saved files ------------------------------------------------------------------------------------------
 
 
