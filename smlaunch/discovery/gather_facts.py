@@ -49,6 +49,7 @@ from smlaunch.facts.discovered_facts import (
 )
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import choose_requirements
+from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.facts.script_capability import needs_module_scan
 from smlaunch.job.model import Job
 
