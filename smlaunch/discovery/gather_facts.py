@@ -49,7 +49,6 @@ from smlaunch.facts.discovered_facts import (
 )
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import choose_requirements
-from smlaunch.facts.requirements_choice import requirements_to_install
 from smlaunch.facts.script_capability import needs_module_scan
 from smlaunch.job.model import Job
 
@@ -85,7 +84,7 @@ def gather_facts(
     if job.entry is not None:
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
-        requirements_file = requirements_to_install(job, source)
+        requirements_file = choose_requirements(job, source).installed_file
         if requirements_file is not None:
             mistake = find_requirements_mistake(source_root, requirements_file, source.files)
             source = dataclasses.replace(source, requirements_mistake=mistake)
@@ -162,8 +161,10 @@ def _read_program_file(
     """
     source_root = Path(source.root)
     command = () if job.entry is None else job.entry.command
-    has_interpreter = bool(command) and source_root / command[0] != program_file
-    script = read_script_facts(program_file, has_interpreter, source_root)
+    starts_itself = bool(command) and source_root / command[0] == program_file
+    script = read_script_facts(
+        program_file, bool(command) and not starts_itself, source_root, starts_itself=starts_itself
+    )
     if not script.exists and job.entry is not None and job.entry.module is not None:
         problem = missing_module_reason(job.entry.module, source_root)
         return script._replace(problem=problem)

@@ -62,11 +62,15 @@ SCRIPT_SUFFIXES = (".py", ".sh")
 
 
 def read_script_facts(
-    path: Path, has_interpreter: bool = False, source_root: Path | None = None
+    path: Path,
+    has_interpreter: bool = False,
+    source_root: Path | None = None,
+    starts_itself: bool = False,
 ) -> ScriptFacts:
     """Return what the user's entry script shows without running it. A script that cannot be read or compiled
     has a ``problem``. ``has_interpreter``: the job's command says what runs the file. ``source_root``: the
-    folder that is sent, if it is not the script's own.
+    folder that is sent, if it is not the script's own. ``starts_itself``: the job's command names the file as
+    its program, also one that an interpreter would otherwise run.
 
     Of any script: whether it mentions the checkpoint directory, or names resourceconfig.json, in which
     SageMaker lists a job's hosts (of a shell script, their variables too). Of a Python script, from its
@@ -86,6 +90,12 @@ def read_script_facts(
         is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
+    if starts_itself and not is_executable:
+        interpreter = {".py": "python", ".sh": "bash"}.get(path.suffix)
+        remedy = "" if interpreter is None else f"begin the command with {interpreter}, or "
+        return ScriptFacts(
+            problem=f"{path} cannot be executed; {remedy}let it be (chmod +x {shlex.quote(str(path))})"
+        )
     if path.suffix not in SCRIPT_SUFFIXES and not is_executable and not has_interpreter:
         return ScriptFacts(
             problem=f"{path} is no program: it is neither a .py or .sh script nor executable; name a script, "

@@ -82,8 +82,9 @@ def missing_package_hint(failure_text: str) -> str:
         return ""
     module = match[1].partition(".")[0]
     return (
-        f"{module} is neither in the source nor installed on the hosts; if it is a package to install, add "
-        f"the line {distribution_of(module)} to requirements.txt beside the script"
+        f"the hosts' Python finds no {module}: if it is a package to install, add the line "
+        f"{distribution_of(module)} to requirements.txt beside the script; a module of your own belongs beside "
+        "the script or at the top of the source"
     )
 
 

@@ -126,6 +126,7 @@ ARGUMENT_X = "the script has no argument --x (train.py:5)"
             {"entry": "train.py", "hyperparameters": {"places": 1}},
             "places is given by its place: put its value after --",
         ),
+        ({"train.py": "#!/bin/env python"}, {"entry": {"command": ["./train.py"]}}, "command with python"),
         # a mistyped command
         ({"run.sh": ""}, {"entry": {"command": ["ran.sh"]}}, "PATH of the hosts, did you mean bash run.sh?"),
         ({"run.sh": ""}, {"entry": {"command": ["run.sh"]}}, "of the source: write bash run.sh"),
