@@ -232,6 +232,12 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
 def _describe_host(task: HostTask, python: str) -> process_commands.HostContext:
     """Return the facts of this host to which job.json can refer. ``python``: the ranks' interpreter."""
     hyperparameters = read_hyperparameters(task.paths.hyperparameters)
+    import_dir = runtime_dir.write_import_package(task.runtime_dir, task.paths)
+    ranks = task.spec.ranks
+    # Ranks that torch.distributed joins: MPI, and what runs beside ranks, join them in other ways.
+    joins_hosts = ranks.rendezvous and ranks.launcher != MPI and not task.spec.services
+    if joins_hosts and len(task.cluster.hosts) > 1:
+        runtime_dir.write_torch_extension(import_dir)
     return process_commands.HostContext(
         cluster=task.cluster,
         paths=task.paths,
@@ -240,7 +246,7 @@ def _describe_host(task: HostTask, python: str) -> process_commands.HostContext:
         ranks_per_host=count_ranks_per_host(task.spec, task.hardware),
         port=read_first_port(task.spec, os.environ),
         # Where ranks import smlaunch from, if it is not installed
-        import_dir=runtime_dir.write_import_package(task.runtime_dir, task.paths),
+        import_dir=import_dir,
     )
 
 
