@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.api.job_kinds import TRAINING, JobKind, member_value
+from smlaunch.api.job_kinds import TRAINING, JobKind, get_at_path
 
 _ALGORITHM_ERROR_PREFIX = "AlgorithmError: "
 
@@ -29,14 +29,14 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
     kinds of jobs apart."""
     if kind is TRAINING:
         return {key: value for key, value in description.items() if key != "ResponseMetadata"}
-    status, end_time = description[kind.status_member], description.get(kind.end_time_member)
+    status, end_time = description[kind.status_field], description.get(kind.end_time_field)
     training_job: dict[str, Any] = {
-        TRAINING.name_member: description[kind.name_member],
-        TRAINING.arn_member: description[kind.arn_member],
-        TRAINING.status_member: status,
+        TRAINING.name_field: description[kind.name_field],
+        TRAINING.arn_field: description[kind.arn_field],
+        TRAINING.status_field: status,
         "SecondaryStatus": _derive_secondary_status(kind, description),
         # Its members have the same names in all kinds; 1 is the default.
-        "ResourceConfig": {"InstanceCount": 1, **(member_value(description, kind.resources) or {})},
+        "ResourceConfig": {"InstanceCount": 1, **(get_at_path(description, kind.resources) or {})},
         "LogGroup": kind.log_group,
         # Only creation and end are known.
         "SecondaryStatusTransitions": [
@@ -44,8 +44,8 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
             for name, time in (("InProgress", description.get("CreationTime")), (status, end_time))
             if time is not None
         ],
-        TRAINING.start_time_member: description.get(kind.start_time_member),
-        TRAINING.end_time_member: end_time,
+        TRAINING.start_time_field: description.get(kind.start_time_field),
+        TRAINING.end_time_field: end_time,
         **{name: description.get(name) for name in _SHARED_MEMBERS},
     }
     failure_reason = str(description.get("FailureReason", ""))
@@ -54,7 +54,7 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
         # The script's own exit message says more, so it comes before the service's reason.
         service_reason = failure_reason.removeprefix(_ALGORITHM_ERROR_PREFIX)
         training_job["FailureReason"] = f"{_ALGORITHM_ERROR_PREFIX}{exit_message}{service_reason}"
-    output_uri = member_value(description, kind.members["output"])
+    output_uri = get_at_path(description, kind.request_path_by_field["output"])
     if output_uri is not None:
         training_job["OutputDataConfig"] = {"S3OutputPath": output_uri}
     return {name: value for name, value in training_job.items() if value is not None}
@@ -62,9 +62,9 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
 
 def _derive_secondary_status(kind: JobKind, description: Mapping[str, Any]) -> str:
     """Return MaxRuntimeExceeded for a job that was stopped at its time limit, else the status."""
-    status: str = description[kind.status_member]
-    limit = member_value(description, ("StoppingCondition", "MaxRuntimeInSeconds"))
-    started_at, ended_at = description.get(kind.start_time_member), description.get(kind.end_time_member)
+    status: str = description[kind.status_field]
+    limit = get_at_path(description, ("StoppingCondition", "MaxRuntimeInSeconds"))
+    started_at, ended_at = description.get(kind.start_time_field), description.get(kind.end_time_field)
     if (
         status == "Stopped"
         and limit

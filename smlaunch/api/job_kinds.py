@@ -18,14 +18,14 @@ from smlaunch.api.validation.violation import Violation
 from smlaunch.catalog.registry import Registry
 from smlaunch.contract.sagemaker_paths import RUNTIME_ARCHIVE, RUNTIME_CHANNEL, Paths, ProcessingPaths
 
-MemberPath = tuple[str | int, ...]
-"""Names of members and list indices, from the top of a request or of a description."""
+FieldPath = tuple[str | int, ...]
+"""Field names and list indices, from the top of a request or of a description."""
 
 TERMINAL_STATUSES = ("Completed", "Failed", "Stopped")
 """Statuses of a job of any kind that has ended."""
 
 
-def _paths(text_by_key: Mapping[str, str]) -> dict[str, MemberPath]:
+def _paths(text_by_key: Mapping[str, str]) -> dict[str, FieldPath]:
     """Return the paths that are written with dots, such as ``Outputs.0.S3Output``."""
     return {
         key: tuple(int(step) if step.isdigit() else step for step in text.split("."))
@@ -35,34 +35,34 @@ def _paths(text_by_key: Mapping[str, str]) -> dict[str, MemberPath]:
 
 @dataclass(frozen=True, eq=False)
 class JobKind:
-    """A kind of job: its operations and members in the API."""
+    """A kind of job: its operations in the API, and where their requests and responses have what."""
 
     name: str
     """As in the names of the API: ``Create<name>Job``, ``<name>JobStatus``."""
 
-    members: Mapping[str, MemberPath]
-    """Members of the Create request, in its order, by the field of the job that they come from, or by a key
-    of ``constants``. Fields that the kind lacks are not among them."""
+    request_path_by_field: Mapping[str, FieldPath]
+    """Where the Create request has a field of the job, or a value of ``constants``, in the request's order.
+    Fields that the kind lacks are not among them."""
 
-    input_members: Mapping[str, MemberPath]
-    """Members of an entry of ``members["inputs"]``, by the fields of an input."""
+    input_path_by_field: Mapping[str, FieldPath]
+    """Where an entry of the request's inputs has a field of an input."""
 
     input_modes: tuple[str, ...]
     """The first one stands in a request for modes that the kind lacks, which the plan rejects."""
 
-    resources: MemberPath
+    resources: FieldPath
     """The object with instance type, instance count and volume. Describe has it too."""
 
     constants: Mapping[str, Any]
-    """Values that are the same in all requests, by their keys in ``members``. ``entrypoint`` is the command
-    that replaces the image's own where smlaunch's runtime runs."""
+    """Values that are the same in all requests, by their keys in ``request_path_by_field``. ``entrypoint`` is
+    the command that replaces the image's own where smlaunch's runtime runs."""
 
     output_suffix: str = ""
     """What a request's output address has after the run's, with ``{job}``; empty where the service adds the
     job's name itself."""
 
-    empty_members: frozenset[str] = frozenset()
-    """Keys of ``members`` that are sent even if they are empty."""
+    fields_sent_empty: frozenset[str] = frozenset()
+    """Fields that a request has even if they are empty."""
 
     paths: Paths = field(default_factory=Paths)
     """Of a host's directories and files."""
@@ -85,24 +85,24 @@ class JobKind:
     max_inputs: int | None = None
     """Of one job, smlaunch's own counted; None if that is not known."""
 
-    model_artifacts: MemberPath = ()
-    """Member of Describe with the address of the archive that a job has trained. Empty for a kind that trains
+    model_artifacts: FieldPath = ()
+    """Where Describe has the address of the archive that a job has trained. Empty for a kind that trains
     no model, whose results are files at the request's output."""
 
-    metric_definitions: MemberPath = ()
-    """Member of the request with the metrics that the service reads from the log; empty for a kind without
+    metric_definitions: FieldPath = ()
+    """Where the request has the metrics that the service reads from the log; empty for a kind without
     metrics, of which conditions read the files that it writes."""
 
-    exit_message: MemberPath = ()
-    """Member of Describe that says which host failed, and why, for a kind whose FailureReason does not."""
+    exit_message: FieldPath = ()
+    """Where Describe says which host failed, and why, for a kind whose FailureReason does not."""
 
     description_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Members that Describe may lack, besides FailureReason, with values that stand for none."""
+    """Fields that Describe may lack, besides FailureReason, with values that stand for none."""
 
     @property
     def has_checkpoints(self) -> bool:
         """Whether the service stores checkpoints, by which a job can be continued by another one."""
-        return "checkpoints.uri" in self.members
+        return "checkpoints.uri" in self.request_path_by_field
 
     @property
     def reports_seconds(self) -> bool:
@@ -149,28 +149,28 @@ class JobKind:
         return f"List{self.name}Jobs"
 
     @property
-    def summaries_member(self) -> str:
+    def summaries_field(self) -> str:
         """The list in the response of List."""
         return f"{self.name}JobSummaries"
 
     @property
-    def name_member(self) -> str:
+    def name_field(self) -> str:
         return f"{self.name}JobName"
 
     @property
-    def arn_member(self) -> str:
+    def arn_field(self) -> str:
         return f"{self.name}JobArn"
 
     @property
-    def status_member(self) -> str:
+    def status_field(self) -> str:
         return f"{self.name}JobStatus"
 
     @property
-    def start_time_member(self) -> str:
+    def start_time_field(self) -> str:
         return f"{self.name}StartTime"
 
     @property
-    def end_time_member(self) -> str:
+    def end_time_field(self) -> str:
         return f"{self.name}EndTime"
 
 
@@ -179,7 +179,7 @@ def method_name(operation: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
 
 
-def member_value(document: Mapping[str, Any], path: MemberPath) -> Any:
+def get_at_path(document: Mapping[str, Any], path: FieldPath) -> Any:
     """Return the value at a path of a request or description; None if it or a part of the path is missing."""
     value: Any = document
     for step in path:
@@ -191,7 +191,7 @@ def member_value(document: Mapping[str, Any], path: MemberPath) -> Any:
     return value
 
 
-def put_member(document: dict[str, Any], path: MemberPath, value: Any) -> None:
+def set_at_path(document: dict[str, Any], path: FieldPath, value: Any) -> None:
     """Set the value at a path of a request. Missing objects on the way are made, and lists of one object."""
     node: Any = document
     for step, next_step in pairwise(path):
@@ -209,7 +209,7 @@ def runtime_entrypoint(paths: Paths) -> list[str]:
 
 TRAINING = JobKind(
     "Training",
-    members=_paths(
+    request_path_by_field=_paths(
         {
             "name": "TrainingJobName",
             "hyperparameters": "HyperParameters",
@@ -239,7 +239,7 @@ TRAINING = JobKind(
             "compute.spot": "EnableManagedSpotTraining",
         }
     ),
-    input_members=_paths(
+    input_path_by_field=_paths(
         {
             "name": "ChannelName",
             "data_type": "DataSource.S3DataSource.S3DataType",
@@ -273,7 +273,7 @@ _PROCESSING_PATHS = ProcessingPaths()
 
 PROCESSING = JobKind(
     "Processing",
-    members=_paths(
+    request_path_by_field=_paths(
         {
             "name": "ProcessingJobName",
             "inputs": "ProcessingInputs",
@@ -298,7 +298,7 @@ PROCESSING = JobKind(
             "encrypt_traffic": "NetworkConfig.EnableInterContainerTrafficEncryption",
         }
     ),
-    input_members=_paths(
+    input_path_by_field=_paths(
         {
             "name": "InputName",
             "uri": "S3Input.S3Uri",
@@ -311,7 +311,7 @@ PROCESSING = JobKind(
     input_modes=("File",),
     resources=("ProcessingResources", "ClusterConfig"),
     output_suffix="/{job}/output/",
-    empty_members=frozenset({"inputs"}),
+    fields_sent_empty=frozenset({"inputs"}),
     paths=_PROCESSING_PATHS,
     constants={
         "output_name": "output",
@@ -343,9 +343,9 @@ def register_job_kind(kind: JobKind) -> None:
 
 def job_kind_of(request: Mapping[str, Any]) -> JobKind:
     """Return the kind of job that a request creates, by the member with the job's name."""
-    return next((kind for kind in JOB_KINDS.values() if kind.name_member in request), TRAINING)
+    return next((kind for kind in JOB_KINDS.values() if kind.name_field in request), TRAINING)
 
 
 def job_name_of(request: Mapping[str, Any]) -> str:
     """Return the name of the job that a request creates."""
-    return str(request[job_kind_of(request).name_member])
+    return str(request[job_kind_of(request).name_field])

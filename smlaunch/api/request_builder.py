@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from smlaunch.api.job_kinds import JobKind, MemberPath, put_member
+from smlaunch.api.job_kinds import FieldPath, JobKind, set_at_path
 
 _LINE_BREAK_PATTERN = re.compile("[\n\r\x85\u2028\u2029]")
 """What ``.`` excludes in the service's pattern ``.*`` for hyperparameters."""
@@ -121,7 +121,7 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
     }
     if not parameters.has_runtime:
         value_by_field["entrypoint"] = None
-    return _build_members(kind.members, value_by_field, kind.empty_members)
+    return _build_document(kind.request_path_by_field, value_by_field, kind.fields_sent_empty)
 
 
 def _input_entry(kind: JobKind, channel: InputChannel) -> dict[str, Any]:
@@ -135,11 +135,11 @@ def _input_entry(kind: JobKind, channel: InputChannel) -> dict[str, Any]:
         "split": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
         "content_type": channel.content_type,
     }
-    return _build_members(kind.input_members, value_by_field)
+    return _build_document(kind.input_path_by_field, value_by_field)
 
 
-def _build_members(
-    path_by_field: Mapping[str, MemberPath],
+def _build_document(
+    path_by_field: Mapping[str, FieldPath],
     value_by_field: Mapping[str, Any],
     empty_fields: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _build_members(
         value = value_by_field[field_name]
         is_absent = value is None or value is False or value in _EMPTY_VALUES
         if not is_absent or field_name in empty_fields:
-            put_member(document, path, value)
+            set_at_path(document, path, value)
     return document
 
 

@@ -59,8 +59,8 @@ class SageMakerControlPlane:
     def create_job(self, request: Mapping[str, Any]) -> str:
         kind = job_kind_of(request)
         response = self._call(kind.create_operation, **request)
-        self._kind_by_job_name[request[kind.name_member]] = kind
-        return str(response[kind.arn_member])
+        self._kind_by_job_name[request[kind.name_field]] = kind
+        return str(response[kind.arn_field])
 
     def describe_job(self, job_name: str) -> dict[str, Any]:
         """Return the description of a job in the form of a training job's. Raises CallError for a name that
@@ -82,16 +82,16 @@ class SageMakerControlPlane:
         raise first_error
 
     def _describe_job_of_kind(self, kind: JobKind, name: str) -> dict[str, Any]:
-        response = self._call(kind.describe_operation, **{kind.name_member: name})
+        response = self._call(kind.describe_operation, **{kind.name_field: name})
         # Raises CallError if the response is incomplete: then it did not come from the service.
-        _ = response[kind.arn_member], response[kind.status_member]
+        _ = response[kind.arn_field], response[kind.status_field]
         self._kind_by_job_name[name] = kind
         return describe_as_training_job(kind, response)
 
     def stop_job(self, name: str) -> None:
         self.describe_job(name)  # finds out of which kind it is
         kind = self._kind_by_job_name[name]
-        self._call(kind.stop_operation, **{kind.name_member: name})
+        self._call(kind.stop_operation, **{kind.name_field: name})
 
     def list_jobs(self, name_contains: str | None = None) -> Iterator[JobSummary]:
         summaries = [self._list_jobs_of_kind(kind, name_contains) for kind in JOB_KINDS.values()]
@@ -111,7 +111,7 @@ class SageMakerControlPlane:
                 if kind is not TRAINING and error.code in _ACCESS_DENIED_CODES:
                     return
                 raise
-            yield from (_job_summary(kind, row) for row in page[kind.summaries_member])
+            yield from (_job_summary(kind, row) for row in page[kind.summaries_field])
             if not page.get("NextToken"):
                 return
             params["NextToken"] = page["NextToken"]
@@ -154,11 +154,11 @@ class SageMakerControlPlane:
 
 def _job_summary(kind: JobKind, row: Mapping[str, Any]) -> JobSummary:
     """Return the summary of a job in a list or a search result."""
-    ended = row.get(kind.end_time_member)
+    ended = row.get(kind.end_time_field)
     return JobSummary(
-        row[kind.name_member],
-        row[kind.arn_member],
-        row[kind.status_member],
+        row[kind.name_field],
+        row[kind.arn_field],
+        row[kind.status_field],
         row["CreationTime"].timestamp(),
         ended.timestamp() if ended else None,
     )

@@ -248,7 +248,7 @@ def build_job_request(
     # The planned request for this kind of segment, with its limit and planned end.
     variant = variant_of_segment(workflow, segment, newest_checkpoint_step)
     request = deepcopy(dict(variant.request))
-    request[job_kind_of(request).name_member] = str(JobName(workflow.run, segment, attempt))
+    request[job_kind_of(request).name_field] = str(JobName(workflow.run, segment, attempt))
     tags_of_attempt = {TAG_RUN: workflow.run, TAG_SEGMENT: str(segment), TAG_ATTEMPT: str(attempt)}
     request["Tags"] = [
         {"Key": tag["Key"], "Value": tags_of_attempt.get(tag["Key"], tag["Value"])}

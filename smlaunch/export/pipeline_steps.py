@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from smlaunch.api.job_kinds import JobKind, member_value, put_member
+from smlaunch.api.job_kinds import JobKind, get_at_path, set_at_path
 from smlaunch.api.retry_policy import CREATE_BACKOFF, QUOTA_BACKOFF
 from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
 from smlaunch.contract import segment as env_variables
@@ -149,7 +149,7 @@ def build_request_arguments(
     which the service generates. ``run_id_pieces``: texts and references that make up the run id.
     ``result_by_step``: outputs of the steps that the job reads, by step name."""
     request = _fill_request_template(planned_step, segment_number, run_id_pieces)
-    del request[planned_step.template.kind.name_member]
+    del request[planned_step.template.kind.name_field]
     _complete_environment(planned_step, segment_number, request["Environment"])
     _add_metrics(planned_step, request)
     for channel, step_output in planned_step.step.inputs.items():
@@ -213,9 +213,9 @@ def _complete_environment(
 
 
 def _set_input_uri(kind: JobKind, arguments: Mapping[str, Any], channel: str, uri: Any) -> None:
-    for entry in member_value(arguments, kind.members["inputs"]):
-        if member_value(entry, kind.input_members["name"]) == channel:
-            put_member(entry, kind.input_members["uri"], uri)
+    for entry in get_at_path(arguments, kind.request_path_by_field["inputs"]):
+        if get_at_path(entry, kind.input_path_by_field["name"]) == channel:
+            set_at_path(entry, kind.input_path_by_field["uri"], uri)
 
 
 def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
     if not member or planned_step.plan.job.algorithm is not None:
         return
     regex_by_metric = _required_metric_regexes(planned_step)
-    metric_definitions = list(member_value(request, member) or [])
+    metric_definitions = list(get_at_path(request, member) or [])
     defined_names = {metric["Name"] for metric in metric_definitions}
     metric_definitions += [
         {"Name": metric_name, "Regex": regex}
@@ -233,7 +233,7 @@ def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
         if metric_name not in defined_names  # the user's own definition wins
     ]
     if metric_definitions:
-        put_member(request, member, metric_definitions)
+        set_at_path(request, member, metric_definitions)
 
 
 def _required_metric_regexes(planned_step: PlannedStep) -> dict[str, str]:
@@ -296,7 +296,7 @@ def step_result(job: PlannedStep, step: str) -> StepResult:
     output_entry = f"['{kind.constants.get('output_name')}']"
     property_path = "".join(
         output_entry if isinstance(member, int) else f".{member}"
-        for member in kind.model_artifacts or kind.members["output"]
+        for member in kind.model_artifacts or kind.request_path_by_field["output"]
     )
     return StepResult(step, {"Get": f"Steps.{step}{property_path}"})
 

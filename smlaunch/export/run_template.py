@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from smlaunch.api.job_kinds import JobKind, job_kind_of, member_value, put_member
+from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of, set_at_path
 from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow, build_job_request
 from smlaunch.contract import segment as env_variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, JobName
@@ -381,7 +381,7 @@ def _build_request_template(
     in before each job. ``uses_spot``: None for the job's own choice."""
     # The request of a second attempt has all members that later ones have.
     request = build_job_request(workflow, segment=1, attempt=2, newest_checkpoint_step=0, spot=uses_spot)
-    request[job_kind_of(request).name_member] = JOB_NAME_TEMPLATE
+    request[job_kind_of(request).name_field] = JOB_NAME_TEMPLATE
     request["Tags"] = [{**tag, "Value": _tag_template(tag)} for tag in request["Tags"]]
     _insert_environment_variables(request["Environment"], workflow, checkpoints_prefix)
     if "CheckpointConfig" in request:
@@ -426,8 +426,8 @@ def _insert_output_variables(request: dict[str, Any], run_id: str) -> None:
     """Replace the run id in the output addresses of a request by its variable."""
     kind = job_kind_of(request)
     replace_run = _replace_job_name if kind.output_suffix else _replace_run_id
-    path = kind.members["output"]
-    put_member(request, path, replace_run(member_value(request, path), run_id))
+    path = kind.request_path_by_field["output"]
+    set_at_path(request, path, replace_run(get_at_path(request, path), run_id))
 
 
 def _to_plain_text(value: TextTemplate | NumberTemplate) -> Any:

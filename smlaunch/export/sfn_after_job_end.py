@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smlaunch.api.job_kinds import TRAINING, JobKind, MemberPath, member_value
+from smlaunch.api.job_kinds import TRAINING, FieldPath, JobKind, get_at_path
 from smlaunch.chain.next_action import (
     ENDING_MESSAGES,
     NO_CAPACITY_ENDINGS,
@@ -82,7 +82,7 @@ def choice_rules_by_ending(kind: JobKind = TRAINING) -> list[tuple[JobEnding, Ch
     rule of Step Functions that recognizes it, in the order in which the rules are tried: ``classify_ending``
     (the same in Python) as rules. A job that no rule recognizes has ended as ``other_failure`` says.
     """
-    status_path = f"$.description.job.{kind.status_member}"
+    status_path = f"$.description.job.{kind.status_field}"
     is_completed = comparison_rule(status_path, "StringEquals", "Completed")
     is_stopped = comparison_rule(status_path, "StringEquals", "Stopped")
     is_failed = comparison_rule(status_path, "StringEquals", "Failed")
@@ -396,7 +396,9 @@ class _EndingStates:
             values |= {"step.$": "$.progress.step", "model_artifacts.$": artifacts_path}
         else:
             request = self.template.variants[0].request
-            values |= to_asl_parameters({"output": member_value(request, kind.members["output"])})
+            values |= to_asl_parameters(
+                {"output": get_at_path(request, kind.request_path_by_field["output"])}
+            )
         self.states[RUN_DONE] = pass_state("What whoever started it gets.", values, None, RESULT)
         self.states[RESULT] = {"Type": "Succeed"}
 
@@ -422,7 +424,7 @@ def _backoff_states() -> dict[str, State]:
     }
 
 
-def _description_path(member: MemberPath) -> str:
+def _description_path(member: FieldPath) -> str:
     """Path, in the execution's context, of a member of the job's description."""
     return ".".join(("$.description.job", *map(str, member)))
 

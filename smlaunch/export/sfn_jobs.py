@@ -187,7 +187,7 @@ def _describe_state(template: RunTemplate) -> State:
     return task_state(
         "What the service says of it; the error that a failed job raises is not the same everywhere.",
         f"aws-sdk:sagemaker:describe{template.kind.name}Job",
-        {f"{template.kind.name_member}.$": JOB_NAME_PATH},
+        {f"{template.kind.name_field}.$": JOB_NAME_PATH},
         "$.description",
         CHECK_CREATE,
         retriers=_describe_retriers(template),
@@ -216,7 +216,7 @@ def _ownership_check_states(template: RunTemplate) -> dict[str, State]:
         READ_TAGS: task_state(
             "The job's hash is among them.",
             "aws-sdk:sagemaker:listTags",
-            {"ResourceArn.$": f"$.description.{template.kind.arn_member}"},
+            {"ResourceArn.$": f"$.description.{template.kind.arn_field}"},
             "$.tags",
             COMPARE_TAGS,
             retriers=_describe_retriers(template),
@@ -234,7 +234,7 @@ def _ownership_check_states(template: RunTemplate) -> dict[str, State]:
 def _wait_for_end_states(template: RunTemplate) -> dict[str, State]:
     """Return the states that wait for the end of a job, and read its description and its time."""
     has_ended = [
-        comparison_rule(f"$.description.{template.kind.status_member}", "StringEquals", status)
+        comparison_rule(f"$.description.{template.kind.status_field}", "StringEquals", status)
         for status in ("Completed", "Failed", "Stopped")
         if classify_ending(status, "", "") is not None
     ]

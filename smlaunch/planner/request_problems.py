@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from smlaunch.api.job_kinds import JobKind, job_kind_of, member_value
+from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
@@ -26,7 +26,7 @@ def check_compiled_request(request: Mapping[str, Any], diagnostics: Diagnostics)
     the field already has one. The request is checked by the service's own model of its API."""
     reported_fields = {problem.path for problem in diagnostics.problems}
     kind = job_kind_of(request)
-    if not member_value(request, kind.members["image"]):
+    if not get_at_path(request, kind.request_path_by_field["image"]):
         # No image could be chosen; the field at fault (framework_version, or the type) is already reported.
         reported_fields.add("image")
     # A violation: a member of the request, and the limit of the model that it breaks.
@@ -112,14 +112,16 @@ def job_field_of_member(member_path: tuple[str | int, ...], request: Mapping[str
     ``member_path``: keys and list indices from the top of the request to the member.
     """
     kind = job_kind_of(request)
-    field_by_path = {kind.members[field][:-1]: field for field in _FIELDS_WITH_OTHER_MEMBERS}
-    field_by_path |= {path: field for field, path in kind.members.items() if field not in kind.constants}
+    field_by_path = {kind.request_path_by_field[field][:-1]: field for field in _FIELDS_WITH_OTHER_MEMBERS}
+    field_by_path |= {
+        path: field for field, path in kind.request_path_by_field.items() if field not in kind.constants
+    }
     for length in range(len(member_path), 0, -1):
         field = field_by_path.get(member_path[:length])
         if field is not None:
             # Key or index of the entry that the member belongs to, and what follows.
             entry_path = member_path[length:]
-            entry = member_value(request, member_path[: length + 1])
+            entry = get_at_path(request, member_path[: length + 1])
             return field + (_entry_suffix(field, kind, entry_path, entry) if entry_path else "")
     return dotted_path(member_path)
 
@@ -145,9 +147,11 @@ def _entry_suffix(field: str, kind: JobKind, entry_path: tuple[str | int, ...], 
         return ""
     # The job's inputs have fields of their own, such as inputs.train.uri for a member S3Uri.
     own_fields = (
-        f".{name}" for name in _INPUT_FIELDS_IN_MESSAGES if kind.input_members.get(name) == entry_path[1:]
+        f".{name}"
+        for name in _INPUT_FIELDS_IN_MESSAGES
+        if kind.input_path_by_field.get(name) == entry_path[1:]
     )
-    return f".{member_value(entry, kind.input_members['name'])}{next(own_fields, '')}"
+    return f".{get_at_path(entry, kind.input_path_by_field['name'])}{next(own_fields, '')}"
 
 
 def walk_request_members(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from smlaunch.api.job_kinds import JOB_KINDS, member_value
+from smlaunch.api.job_kinds import JOB_KINDS, get_at_path
 from smlaunch.catalog import instances
 from smlaunch.contract.launch_spec import (
     ALL,
@@ -255,7 +255,7 @@ def _paid_time_text(plan: RunPlan, schedule: Schedule) -> str:
 def _output_prefix(planned_job: PlannedJob) -> str:
     """Prefix of everything that the job writes."""
     kind = JOB_KINDS[planned_job.operation]
-    output_uri = str(member_value(planned_job.request, kind.members["output"]))
+    output_uri = str(get_at_path(planned_job.request, kind.request_path_by_field["output"]))
     # The service adds the job's name, unless the request has it.
     return output_uri if kind.output_suffix else f"{output_uri.rstrip('/')}/{planned_job.name}/output/"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from smlaunch.api.job_kinds import job_kind_of, member_value
+from smlaunch.api.job_kinds import get_at_path, job_kind_of
 from smlaunch.api.retry_policy import CREATE_BACKOFF, BackoffPolicy
 from smlaunch.aws.interfaces import CallError, ControlPlane
 from smlaunch.aws.service_errors import call_with_retries, may_have_succeeded
@@ -93,10 +93,16 @@ def buckets_to_verify(request: Mapping[str, Any]) -> list[str]:
     ``request``: of a job of any kind.
     """
     kind = job_kind_of(request)
-    uris = [member_value(request, kind.members[field]) for field in _OUTPUT_FIELDS if field in kind.members]
+    uris = [
+        get_at_path(request, kind.request_path_by_field[field])
+        for field in _OUTPUT_FIELDS
+        if field in kind.request_path_by_field
+    ]
     uri_by_channel = {
-        member_value(entry, kind.input_members["name"]): member_value(entry, kind.input_members["uri"])
-        for entry in member_value(request, kind.members["inputs"]) or ()
+        get_at_path(entry, kind.input_path_by_field["name"]): get_at_path(
+            entry, kind.input_path_by_field["uri"]
+        )
+        for entry in get_at_path(request, kind.request_path_by_field["inputs"]) or ()
     }
     # Reserved channels are smlaunch's own: they bring the program to the hosts.
     uris += [uri for channel, uri in uri_by_channel.items() if channel in RESERVED_CHANNELS]

@@ -435,7 +435,12 @@ def test_a_kind_of_job_that_is_registered_later(monkeypatch: pytest.MonkeyPatch)
     before = Recorder(create_session()).client("sagemaker")
     monkeypatch.setattr(job_kinds.JOB_KINDS, "_registered", {})
     kind = job_kinds.JobKind(
-        "Transform", members={}, input_members={}, input_modes=("File",), resources=(), constants={}
+        "Transform",
+        request_path_by_field={},
+        input_path_by_field={},
+        input_modes=("File",),
+        resources=(),
+        constants={},
     )
     job_kinds.register_job_kind(kind)
     assert {"CreateTransformJob", "ListTransformJobs"} <= set(operations_of("sagemaker"))

@@ -76,7 +76,7 @@ def test_every_ending_has_exactly_one_rule(job: str) -> None:
     for status, secondaries in statuses.items():
         for secondary in secondaries:
             for reason in reasons:
-                members = {kind.status_member: status, "SecondaryStatus": secondary, "FailureReason": reason}
+                members = {kind.status_field: status, "SecondaryStatus": secondary, "FailureReason": reason}
                 holds = [
                     end for end, rule in rules if execution.holds(rule, {"description": {"job": members}})
                 ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, put_member, register_job_kind
+from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, register_job_kind, set_at_path
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.aws.botocore_client import SageMakerControlPlane
@@ -52,7 +52,7 @@ def test_its_request_is_built_and_valid(search: JobKind) -> None:
 
 def test_its_own_rule_is_checked(search: JobKind) -> None:
     request = build_job_request(search, PARAMETERS)
-    put_member(request, search.members["max_jobs"], 1)
+    set_at_path(request, search.request_path_by_field["max_jobs"], 1)
     (violation,) = check_request("CreateHyperParameterTuningJob", request)
     assert "must not be more" in violation.to_problem().message
 

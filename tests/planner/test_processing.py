@@ -131,7 +131,9 @@ def test_what_a_third_kind_lacks_follows_from_its_data() -> None:
     kind = dataclasses.replace(
         TRAINING,
         name="Tuning",
-        members={field: path for field, path in TRAINING.members.items() if field not in lacking},
+        request_path_by_field={
+            field: path for field, path in TRAINING.request_path_by_field.items() if field not in lacking
+        },
         input_modes=("File", "Pipe"),
         has_quotas=False,
         max_runtime_seconds=3600,

@@ -204,7 +204,7 @@ def _resource_arn(service: str, parameters: JsonMapping, context: RequestContext
     # ARN's last part: for example TrainingJobName with training-job/{}.
     resource_parameters = _RESOURCE_PARAMETERS_BY_SERVICE.get(service, ())
     if service == "sagemaker":
-        names_of_jobs = ((kind.name_member, f"{kind.arn_resource}/{{}}") for kind in JOB_KINDS.values())
+        names_of_jobs = ((kind.name_field, f"{kind.arn_resource}/{{}}") for kind in JOB_KINDS.values())
         resource_parameters = (*names_of_jobs, *resource_parameters)
     for parameter_name, arn_suffix_pattern in resource_parameters:
         name_or_arn = parameters.get(parameter_name)

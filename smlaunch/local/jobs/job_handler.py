@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from smlaunch.api.job_kinds import JobKind, member_value, put_member
+from smlaunch.api.job_kinds import JobKind, get_at_path, set_at_path
 from smlaunch.local import api_support
 from smlaunch.local.endpoint_settings import Settings
 from smlaunch.local.executors.executor_interface import JobHost
@@ -29,8 +29,8 @@ class AttemptOutcome:
     """FailureReason, if the attempt failed."""
     is_spot_interrupted: bool = False
     """Whether the hosts were taken away by a spot interruption."""
-    describe_members: JsonMapping = field(default_factory=dict)
-    """Members for the response of Describe."""
+    describe_fields: JsonMapping = field(default_factory=dict)
+    """Fields for the response of Describe."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,13 @@ class JobHandler(Protocol):
     """Whether a host's file /opt/ml/output/failure gives the reason of its failure."""
 
     def describe_selected_instance(self, selection: JsonMapping) -> JsonMapping:
-        """Return the members of Describe that change when a type was selected from InstancePreferences.
+        """Return the fields of Describe that change when a type was selected from InstancePreferences.
         ``selection`` has SelectedInstanceType and SelectedInstanceCount."""
-        members: JsonObject = {}
-        resources = self.job_kind.resources
-        put_member(members, resources, {**member_value(self.request, resources), **selection})
-        return members
+        changed_fields: JsonObject = {}
+        resources_path = self.job_kind.resources
+        requested_resources = get_at_path(self.request, resources_path)
+        set_at_path(changed_fields, resources_path, {**requested_resources, **selection})
+        return changed_fields
 
     def recorded_fields(self, runs_images: bool) -> Mapping[str, str]:
         """Return the fields of the request that have no effect here, except the image, each with a note on
@@ -67,7 +68,7 @@ class JobHandler(Protocol):
         notes = api_support.recorded_fields(
             self.request, api_support.support_rows(self.job_kind, runs_images)
         )
-        notes.pop(".".join(map(str, self.job_kind.members["image"])), None)
+        notes.pop(".".join(map(str, self.job_kind.request_path_by_field["image"])), None)
         return notes
 
     def write_host_files(self, hosts: Sequence[JobHost], current_host: JobHost) -> None:

@@ -169,15 +169,15 @@ class JobRunner:
 
     def _store_final_status(self, outcome: AttemptOutcome) -> None:
         """Save the job's final status and result."""
-        describe_members: JsonObject = dict(outcome.describe_members)
+        describe_fields: JsonObject = dict(outcome.describe_fields)
         metric_values = self._metric_reader.latest_values()
         if metric_values:
-            describe_members["FinalMetricDataList"] = metric_values
+            describe_fields["FinalMetricDataList"] = metric_values
         max_warm_hosts = self._services.settings.warm_pools
-        describe_members |= warm_pool.pool_status_at_job_end(
+        describe_fields |= warm_pool.pool_status_at_job_end(
             self._services.job_store, self.arn, outcome.failure_reason, max_warm_hosts, time.time()
         )
-        self._job_control.finish(outcome.failure_reason, describe_members)
+        self._job_control.finish(outcome.failure_reason, describe_fields)
 
     def _save_state(self, state: JobState, result: JsonMapping | None) -> None:
         self._services.job_store.save_job_state(self.arn, state, result)

@@ -317,19 +317,19 @@ def hosts_of_groups(groups: Sequence[InstanceGroupSpec]) -> tuple[HostSpec, ...]
     )
 
 
-def _read_channel(channel_member: JsonMapping, default_mode: str) -> ChannelSpec:
-    s3_source = channel_member["DataSource"]["S3DataSource"]
+def _read_channel(channel_document: JsonMapping, default_mode: str) -> ChannelSpec:
+    s3_source = channel_document["DataSource"]["S3DataSource"]
     return ChannelSpec(
-        name=channel_member["ChannelName"],
+        name=channel_document["ChannelName"],
         s3_uri=s3_source["S3Uri"],
         data_type=s3_source["S3DataType"],
         is_sharded=s3_source.get("S3DataDistributionType") == "ShardedByS3Key",
-        input_mode=channel_member.get("InputMode") or default_mode,
-        target_folder=f"input/data/{channel_member['ChannelName']}",
-        content_type=channel_member.get("ContentType"),
-        shuffle_seed=(channel_member.get("ShuffleConfig") or {}).get("Seed"),
+        input_mode=channel_document.get("InputMode") or default_mode,
+        target_folder=f"input/data/{channel_document['ChannelName']}",
+        content_type=channel_document.get("ContentType"),
+        shuffle_seed=(channel_document.get("ShuffleConfig") or {}).get("Seed"),
         instance_groups=tuple(s3_source.get("InstanceGroupNames") or ()),
         attribute_names=tuple(s3_source.get("AttributeNames") or ()),
-        is_gzipped=channel_member.get("CompressionType") == "Gzip",
-        is_recordio_wrapped=channel_member.get("RecordWrapperType") == "RecordIO",
+        is_gzipped=channel_document.get("CompressionType") == "Gzip",
+        is_recordio_wrapped=channel_document.get("RecordWrapperType") == "RecordIO",
     )

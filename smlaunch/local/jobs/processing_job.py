@@ -144,18 +144,18 @@ class ProcessingJobHandler(JobHandler):
                 return AttemptOutcome(failure_reason or f"ClientError: {problem_text}")
             context.log_to_host(hosts[0].name, problem_text)
         # Added to the response of DescribeProcessingJob.
-        members_of_describe = {"ExitMessage": exit_message} if exit_message else {}
+        describe_fields = {"ExitMessage": exit_message} if exit_message else {}
         # The setting names the jobs whose outputs are uploaded: "completed", also "stopped" ones, or "all".
         if _should_upload_outputs(context.settings.processing_outputs_of, failure_reason, is_stopped):
             try:
                 self._upload_outputs_at_end(hosts, context)
             except UploadError as error:
                 # It replaces the reason for which the programs failed.
-                return AttemptOutcome(f"ClientError: {error}", describe_members=members_of_describe)
+                return AttemptOutcome(f"ClientError: {error}", describe_fields=describe_fields)
         if failure_reason is None and not is_stopped:
             # Outputs with S3UploadMode Continuous were uploaded while the programs ran.
             failure_reason = self._find_failure_of_continuous_uploads()
-        return AttemptOutcome(failure_reason, describe_members=members_of_describe)
+        return AttemptOutcome(failure_reason, describe_fields=describe_fields)
 
     def _upload_outputs_at_end(self, hosts: Sequence[JobHost], context: HandlerContext) -> None:
         """Upload the outputs with S3UploadMode EndOfJob. Raises UploadError."""

@@ -65,7 +65,7 @@ class TrainingJobHandler(JobHandler):
         for warning in (replaced_files_warning, lost_files.save_lost_files(hosts, saved_folder)):
             if warning:
                 context.log_to_host(hosts[0].name, warning)
-        return AttemptOutcome(describe_members={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})
+        return AttemptOutcome(describe_fields={"ModelArtifacts": {"S3ModelArtifacts": model_uri}})
 
     def _upload_output(self, hosts: Sequence[JobHost], context: HandlerContext, settings: Settings) -> str:
         """Return the S3 address of the model. Raises UploadError."""

@@ -29,7 +29,7 @@ _COMPARED_REQUEST_FIELDS = (
     "EnableInterContainerTrafficEncryption",
     "EnableNetworkIsolation",
 )
-_WARM_POOL_STATUS_MEMBER = "WarmPoolStatus"
+_WARM_POOL_STATUS_FIELD = "WarmPoolStatus"
 _AVAILABLE_TEXT = '"Available"'
 
 
@@ -57,7 +57,7 @@ def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
     """Return the member WarmPoolStatus of a training job at the time ``now`` (seconds since the epoch); None
     for a job that asks for no warm pool. A pool is stored as Available when its job ends; that its time is
     over is computed here."""
-    stored_status = record.result.get(_WARM_POOL_STATUS_MEMBER)
+    stored_status = record.result.get(_WARM_POOL_STATUS_FIELD)
     if stored_status is None:  # the job runs, or has no pool
         has_pool = requested_keep_alive_seconds(record.request) > 0 and not record.state.has_ended
         return {"Status": "InUse"} if has_pool else None
@@ -67,8 +67,8 @@ def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
     idle_seconds = max(0.0, now - job_end_time)
     max_idle_seconds = requested_keep_alive_seconds(record.request)
     if idle_seconds < max_idle_seconds:
-        return {"Status": "Available", **_retained_seconds_member(idle_seconds)}
-    return {"Status": "Terminated", **_retained_seconds_member(max_idle_seconds)}
+        return {"Status": "Available", **_retained_seconds_field(idle_seconds)}
+    return {"Status": "Terminated", **_retained_seconds_field(max_idle_seconds)}
 
 
 def pool_status_at_job_end(
@@ -86,7 +86,7 @@ def pool_status_at_job_end(
     warm_hosts = _warm_host_count(store, record.region, now) + requested_host_count(record.request)
     exceeds_limit = max_warm_hosts is not None and warm_hosts > max_warm_hosts
     pool_status = "Terminated" if is_infrastructure_failure or exceeds_limit else "Available"
-    return {_WARM_POOL_STATUS_MEMBER: {"Status": pool_status}}
+    return {_WARM_POOL_STATUS_FIELD: {"Status": pool_status}}
 
 
 def take_matching_pool(job_store: JobStore, new_job: JobRecord, now: float) -> JobRecord | None:
@@ -99,7 +99,7 @@ def take_matching_pool(job_store: JobStore, new_job: JobRecord, now: float) -> J
         if pool_status is None or pool_status["Status"] != "Available":
             return None  # another job was faster, or its retention time is over
         reused_status = {**pool_status, "Status": "Reused", "ReusedByJob": new_job.name}
-        return replace(record, result={**record.result, _WARM_POOL_STATUS_MEMBER: reused_status})
+        return replace(record, result={**record.result, _WARM_POOL_STATUS_FIELD: reused_status})
 
     for record in _available_pools(job_store, new_job.region, now):
         if can_take_over_pool(record.request, new_job.request):
@@ -126,7 +126,7 @@ def change_keep_alive(record: JobRecord, keep_alive_seconds: int, now: float) ->
         return changed_record
     # The pool ends now, after the seconds for which its hosts were really kept.
     terminated_status = {**pool_status, "Status": "Terminated"}
-    return replace(changed_record, result={**record.result, _WARM_POOL_STATUS_MEMBER: terminated_status})
+    return replace(changed_record, result={**record.result, _WARM_POOL_STATUS_FIELD: terminated_status})
 
 
 def requested_host_count(request: JsonMapping) -> int:
@@ -149,6 +149,6 @@ def _available_pools(store: JobStore, region: str, now: float) -> list[JobRecord
     ]
 
 
-def _retained_seconds_member(seconds: float) -> dict[str, int]:
+def _retained_seconds_field(seconds: float) -> dict[str, int]:
     """Return the member of WarmPoolStatus that says how long the hosts were kept."""
     return {"ResourceRetainedBillableTimeInSeconds": math.ceil(seconds)}

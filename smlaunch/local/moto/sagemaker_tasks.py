@@ -109,7 +109,7 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         needs a callback endpoint, which does not exist without a task token, and fails on None."""
         env.stack.pop()  # the response of Create, such as {"TrainingJobArn": ...}
         kind = JOB_KIND_BY_ACTION[self.resource.api_action]
-        job_name = {kind.name_member: normalised_parameters[kind.name_member]}
+        job_name = {kind.name_field: normalised_parameters[kind.name_field]}
         region = resource_runtime_part.region
         # A client of the local endpoint that acts as the state machine's role.
         client = self._clients.client_for_role(
@@ -118,10 +118,10 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         poll_seconds = _FIRST_POLL_SECONDS
         while env.is_running():
             job_description = _to_json_value(_call_job_method(client, kind.describe_operation, job_name))
-            if job_description[kind.status_member] == "Completed":
+            if job_description[kind.status_field] == "Completed":
                 env.stack.append(job_description)
                 return
-            if job_description[kind.status_member] in ("Failed", "Stopped"):
+            if job_description[kind.status_field] in ("Failed", "Stopped"):
                 raise FailureEventException(
                     self._task_failed_event(env, "States.TaskFailed", to_json_str(job_description))
                 )

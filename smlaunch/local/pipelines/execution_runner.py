@@ -186,7 +186,7 @@ class ExecutionRunner:
             except ApiError as error:
                 self._finish_step(step_name, "Failed", failure=f"InternalServerError: {error.message}")
                 continue
-            job_status = job_description[JOB_KIND_BY_STEP_TYPE[record.type].status_member]
+            job_status = job_description[JOB_KIND_BY_STEP_TYPE[record.type].status_field]
             self._finish_or_retry_if_job_ended(step_name, job_step, job_status, job_description)
 
     def _finish_or_retry_if_job_ended(
@@ -303,7 +303,7 @@ class ExecutionRunner:
         except UnresolvedError as error:
             self._finish_step(step_name, "Failed", failure=f"ClientError: {error}")
             return
-        job_name_member = JOB_KIND_BY_STEP_TYPE[step.type].name_member  # TrainingJobName, ...
+        job_name_field = JOB_KIND_BY_STEP_TYPE[step.type].name_field  # TrainingJobName, ...
         record = replace(record, attempts=record.attempts + 1, cache_key=cache_key, failure=None)
         self._save_step(record)
         with self._lock:  # a request to stop must not be missed between the check and the creation
@@ -311,7 +311,7 @@ class ExecutionRunner:
                 return
             try:
                 job_arn = self._services.job_client.create_job(
-                    step.type, {**arguments, job_name_member: job_name}
+                    step.type, {**arguments, job_name_field: job_name}
                 )
                 self._save_step(replace(record, status="Executing", job=job_arn, job_name=job_name))
                 return

@@ -20,7 +20,7 @@ DocumentPath = tuple[str | int, ...]
 FUNCTIONS = ("Get", "Std:Join", "Std:JsonGet")
 EXECUTION_VARIABLES = (
     *("PipelineName", "PipelineArn", "PipelineExecutionId", "PipelineExecutionArn"),
-    *("StartDateTime", "CurrentDateTime", TRAINING.name_member, PROCESSING.name_member),
+    *("StartDateTime", "CurrentDateTime", TRAINING.name_field, PROCESSING.name_field),
 )
 """Names that may follow ``Execution.``; the last two are the name of the job that the step itself creates."""
 

@@ -55,20 +55,20 @@ class JobClient:
             response = self.sagemaker_service.serve(request, Payload(request.stream))
         assert isinstance(response.body, bytes)
         document: dict[str, str] = json.loads(response.body)
-        return document[kind.arn_member]
+        return document[kind.arn_field]
 
     def describe_job(self, step_type: str, name: str) -> JsonObject:
         """Return the Describe response of a job. Raises ApiError for a job that was deleted. The fault plan
         does not apply: it is for clients' calls, and the service looks itself."""
         operations = self._operations_by_step_type[step_type]
-        params = {operations.job_kind.name_member: name}
+        params = {operations.job_kind.name_field: name}
         with self._log_request_at_end(operations.job_kind.describe_operation, params):
             return operations.describe_job(params)
 
     def stop_job(self, step_type: str, name: str) -> None:
         """Stop a job. Does nothing if it has ended."""
         operations = self._operations_by_step_type[step_type]
-        params = {operations.job_kind.name_member: name}
+        params = {operations.job_kind.name_field: name}
         with suppress(ApiError), self._log_request_at_end(operations.job_kind.stop_operation, params):
             operations.stop_job(params)
 

@@ -372,7 +372,7 @@ class _DefinitionParser:
         elif namespace == "Execution" and referenced_path.endswith("JobName"):
             # Execution.TrainingJobName, for example, is the name of the job that the step itself creates.
             kind = None if step is None else JOB_KIND_BY_STEP_TYPE.get(step.type)
-            if kind is None or kind.name_member != referenced_path:
+            if kind is None or kind.name_field != referenced_path:
                 message = f"{reference!r} is available only to a step that creates such a job"
                 self._add_problem(path, message)
         elif namespace == "Steps":
@@ -391,14 +391,14 @@ class _DefinitionParser:
         kind = JOB_KIND_BY_STEP_TYPE.get(step.type)
         if kind is None:
             return
-        if kind.name_member in step.arguments:
-            self._add_problem((*path, kind.name_member), "the service makes the job's name; leave it out")
+        if kind.name_field in step.arguments:
+            self._add_problem((*path, kind.name_field), "the service makes the job's name; leave it out")
             return
         expression_paths = [
             expression_path for expression_path, _ in expressions.find_expressions(step.arguments)
         ]
         # The rules require a job name, which a step does not have.
-        request = {**step.arguments, kind.name_member: "pipelines-0-0"}
+        request = {**step.arguments, kind.name_field: "pipelines-0-0"}
         for violation in check_request(kind.create_operation, request):
             # A rule of the service, unlike those of the API model, may be about several fields.
             if violation.rule == "service" and expression_paths:

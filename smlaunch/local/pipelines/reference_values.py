@@ -58,7 +58,7 @@ class ExecutionScope:
             "PipelineExecutionArn": execution.arn,
             "StartDateTime": _format_time(execution.created),
             "CurrentDateTime": _format_time(time.time()),
-            **{kind.name_member: self._new_job_name for kind in JOB_KIND_BY_STEP_TYPE.values()},
+            **{kind.name_field: self._new_job_name for kind in JOB_KIND_BY_STEP_TYPE.values()},
         }[name]
 
     def describe_step(self, name: str) -> Mapping[str, Any]:

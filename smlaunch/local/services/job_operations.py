@@ -68,7 +68,7 @@ class JobOperations:
             current_request_context().region,
             lambda record: self._matches_list_filters(record, params, now),
         )
-        return {self.job_kind.summaries_member: [self._summarize(job, now) for job in records], **token}
+        return {self.job_kind.summaries_field: [self._summarize(job, now) for job in records], **token}
 
     def _check_deletable(self, record: JobRecord) -> None:
         """Raise ApiError if something of a job that has ended is still in use."""
@@ -90,7 +90,7 @@ class JobOperations:
             lines = "; ".join(f"{field}: {reason}" for field, reason in rejections)
             raise validation_error(f"This endpoint cannot run the job as it is. {lines}")
         caller, kind = current_request_context(), self.job_kind
-        name = params[kind.name_member]
+        name = params[kind.name_field]
         record = JobRecord(
             kind=kind.arn_resource,
             region=caller.region,
@@ -114,14 +114,14 @@ class JobOperations:
     def _submit_job(self, record: JobRecord) -> JsonObject:
         """Start a new job and return the response of Create."""
         self._job_manager.submit(record)
-        return {self.job_kind.arn_member: record.arn}
+        return {self.job_kind.arn_field: record.arn}
 
     def _get_job_record(
         self, params: JsonMapping, missing_job_code: str = "ValidationException"
     ) -> JobRecord:
         """Return the job that a request names. A job of an endpoint that has died fails first. Raises
         ApiError with the code ``missing_job_code`` if the job does not exist."""
-        kind, name = self.job_kind, params[self.job_kind.name_member]
+        kind, name = self.job_kind, params[self.job_kind.name_field]
         record = self._job_store.get_job(kind.arn_resource, current_request_context().region, name)
         if record is None:
             raise ApiError(missing_job_code, self.missing_job_message.format(name=name))
@@ -135,14 +135,14 @@ def summarize_job_of_any_kind(kind: JobKind, record: JobRecord) -> JsonObject:
     """Return the fields that Describe's response and an entry of a list have in common."""
     state = record.state
     summary: JsonObject = {
-        kind.name_member: record.name,
-        kind.arn_member: record.arn,
-        kind.status_member: state.status,
+        kind.name_field: record.name,
+        kind.arn_field: record.arn,
+        kind.status_field: state.status,
         "CreationTime": state.created,
         "LastModifiedTime": state.modified,
     }
     if state.training_ended is not None:
-        summary[kind.end_time_member] = state.training_ended
+        summary[kind.end_time_field] = state.training_ended
     return summary
 
 
@@ -162,7 +162,7 @@ def describe_job_of_any_kind(
         **(request.get("StoppingCondition") or {}),
     }
     if state.training_started is not None:  # None for a job that ended before it had hosts
-        response[kind.start_time_member] = state.training_started
+        response[kind.start_time_field] = state.training_started
     if state.failure_reason is not None:
         response["FailureReason"] = state.failure_reason
     return response

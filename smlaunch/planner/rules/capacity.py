@@ -259,7 +259,7 @@ def reject_max_pending_out_of_bounds(context: PlanContext) -> Problems:
 def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
     if (
         context.job.limits.max_pending is None
-        or "limits.max_pending" not in context.job_kind.members
+        or "limits.max_pending" not in context.job_kind.request_path_by_field
         # Of a type that the catalog lacks nothing is known.
         or any(is_accelerated(name) or find_instance_type(name) is None for name in context.instance_types)
     ):

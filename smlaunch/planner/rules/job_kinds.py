@@ -35,7 +35,7 @@ def reject_training_only_fields(context: PlanContext) -> Problems:
     """Yield a problem for each field of the job that its kind does not have: a member of its request, or
     checkpoints, which another job of the run continues from."""
     job, kind = context.job, context.job_kind
-    if job.hyperparameters and "hyperparameters" not in kind.members:
+    if job.hyperparameters and "hyperparameters" not in kind.request_path_by_field:
         yield Problem("hyperparameters", f"a {kind.noun} has none; give the script args instead")
     # By field: whether it is stated, and the member without which it has no effect.
     stated_by_field = {
@@ -47,7 +47,7 @@ def reject_training_only_fields(context: PlanContext) -> Problems:
         "limits.max_pending": (job.limits.max_pending is not None, "limits.max_pending"),
     }
     for field, (is_stated, member) in stated_by_field.items():
-        if is_stated and member not in kind.members:
+        if is_stated and member not in kind.request_path_by_field:
             yield Problem(field, _unsupported_text(kind))
 
 
@@ -66,7 +66,7 @@ def reject_unsupported_processing_inputs(context: PlanContext) -> Problems:
             modes_text = ", ".join(kind.input_modes)
             message = f"a {kind.noun} takes inputs in mode {modes_text}, not {channel.mode}"
             yield Problem(f"inputs.{name}.mode", message)
-        if channel.content_type is not None and "content_type" not in kind.input_members:
+        if channel.content_type is not None and "content_type" not in kind.input_path_by_field:
             yield Problem(f"inputs.{name}.content_type", _unsupported_text(kind))
 
 

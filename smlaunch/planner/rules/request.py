@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smlaunch.api.job_kinds import put_member
+from smlaunch.api.job_kinds import set_at_path
 from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract import segment as variables
@@ -71,8 +71,8 @@ def reject_too_large_members(context: PlanContext) -> Problems:
     # A request with nothing but these members, as far as the kind has them.
     request: dict[str, Any] = {}
     for field, value in value_by_field.items():
-        if field in kind.members:
-            put_member(request, kind.members[field], value)
+        if field in kind.request_path_by_field:
+            set_at_path(request, kind.request_path_by_field[field], value)
     for violation in check_request(kind.create_operation, request):
         member = violation.path[0]  # the top-level member, such as Tags
         # Members that the request lacks here, and rules across members, are checked with the whole request.

@@ -184,7 +184,7 @@ def test_an_output_without_a_bucket_fails_the_job_and_keeps_its_message(
     (hosts[0].opt_ml_folder / "output/message").write_text("done")
     outcome = make_work(S3Uri="s3://absent/x").upload_results(hosts, make_tools(objects, []), None, False)
     assert (outcome.failure_reason or "").startswith("ClientError: Data upload failed:s3://absent/x/")
-    assert outcome.describe_members == {"ExitMessage": "done"}
+    assert outcome.describe_fields == {"ExitMessage": "done"}
 
 
 @given(st.lists(st.text(max_size=700), min_size=1, max_size=3))
