@@ -94,6 +94,7 @@ FILES = {
     "local/test_store.py": UNIT,
     "planner/test_refusals_page.py": PROCESS,
     "runs/test_local_target.py": PROCESS,
+    "runs/test_await.py": ENDPOINT,  # an event loop has a pair of sockets
     "runs/test_lost_answers.py": PROCESS,
     "runs/test_owners.py::test_a_wrong_owner_differs_from_a_missing_permission": ENDPOINT,
     "runs/test_owners.py::test_nothing_is_sent_without_a_known_caller": ENDPOINT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -54,25 +55,34 @@ class RunJobs(Protocol):
     def logs(self) -> Iterator[LogLine]: ...
 
 
-class _Deadline:
-    """When a caller stops waiting: ``timeout`` seconds from now, or never."""
+class _WaitCancelled(Exception):
+    """Whoever waited does so no longer."""
 
-    def __init__(self, timeout: float | None) -> None:
+
+class _WaitLimit:
+    """When a caller stops waiting: ``timeout`` seconds from now, when ``cancelled`` is set, or never."""
+
+    def __init__(self, timeout: float | None = None, cancelled: threading.Event | None = None) -> None:
         if timeout is not None and (not isinstance(timeout, (int, float)) or math.isnan(timeout)):
             text = f"seconds for timeout are needed, or None, not {timeout!r:.60}: timeout=60"
             raise JobError([Problem("", text)])
+        self.timeout = timeout
         self._at_monotonic = None if timeout is None else time.monotonic() + timeout
+        self._cancelled = cancelled or threading.Event()
 
-    @property
     def has_passed(self) -> bool:
+        """Return whether the time is over. Raises _WaitCancelled once the wait is cancelled, so that it ends
+        without the job that a timeout submits first."""
+        if self._cancelled.is_set():
+            raise _WaitCancelled
         return self._at_monotonic is not None and time.monotonic() >= self._at_monotonic
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep, at most until the deadline, and return whether it has passed."""
+        """Sleep, at most until the limit, and return whether the time is over."""
         if self._at_monotonic is not None:
             seconds = max(0.0, min(seconds, self._at_monotonic - time.monotonic()))
-        time.sleep(seconds)
-        return self.has_passed
+        self._cancelled.wait(seconds)
+        return self.has_passed()
 
 
 class Run:
@@ -229,35 +239,37 @@ class Run:
         that submits the next one, is a message: see ``on_message`` of ``attach``. Raises TimeoutError if the
         run has not ended after ``timeout`` seconds.
         """
-        with nullcontext() if on_event is not None else self._notebook_card() as card:
-            return self._wait(on_event, card, timeout)
+        return self._wait(on_event, _WaitLimit(timeout))
 
-    def _wait(
-        self, on_event: Callable[[Event], None] | None, card: NotebookCard | None, timeout: float | None
+    def _wait(self, on_event: Callable[[Event], None] | None, limit: _WaitLimit) -> RunOutcome:
+        with nullcontext() if on_event is not None else self._notebook_card() as card:
+            return self._follow_to_end(on_event, card, limit)
+
+    def _follow_to_end(
+        self, on_event: Callable[[Event], None] | None, card: NotebookCard | None, limit: _WaitLimit
     ) -> RunOutcome:
-        deadline = _Deadline(timeout)
         with translate_call_errors(self.target):  # a CallError becomes a ServiceError, for example
-            for follower in self.follow(deadline.sleep):  # one for each job
-                for events in follower.event_batches(deadline.sleep):
+            for follower in self.follow(limit.sleep):  # one for each job
+                for events in follower.event_batches(limit.sleep):
                     for event in events:
                         if on_event is not None:
                             on_event(event)
                     if card is not None:
                         card.show_events(events, follower)
-                    if deadline.has_passed:
+                    if limit.has_passed():
                         break
-                if deadline.has_passed:
+                if limit.has_passed():
                     break
-            if deadline.has_passed:  # perhaps before the next job was due
+            if limit.has_passed():  # perhaps before the next job was due
                 for driver in self.chain_drivers:
                     if driver.is_driving:
                         driver.wait_for_next_job(lambda _: True)
         outcome = self.describe(reads_logs=True)
-        if outcome.exit_code is None and deadline.has_passed:
+        if outcome.exit_code is None and limit.has_passed():
             # With a hint, nothing goes on before somebody does what it says.
             state = f"{summarize_run(outcome)}; {outcome.hint}" if outcome.hint else summarize_run(outcome)
             goes_on = "" if outcome.hint else ", and goes on"
-            raise TimeoutError(f"run {self.name} has not ended after {timeout:g} s{goes_on}: {state}")
+            raise TimeoutError(f"run {self.name} has not ended after {limit.timeout:g} s{goes_on}: {state}")
         # The hint is about a file that was not uploaded and that the script misses.
         outcome = add_missing_file_hint(outcome, self.target)
         self._observation.keep_outcome(outcome, has_logs=True)
@@ -269,10 +281,7 @@ class Run:
         Raises the run's exception otherwise: TrainingFailed, StoppedByUser, LimitReached, ServiceError or
         MachineError. Raises TimeoutError if the run has not ended after ``timeout`` seconds.
         """
-        outcome = self.wait(timeout=timeout)
-        if outcome.error is not None:  # None for a completed run
-            raise outcome.error
-        return outcome
+        return _require_completed(self.wait(timeout=timeout))
 
     def exception(self, timeout: float | None = None) -> SmlaunchError | None:
         """Wait for the run's end, and return the exception that ``result`` raises; None for a completed
@@ -304,10 +313,16 @@ class Run:
         return build_metric_table(self.logs())
 
     def __await__(self) -> Generator[Any, None, RunOutcome]:
-        """Wait as ``result`` does, in a thread, so that other tasks go on: ``outcome = await run``."""
-        import asyncio
+        """Wait as ``result`` does, in a thread, so that other tasks go on: ``outcome = await run``.
 
-        return asyncio.to_thread(self.result).__await__()
+        When the task is cancelled, also by a timeout, nothing is followed and submitted any more, apart from
+        the request under way. The run goes on.
+        """
+        from smlaunch.runs.awaited_run import await_in_thread
+
+        return await_in_thread(
+            lambda cancelled: _require_completed(self._wait(None, _WaitLimit(cancelled=cancelled)))
+        )
 
     def stop(self) -> RunOutcome:
         """Ask the run to stop, and return its state at once. Hosts get SIGTERM and 120 seconds, and no
@@ -330,3 +345,10 @@ class Run:
         with translate_call_errors(self.target):
             self._driver.stop(outcome)
         return self.describe()
+
+
+def _require_completed(outcome: RunOutcome) -> RunOutcome:
+    """Return the outcome of a completed run. Raises the exception of any other."""
+    if outcome.error is not None:  # None for a completed run
+        raise outcome.error
+    return outcome

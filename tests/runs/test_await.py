@@ -1,0 +1,95 @@
+"""``await run``: many runs at once, and what remains of it once nobody awaits the run any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from smlaunch import Run, Target, attach
+from smlaunch.runs.awaited_run import THREAD_NAME
+from tests.runs.fakes import fake_target, job_description
+from tests.runs.test_chain import RUN
+from tests.runs.test_run_api import COMPLETED, JOB, RUNNING, control, driven_chain, with_fakes_of
+
+
+@pytest.fixture
+def target() -> Target:
+    target = fake_target()
+    polling = replace(target.polling, initial_seconds=0.01, max_seconds=0.01)
+    return with_fakes_of(target, replace(target, polling=polling))
+
+
+def waiting_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+def expect_no_thread() -> None:
+    deadline = time.monotonic() + 20
+    while waiting_threads():
+        assert time.monotonic() < deadline, "a thread still waits for a run that nobody awaits"
+        time.sleep(0.01)
+
+
+def test_awaited_runs_are_followed_all_at_once_and_leave_the_pool_of_threads_free(target: Target) -> None:
+    runs: list[Run] = []
+    for number in range(4):
+        control(target).descriptions_by_job[f"r{number}-s1-a1"] = [{**RUNNING, "TrainingJobName": JOB}]
+        runs.append(attach(f"r{number}", target))
+
+    async def end_the_last_run_first() -> list[str]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        awaited = [asyncio.ensure_future(run) for run in runs]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.to_thread(lambda: None), 20)
+        statuses = []
+        for number, task in reversed(list(enumerate(awaited))):
+            control(target).descriptions_by_job[f"r{number}-s1-a1"].append(COMPLETED)
+            statuses.append((await asyncio.wait_for(task, 20)).status)
+        return statuses
+
+    assert asyncio.run(end_the_last_run_first()) == ["Completed"] * 4
+    expect_no_thread()
+
+
+async def time_out(run: Any) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(run, 0.05)
+
+
+async def cancel(run: Any) -> None:
+    task = asyncio.ensure_future(run)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def forget(run: Any) -> None:
+    """Leaves the task to the end of the event loop, as Ctrl-C does."""
+    asyncio.ensure_future(run)  # noqa: RUF006
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("leave", [time_out, cancel, forget])
+def test_the_program_goes_on_and_the_chain_is_driven_no_further(target: Target, leave: Any) -> None:
+    run = driven_chain(target)
+    (first_job,) = (request["TrainingJobName"] for request in control(target).created)
+    ended = control(target).descriptions_by_job[first_job].pop()
+    control(target).descriptions_by_job[first_job] = [job_description(first_job, "InProgress", ["Training"])]
+
+    async def leave_and_end_the_job() -> None:
+        await leave(run)
+        control(target).descriptions_by_job[first_job] = [ended]
+
+    begin = time.monotonic()
+    asyncio.run(leave_and_end_the_job())
+    assert time.monotonic() - begin < 20, "asyncio.run waited for the run"
+    assert all(thread.daemon for thread in waiting_threads()), "the interpreter's exit waits for it"
+    expect_no_thread()
+    assert [request["TrainingJobName"] for request in control(target).created] == [f"{RUN}-s1-a1"]
