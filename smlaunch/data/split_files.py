@@ -123,12 +123,10 @@ def _write_lists_and_manifests(
     relative to ``folder``, and how many names cannot be files on a host."""
     hosts = range(host_split.hosts)
     list_paths = [f"{LISTS_FOLDER}/{shard_list_name(host)}" for host in hosts]
-    manifest_paths = [
-        f"{MANIFESTS_FOLDER}/shard-{host:05d}.manifest"
-        if inventory_keys.bucket and host_split.row_counts[host]
-        else None
-        for host in hosts
-    ]
+    manifest_paths: list[str | None] = [None for _ in hosts]  # without a bucket, and for a host without keys
+    for host in hosts:
+        if inventory_keys.bucket and host_split.row_counts[host]:
+            manifest_paths[host] = f"{MANIFESTS_FOLDER}/shard-{host:05d}.manifest"
     # A manifest is a JSON array: first the prefix, then names relative to it.
     prefix_entry = {"prefix": f"s3://{inventory_keys.bucket}/{inventory_keys.base_prefix}"}
     invalid_name_count, first_name_problem = 0, ""
@@ -141,8 +139,9 @@ def _write_lists_and_manifests(
             # All names as one array of bytes, so that ordinary names need not be checked one by one.
             name_bytes = _join_bytes(batch.names)
             name_problems = _describe_invalid_names(batch.names, name_bytes)
+            if name_problems and not invalid_name_count:
+                first_name_problem = name_problems[0]
             invalid_name_count += len(name_problems)
-            first_name_problem = first_name_problem or (name_problems[0] if name_problems else "")
             # The host of each name in the batch.
             hosts_of_batch = host_split.hosts_of(batch.start, batch.start + len(batch.names))
             escaped_names = _escape_for_json(batch.names, name_bytes)

@@ -42,6 +42,20 @@ class _CopyReference(NamedTuple):
     shape: Tuple[int, ...]
 
 
+class _WholeTensor(NamedTuple):
+    """A shared tensor that is not sharded over the ranks."""
+
+    tensor_index: int
+    """Among all shared tensors."""
+
+    tensor: Any
+    path: TreePath
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+
 class Snapshotter:
     """Takes one snapshot at a time: all use the same memory."""
 
@@ -107,12 +121,12 @@ class Snapshotter:
         one. ``tensor_specs``: path, dtype and shape of each shared tensor. Return members of the shard's
         document, its content."""
         boxes: List[Tuple[int, Tuple[int, ...], _CopyReference]] = []
-        whole_tensor_indices: List[int] = []
+        whole_tensors: List[_WholeTensor] = []
         for tensor_index, tensor in enumerate(shared_tensors):
             path, dtype, _shape = tensor_specs[tensor_index]
             local_boxes = _list_local_boxes_of(tensor, path)
             if not local_boxes:
-                whole_tensor_indices.append(tensor_index)
+                whole_tensors.append(_WholeTensor(tensor_index, tensor, path))
             for box in local_boxes:
                 is_empty = 0 in box.shape
                 if box.is_saved_here and not is_empty:  # of several ranks with the same box, one writes it
@@ -122,36 +136,32 @@ class Snapshotter:
                     )
         # Next to sharded tensors the rest is small; the leader (rank 0) saves it, so that a rank reads only
         # two shards.
-        are_all_whole = len(whole_tensor_indices) == len(shared_tensors)
-        whole_tensors = [
-            (index, shared_tensors[index], tensor_specs[index][0]) for index in whole_tensor_indices
-        ]
+        are_all_whole = len(whole_tensors) == len(shared_tensors)
         share_count = self._world_size if are_all_whole else 1
         pieces = self._plan_pieces(whole_tensors, share_count, sources)  # appends to the sources
         return {"pieces": pieces, "boxes": boxes, "all_shards_needed": are_all_whole}
 
     def _plan_pieces(
-        self, whole_tensors: List[Tuple[int, Any, TreePath]], share_count: int, sources: List[Any]
+        self, whole_tensors: List[_WholeTensor], share_count: int, sources: List[Any]
     ) -> List[Tuple[int, int, _CopyReference]]:
         """Divide the bytes of all whole tensors, one after the other, into ``share_count`` equal shares, of
         which this rank saves the one with its number, if there is one; append its bytes to ``sources``.
-
-        ``whole_tensors``: index, tensor and path of each. Return the share as pieces: index of the tensor,
-        the first byte in it, and a reference to the copy."""
-        sizes = [tensor.numel() * tensor.element_size() for _, tensor, _ in whole_tensors]
-        total_bytes = sum(sizes)
+        Return the share as pieces: index of the tensor, the first byte in it, and a reference to the copy."""
+        total_bytes = sum(whole_tensor.size_bytes for whole_tensor in whole_tensors)
         share_start = total_bytes * self._rank // share_count
         share_end = total_bytes * (self._rank + 1) // share_count
         pieces: List[Tuple[int, int, _CopyReference]] = []
         tensor_start = 0  # position in the bytes of all whole tensors
-        for (tensor_index, tensor, path), size in zip(whole_tensors, sizes):
+        for whole_tensor in whole_tensors:
+            tensor_end = tensor_start + whole_tensor.size_bytes
             first_byte = max(share_start, tensor_start) - tensor_start
-            end_byte = min(share_end, tensor_start + size) - tensor_start
+            end_byte = min(share_end, tensor_end) - tensor_start
             if first_byte < end_byte:  # the share and the tensor overlap
-                sources.append(_flat_bytes_of(tensor, path)[first_byte:end_byte])
+                tensor_bytes = _flat_bytes_of(whole_tensor.tensor, whole_tensor.path)
+                sources.append(tensor_bytes[first_byte:end_byte])
                 piece = _CopyReference(len(sources) - 1, "bytes", (end_byte - first_byte,))
-                pieces.append((tensor_index, first_byte, piece))
-            tensor_start += size
+                pieces.append((whole_tensor.tensor_index, first_byte, piece))
+            tensor_start = tensor_end
         return pieces
 
     def _copy_to_host_memory(self, sources: List[Any]) -> List[memoryview]:

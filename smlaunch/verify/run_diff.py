@@ -63,18 +63,7 @@ def compare_runs(baseline_run: RunRecord, resumed_run: RunRecord, lint_findings:
     ``lint_findings``: calls in the script that may break an exact resume; they make the causes more precise.
     """
     pair = RunPair(baseline_run, resumed_run)
-    differences: list[RunDifference] = []
-    likely_causes: list[str] = []
-    if set(baseline_run.trace_by_rank) != set(resumed_run.trace_by_rank):
-        baseline_count, resumed_count = (len(run.trace_by_rank) for run in pair)
-        description = f"{baseline_count} ranks trained unsplit, {resumed_count} when cut"
-        differences.append(RunDifference("ranks", description=description))
-        likely_causes.append(causes.RANK_COUNT_DIFFERS)
     step_difference = find_first_step_difference(pair, lint_findings)
-    if step_difference is not None:
-        differences.append(step_difference.difference)
-        likely_causes += step_difference.likely_causes
-    random_generators = baseline_run.generator_names  # a part of the components' names
     state_differences, unused_generators = diff_component_states(pair)
     # A generator without a seed starts differently in every run: no fault of the resume.
     unseeded_generators = [
@@ -83,24 +72,33 @@ def compare_runs(baseline_run: RunRecord, resumed_run: RunRecord, lint_findings:
     seed_causes = tuple(
         causes.explain_missing_seed(generator, lint_findings) for generator in unseeded_generators
     )
-    differences += state_differences
-    # Each level follows from the one before: a cause is sought for the first level that differs.
+    # A log that is only stored in pieces, one from each job, gets a note and is no difference.
+    file_differences, note_by_log_file = diff_artifact_files(pair)
+    differences: list[RunDifference] = []
+    likely_causes: list[str] = []
+    if set(baseline_run.trace_by_rank) != set(resumed_run.trace_by_rank):
+        baseline_count, resumed_count = (len(run.trace_by_rank) for run in pair)
+        description = f"{baseline_count} ranks trained unsplit, {resumed_count} when cut"
+        differences.append(RunDifference("ranks", description=description))
+        likely_causes.append(causes.RANK_COUNT_DIFFERS)
+    if step_difference is not None:
+        differences.append(step_difference.difference)
+        likely_causes += step_difference.likely_causes
+    # States follow from the steps, and files from the states: causes are sought for what differs first.
     if state_differences and not likely_causes:
         other_components = [
             difference.name for difference in state_differences if difference.name not in unseeded_generators
         ]
-        likely_causes += causes.explain_state_differences(other_components, random_generators)
-    # A log that is only stored in pieces, one from each job, gets a note and is no difference.
-    file_differences, note_by_log_file = diff_artifact_files(pair)
-    component_names = baseline_run.component_names
+        likely_causes += causes.explain_state_differences(other_components, baseline_run.generator_names)
+    differences += state_differences
     if file_differences and not differences:
-        likely_causes += causes.explain_file_differences(component_names, lint_findings)
+        likely_causes += causes.explain_file_differences(baseline_run.component_names, lint_findings)
     differences += file_differences
     compared_items, not_compared_items = _list_compared_items(pair, {*unused_generators, *note_by_log_file})
     # Such a generator's state has no effect on the training.
     unused_generator_notes = (f"{name}: no random numbers were drawn from it" for name in unused_generators)
-    # The rest is what the training computes: model, optimizer and so on.
-    model_components = component_names - random_generators - {_SAMPLE_ORDER_COMPONENT}
+    # What the training computes: model, optimizer and so on.
+    model_components = baseline_run.component_names - baseline_run.generator_names - {_SAMPLE_ORDER_COMPONENT}
     return Comparison(
         differences=tuple(differences),
         causes=(*likely_causes, *seed_causes),
