@@ -84,14 +84,15 @@ def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -
         response = client_method(**params)
     except ClientError as error:
         service_error = error.response.get("Error", {})
-        http_status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        metadata = error.response.get("ResponseMetadata", {})
+        http_status, retries = (int(metadata.get(name, 0)) for name in ("HTTPStatusCode", "RetryAttempts"))
         code = str(service_error.get("Code", "Unknown"))
         message = str(service_error.get("Message", "")) or code
         # botocore's own call for credentials may be what failed.
         failed_operation = (
             error.operation_name if error.operation_name in _CREDENTIAL_OPERATIONS else operation
         )
-        raise CallError(failed_operation, code, message, http_status) from error
+        raise CallError(failed_operation, code, message, http_status, retries) from error
     except NoCredentialsError as error:
         raise CallError(operation, NO_CREDENTIALS, str(error)) from error
     except _CONFIGURATION_ERRORS as error:

@@ -41,11 +41,15 @@ WRONG_BUCKET_OWNER = "NotTheBucketOwner"
 class CallError(Exception):
     """A failed API call: the operation, and the service's own code and message."""
 
-    def __init__(self, operation: str, code: str, message: str, http_status: int = 0) -> None:
+    def __init__(
+        self, operation: str, code: str, message: str, http_status: int = 0, retries: int = 0
+    ) -> None:
         self.operation = operation
         self.code = code
         self.message = message
         self.http_status = http_status
+        self.retries = retries
+        """Requests of this call before the one that was answered, whose own answers may be lost."""
         super().__init__(f"{operation}: {code}: {message}")
 
 

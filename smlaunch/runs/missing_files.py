@@ -83,8 +83,8 @@ def missing_package_hint(failure_text: str) -> str:
     module = match[1].partition(".")[0]
     return (
         f"the hosts' Python finds no {module}: if it is a package to install, add the line "
-        f"{distribution_of(module)} to requirements.txt beside the script; a module of your own belongs beside "
-        "the script or at the top of the source"
+        f"{distribution_of(module)} to requirements.txt beside the script; a module of your own belongs "
+        "beside the script or at the top of the source"
     )
 
 

@@ -81,8 +81,10 @@ def submit_job_once(
             raise error from None
         if existing_job is None:
             raise
-        # The name was free when this command began, so that this call created the job.
-        return existing_job._replace(attached=False)
+        # The name was free when this command began. Where no request of this call can have created the job,
+        # another client has, at the same time.
+        is_of_other_client = name_is_taken and not job_may_exist and error.retries == 0
+        return existing_job._replace(attached=is_of_other_client)
     return SubmittedJob(planned_job.name, arn, attached=False)
 
 

@@ -141,6 +141,22 @@ def test_a_create_with_a_lost_response_finds_its_job(
     assert len(control(target).created) == 1
 
 
+@pytest.mark.parametrize(("retries", "attached"), [(0, True), (1, False)])
+def test_of_clients_that_launch_at_once_one_has_launched(
+    job: Job, target: Target, retries: int, attached: bool
+) -> None:
+    """After a retry of botocore's own, the job may be that of its first request, whose answer was lost."""
+    plain = control(target).create_job
+
+    def lose_race(request: dict[str, object]) -> str:
+        plain(request)  # the other client's
+        raise CallError("CreateTrainingJob", "ResourceInUse", "the name exists", 400, retries)
+
+    control(target).create_job = lose_race  # type: ignore
+    assert launch(job, target).attached is attached
+    assert len(control(target).created) == 1
+
+
 def test_a_missing_default_bucket_is_created_and_reported(job: Job, target: Target) -> None:
     storage(target).objects.clear()
     messages: list[str] = []
