@@ -322,9 +322,9 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     return EndpointFacts(
         hosts=executor.describe_isolation(info.isolation),
         max_hosts=executor.max_hosts,
-        cpus=count_cpus() if executor.shares_python or executor.runs_images else None,
+        cpus=count_cpus() if executor.uses_endpoint_python or executor.runs_images else None,
         runs_images=executor.runs_images,
-        same_python=info.pid == os.getpid() and executor.shares_python,
+        same_python=info.pid == os.getpid() and executor.uses_endpoint_python,
         warnings=tuple(executor.warnings(info.isolation)),
         recorded_members=without_effect,
         rejected_members=refused,

@@ -51,6 +51,8 @@ class Endpoint:
         settings: Settings | None = None,
         port: int = 0,
     ) -> None:
+        """``state_dir``: None for the default directory; the other arguments are described above. Raises
+        EndpointError for an executor that does not exist or takes no isolation level."""
         self._executor_class = load_executor(executor)
         if isolation is not None and not self._executor_class.takes_isolation:
             raise EndpointError(
@@ -77,6 +79,8 @@ class Endpoint:
 
     @contextmanager
     def _disk_full_as_error(self) -> Iterator[None]:
+        """Context in which any error of a full disk becomes an EndpointError that names the state
+        directory."""
         try:
             yield
         except Exception as error:

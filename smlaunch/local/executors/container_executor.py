@@ -53,7 +53,7 @@ class Containers(Executor):
     name = "containers"
     summary = "containers of the job's image"
     runs_images = True
-    shares_python = False
+    uses_endpoint_python = False
 
     @cached_property
     def engine(self) -> Engine:
@@ -107,6 +107,9 @@ class Containers(Executor):
     def shell_command(
         self, endpoint_id: str, job_id: str, host_name: str, has_terminal: bool
     ) -> list[str] | None:
+        """Return the engine's command that runs a shell in a host's container; None without such a container
+        that runs."""
+        # ``self.engine`` would first find out which engine works here.
         engine = vars(self).get("engine") or load_cached_engine(self.context.state_dir.engine_cache)
         if engine is None:  # no container was ever run here
             return None
@@ -223,6 +226,8 @@ class ContainerAllocation:
         return list(self._supervised_hosts)
 
     def release(self) -> None:
+        """End the supervisors, which remove their containers, and remove what a killed one has left, the
+        network and the files."""
         for supervised_host in self._supervised_hosts:
             supervised_host.kill()
         # For all of them: it also closes the supervisors' pipes.

@@ -49,7 +49,7 @@ class Executor(ABC):
     """Whether hosts are containers of the job's image."""
     max_hosts: ClassVar[int | None] = None
     """Hosts that one job can have; None without a limit."""
-    shares_python: ClassVar[bool] = True
+    uses_endpoint_python: ClassVar[bool] = True
     """Whether hosts run the endpoint's Python, with variables of its environment."""
 
     def __init__(self, context: EndpointContext) -> None:

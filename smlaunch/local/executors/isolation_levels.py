@@ -120,6 +120,8 @@ def machine_fingerprint() -> str:
 
 
 def _load_cached_levels(cache_file: Path) -> dict[str, IsolationLevel]:
+    """Return the isolation levels that were tried before on this machine, by name; empty if it has restarted
+    since, or if this process has other privileges."""
     try:
         document = json.loads(cache_file.read_text())
         if document["fingerprint"] != machine_fingerprint():

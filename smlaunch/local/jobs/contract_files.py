@@ -89,28 +89,28 @@ def host_environment(
     inherited_names: Sequence[str],
     credentials: Mapping[str, str],
     endpoint_environment: Mapping[str, str],
-    shares_python: bool = True,
+    uses_endpoint_python: bool = True,
 ) -> dict[str, str]:
     """Return the environment variables of the program on a job's host. Those of the request win, then those
     of the executor (which starts the host).
 
-    ``shares_python``: the host runs this process's Python, with these variables only; otherwise it has
+    ``uses_endpoint_python``: the host runs this process's Python, with these variables only; otherwise it has
     variables of its own, such as those of an image. ``endpoint_environment`` is the environment of this
     process, of which the host inherits ``inherited_names``; one with its own Python inherits the proxy
     settings only.
     ``credentials`` let a script's boto3 reach this endpoint.
     """
-    if not shares_python:  # other variables of this machine would not fit there
+    if not uses_endpoint_python:  # other variables of this machine would not fit there
         inherited_names = [name for name in inherited_names if _is_proxy_variable(name)]
     variables = {name: endpoint_environment[name] for name in inherited_names if name in endpoint_environment}
-    if shares_python:
+    if uses_endpoint_python:
         variables |= _python_variables(endpoint_environment)  # PATH, beginning with this interpreter's folder
     # platform_variables: those that SageMaker sets itself, such as TRAINING_JOB_NAME.
     variables |= {**spec.platform_variables, "AWS_REGION": spec.region, "AWS_DEFAULT_REGION": spec.region}
     if not spec.network_isolation:  # SageMaker gives an isolated container no credentials either
         variables |= credentials
     # Neither the local endpoint nor the other hosts can be reached through a proxy.
-    if shares_python:
+    if uses_endpoint_python:
         variables |= _no_proxy_variables(variables, ["127.0.0.0/8"])  # each process has a loopback address
     elif any(_is_proxy_variable(name) for name in variables):
         variables |= _no_proxy_variables(variables, [host_spec.name for host_spec in spec.hosts])

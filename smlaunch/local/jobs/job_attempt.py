@@ -275,7 +275,7 @@ class Attempt:
             inherited_names=settings.inherit_environment,
             credentials=self._services.credentials if allocation_info.can_reach_endpoint else {},
             endpoint_environment=os.environ,
-            shares_python=self._services.executor.shares_python,
+            uses_endpoint_python=self._services.executor.uses_endpoint_python,
         )
         programs = [
             Program(
@@ -300,7 +300,7 @@ class Attempt:
         if executor.runs_images:
             return field_notes  # the allocation's notes name the image
         command = " ".join(self._spec.command) if self._spec.has_entrypoint else "`train`, from the PATH,"
-        python = "this machine's Python" if executor.shares_python else "the hosts' Python"
+        python = "this machine's Python" if executor.uses_endpoint_python else "the hosts' Python"
         hosts_text = executor.describe_isolation(executor.isolation)
         if executor.takes_isolation:
             hosts_text = f"{executor.name}, {hosts_text}"

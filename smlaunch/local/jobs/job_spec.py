@@ -318,6 +318,8 @@ def hosts_of_groups(groups: Sequence[InstanceGroupSpec]) -> tuple[HostSpec, ...]
 
 
 def _read_channel(channel_document: JsonMapping, default_mode: str) -> ChannelSpec:
+    """Return an entry of the request's InputDataConfig, as the job's runner uses it. ``default_mode``: the
+    job's TrainingInputMode, for a channel without InputMode."""
     s3_source = channel_document["DataSource"]["S3DataSource"]
     return ChannelSpec(
         name=channel_document["ChannelName"],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.local.jobs.failure_reasons import INTERNAL_ERROR_PREFIX
@@ -41,16 +40,17 @@ def requested_keep_alive_seconds(request: JsonMapping) -> int:
 
 def can_take_over_pool(pool_request: JsonMapping, job_request: JsonMapping) -> bool:
     """Return whether a job with the request ``job_request`` can take over the warm hosts of the ended job
-    with the request ``pool_request``: SageMaker compares some fields of the two."""
-
-    def compared_values(request: JsonMapping) -> list[Any]:
-        resources = request["ResourceConfig"]
-        return [
-            *(resources.get(name) or None for name in _COMPARED_RESOURCE_FIELDS),
-            *(request.get(name) or None for name in _COMPARED_REQUEST_FIELDS),
-        ]
-
-    return compared_values(pool_request) == compared_values(job_request)
+    with the request ``pool_request``: SageMaker compares some fields of the two. A missing field is equal to
+    an empty one."""
+    pool_resources, job_resources = pool_request["ResourceConfig"], job_request["ResourceConfig"]
+    has_equal_resources = all(
+        (pool_resources.get(name) or None) == (job_resources.get(name) or None)
+        for name in _COMPARED_RESOURCE_FIELDS
+    )
+    return has_equal_resources and all(
+        (pool_request.get(name) or None) == (job_request.get(name) or None)
+        for name in _COMPARED_REQUEST_FIELDS
+    )
 
 
 def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:

@@ -438,7 +438,7 @@ def _unsupported_fields(definition_part: Any, path: str) -> Iterator[str]:
             is_jsonata = field_name == "QueryLanguage" and field_value == "JSONata"
             if is_result_writer or is_jsonata or field_name == "Assign":
                 yield f"{path}.{field_name}"
-            # In the user's own data (Parameters, Result, ...), a member named like a field is not one.
+            # In the user's own data (Parameters, Result, ...), a key named like a field is not one.
             elif field_name not in _USER_DATA_FIELDS:
                 yield from _unsupported_fields(field_value, f"{path}.{field_name}")
     elif isinstance(definition_part, list):

@@ -127,10 +127,13 @@ def _find_value_problem(parameter: Parameter, value: Any) -> str | None:
 
 
 def _is_of_type(value: Any, parameter_type: str) -> bool:
+    """Return whether a JSON value is of a parameter's type: String, Boolean, Integer or Float."""
     if parameter_type == "String":
         return isinstance(value, str)
-    if isinstance(value, bool) or parameter_type == "Boolean":  # in Python, a bool is an int too
-        return isinstance(value, bool) and parameter_type == "Boolean"
+    if parameter_type == "Boolean":
+        return isinstance(value, bool)
+    if isinstance(value, bool):  # in Python, a bool is an int too
+        return False
     if parameter_type == "Integer":
         return isinstance(value, int)
     return isinstance(value, (int, float)) and math.isfinite(value)

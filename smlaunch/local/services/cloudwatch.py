@@ -285,6 +285,7 @@ def _get_required_field(holder: JsonMapping, name: str, parent: str = "") -> Any
 
 
 def _parse_page_offset(params: JsonMapping) -> int:
+    """Return the index of a page's first entry, which NextToken states; 0 without it. Raises ApiError."""
     token = params.get("NextToken")
     if token and not str(token).isdecimal():
         raise ApiError("InvalidNextToken", "The next token is not valid.")

@@ -112,6 +112,7 @@ def _without_nulls(parameters: JsonMapping) -> JsonObject:
 
 
 def _without_nested_nulls(value: Any) -> Any:
+    """Return a JSON value without the fields that are null in it, at any depth."""
     if isinstance(value, dict):
         return _without_nulls(value)
     if isinstance(value, list):

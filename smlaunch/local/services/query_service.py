@@ -91,6 +91,8 @@ def parse_query_request(request: Request, body: bytes) -> tuple[str, JsonObject]
 
 
 def _replace_numbered_dicts_by_lists(node: Any) -> Any:
+    """Return a document in which each dict whose keys are numbers, ``{"1": a, "2": b}``, is the list ``[a,
+    b]``."""
     if not isinstance(node, dict):
         return node
     if node and all(key.isdecimal() for key in node):

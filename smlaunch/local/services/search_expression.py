@@ -124,6 +124,8 @@ def _equals_filter_value(value: Any, filter_value: str, name: str) -> bool:
 
 
 def _contains_any_filter_word(value: Any, filter_value: str, name: str) -> bool:
+    """Return whether the value of the property ``name`` contains a word of ``filter_value`` (the operator
+    Contains). Raises InvalidSearch if it is not text."""
     if not isinstance(value, str):
         raise InvalidSearch(f"The operator Contains is for text properties; {name} is not one")
     # Search ignores case, and one matching word is enough (developer guide, search).

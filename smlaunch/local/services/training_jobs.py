@@ -77,6 +77,8 @@ class TrainingJobOperations(JobOperations):
             )
 
     def _matches_list_filters(self, record: JobRecord, params: JsonMapping, now: float) -> bool:
+        """Return whether a job matches those filters of ListTrainingJobs that other kinds of jobs do not
+        have."""
         wanted_pool_status = params.get("WarmPoolStatusEquals")
         if wanted_pool_status:
             warm_pool_status = warm_pool.pool_status_at(record, now)

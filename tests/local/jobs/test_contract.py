@@ -62,7 +62,7 @@ def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_
     job = spec(Environment={"MINE": "1"}, hosts=2)
     inherited = tuple(own) + ("https_proxy", "NO_PROXY")
     bare = contract_files.host_environment(
-        job, {}, inherited, {"AWS_ACCESS_KEY_ID": "k"}, own, shares_python=False
+        job, {}, inherited, {"AWS_ACCESS_KEY_ID": "k"}, own, uses_endpoint_python=False
     )
     assert bare == {
         "TRAINING_JOB_NAME": job.name,
@@ -73,7 +73,7 @@ def test_the_environment_of_a_container_is_the_images_but_for_what_the_platform_
         "MINE": "1",
     }
     variables = {**own, "https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
-    proxied = contract_files.host_environment(job, {}, inherited, {}, variables, shares_python=False)
+    proxied = contract_files.host_environment(job, {}, inherited, {}, variables, uses_endpoint_python=False)
     assert proxied["https_proxy"] == "http://proxy:3128"
     assert proxied["NO_PROXY"] == ".corp,algo-1,algo-2,127.0.0.1,localhost"
 
