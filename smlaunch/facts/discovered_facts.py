@@ -122,6 +122,9 @@ class SourceFacts:
     files: frozenset[str] | None = field(default=None, repr=False)
     """What is uploaded; None if not known."""
 
+    digest_by_file: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Hash of each uploaded file, so that a changed one can be named."""
+
     def why_not_sent(self, path: str) -> str | None:
         """Return why a path of the source is not uploaded, a clause; None if that is not known."""
         for each in (path, *map(str, PurePosixPath(path).parents)):

@@ -231,7 +231,8 @@ def pack_job_source(
     input_paths = _find_inputs_in_source(job.inputs, source_root, entry_in_source)
     try:
         added_files = {} if program is None else program.files
-        archive = pack_source(source_root, job.include_secrets, input_paths.values(), added_files)
+        command = (entry_in_source, *job.entry.command, *job.args)
+        archive = pack_source(source_root, job.include_secrets, input_paths.values(), added_files, command)
     except JobError as error:
         return facts_without_archive("; ".join(problem.message for problem in error.problems))
     if has_program_file and entry_in_source not in archive.files:
@@ -251,6 +252,7 @@ def pack_job_source(
         excluded_files=archive.excluded_files,
         ignored_files=archive.ignored_files,
         files=frozenset(archive.files),
+        digest_by_file=archive.digest_by_file,
     )
     return source_facts, archive
 

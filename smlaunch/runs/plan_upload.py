@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 from smlaunch.aws.interfaces import CallError, ObjectStorage, TransferItem
 from smlaunch.discovery.local_files import list_local_files
 from smlaunch.errors import JobError, Problem
-from smlaunch.facts.discovered_facts import DiscoveredFacts
+from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.planner.plan import RunPlan, Upload
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import SourceArchive
+from smlaunch.text.format import list_names
 from smlaunch.text.home_folder import expand_home
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def upload_plan_files(
     load_runtime = cache(load_runtime_archive)
     missing_objects: list[_ObjectUpload] = []  # addresses, each with a function that makes the content
     for upload in plan.uploads:
-        missing_objects += _iter_missing_objects(upload, source, storage, load_runtime)
+        missing_objects += _iter_missing_objects(upload, plan.facts.source, source, storage, load_runtime)
     if missing_objects:
         # Alone and first, because it may have to create the bucket (named in plan.facts) for all others.
         _upload_and_create_bucket(missing_objects[0], plan.facts, storage, on_message)
@@ -98,6 +99,7 @@ def _upload_and_create_bucket(
 
 def _iter_missing_objects(
     upload: Upload,
+    planned_source: SourceFacts,
     source: SourceArchive | None,
     storage: ObjectStorage,
     load_runtime: Callable[[bool], bytes],
@@ -120,11 +122,18 @@ def _iter_missing_objects(
         yield _ObjectUpload(key, bucket, content=_generate_secret, keep_existing=True)
     elif upload.kind == "source":
         if source is None or (upload.sha256 is not None and source.sha256 != upload.sha256):
-            raise JobError(
-                [Problem("source", f"{upload.path} has changed since the plan was made; plan again")]
-            )
+            raise JobError([Problem("source", _describe_change(planned_source, source))])
         if storage.object_size(bucket, key) is None:
             yield _ObjectUpload(key, bucket, content=source.compressed)
+
+
+def _describe_change(planned_source: SourceFacts, source: SourceArchive | None) -> str:
+    """Return a sentence that names the files of the source which differ from the planned ones."""
+    planned = planned_source.digest_by_file
+    now = {} if source is None else source.digest_by_file
+    changed_files = [name for name in planned.keys() | now.keys() if planned.get(name) != now.get(name)]
+    names = list_names(changed_files, limit=3) or planned_source.root
+    return f"{names} changed since the plan was made; plan again"
 
 
 def _generate_secret() -> bytes:

@@ -2,8 +2,8 @@
 
 Excluded (docs/source.md) are files that ``.gitignore`` and ``.smlaunchignore`` name, as git reads them, in
 every folder and in the parent folders up to the repository's root (``.smlaunchignore`` overrides); version
-control, caches, virtual environments and smlaunch's own state; files that look like secrets, and links that
-lead out of the folder. The user gets a warning about the last two.
+control, caches, notebooks, virtual environments and smlaunch's own state; files that look like secrets, and
+links that lead out of the folder. The user gets a warning about the last two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -53,6 +53,8 @@ class SourceArchive:
     name."""
     ignored_files: tuple[str, ...] = field(default=(), repr=False)
     """Files and folders that ignore files name, up to a number."""
+    digest_by_file: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Hash of each file's content, or of where the link leads, and of its permission."""
 
     def compressed(self) -> bytes:
         """Return the .tar.gz file. Level 1: source is small, and the user waits for it."""
@@ -79,13 +81,15 @@ def pack_source(
     include_secrets: bool = False,
     left_out_paths: Collection[str] = (),
     added_files: Mapping[str, bytes] = MappingProxyType({}),
+    command: Sequence[str] = (),
 ) -> SourceArchive:
     """Read the user's source folder and return its archive, with warnings about files that are not sent.
 
     ``include_secrets`` sends files that look like secrets too. ``left_out_paths``: relative to the folder, of
     files and folders that are no part of the source. ``added_files``: the content, by relative path, of files
-    that are in no folder; their paths are ones that are never sent from a folder. Nothing is read before the
-    sizes of all files are known. Raises JobError for a folder that cannot be sent: missing, unreadable,
+    that are in no folder; their paths are ones that are never sent from a folder. ``command``: the program's
+    words; a notebook is sent if one of them names it. Nothing is read before the sizes of all files are
+    known. Raises JobError for a folder that cannot be sent: missing, unreadable,
     protected (a home folder, for example) or too large.
     """
     if (unreadable_reason := unreadable_path_reason(root)) is not None:
@@ -97,16 +101,15 @@ def pack_source(
         advice = "keep the script in a folder of its own, with what it needs, or name one with --source"
         raise JobError([Problem("source", f"{root} {protected_reason}; {advice}")])
     with SourceTree(
-        root, include_secrets, left_out_paths
+        root, include_secrets, left_out_paths, command
     ) as tree:  # lists and reads the files, and records exclusions
         # Sorted, so that the same files always give the same archive.
         entries = sorted(
             tree.exclude_targets_of_secret_links(_collect_entries(tree)),
             key=lambda entry: os.fsencode(entry.relative_path),
         )
-        names_in_archive, tar_bytes = _write_tar(tree, entries, added_files)
-    sent_names = frozenset(names_in_archive)
-    size_bytes = sum(entry.status.st_size for entry in entries if entry.relative_path in sent_names)
+        digest_by_file, tar_bytes = _write_tar(tree, entries, added_files)
+    size_bytes = sum(entry.status.st_size for entry in entries if entry.relative_path in digest_by_file)
     warnings = list(_describe_exclusions(root, tree.excluded_files))
     if size_bytes > WARN_ABOVE_BYTES:
         warnings.append(
@@ -116,12 +119,13 @@ def pack_source(
     return SourceArchive(
         root=root,
         sha256=hashlib.sha256(tar_bytes).hexdigest(),
-        files=names_in_archive,
+        files=tuple(digest_by_file),
         size_bytes=size_bytes,
         warnings=tuple(warnings),
         tar_bytes=tar_bytes,
         excluded_files=_exclusion_reasons(tree.excluded_files),
         ignored_files=tuple(tree.excluded_files.ignored),
+        digest_by_file=digest_by_file,
     )
 
 
@@ -138,20 +142,25 @@ def _collect_entries(tree: SourceTree) -> list[SourceEntry]:
 
 def _write_tar(
     tree: SourceTree, entries: list[SourceEntry], added_files: Mapping[str, bytes]
-) -> tuple[tuple[str, ...], bytes]:
-    """Return the names of the files in the archive, in their order, and the tar archive. A file that turns
-    out to hold a secret is left out. Raises JobError with all unreadable files."""
+) -> tuple[dict[str, str], bytes]:
+    """Return the names of the files in the archive, in their order, with their hashes, and the tar archive. A
+    file that turns out to hold a secret is left out. Raises JobError with all unreadable files."""
     buffer = io.BytesIO()
-    names_in_archive: list[str] = []
+    digest_by_file: dict[str, str] = {}
     problems: list[Problem] = []
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+
+        def add(tar_info: tarfile.TarInfo, content: bytes = b"") -> None:
+            tar.addfile(tar_info, io.BytesIO(content))
+            digest = hashlib.sha256(f"{tar_info.mode} {tar_info.linkname} ".encode(errors="surrogateescape"))
+            digest.update(content)
+            digest_by_file[tar_info.name] = digest.hexdigest()
+
         for path, added_content in sorted(added_files.items()):
-            tar.addfile(_tar_info_of_file(path, len(added_content)), io.BytesIO(added_content))
-            names_in_archive.append(path)
+            add(_tar_info_of_file(path, len(added_content)), added_content)
         for entry in entries:
             if entry.link_target is not None:
-                tar.addfile(_tar_info_of_link(entry.relative_path, entry.link_target))
-                names_in_archive.append(entry.relative_path)
+                add(_tar_info_of_link(entry.relative_path, entry.link_target))
                 continue
             try:
                 content = tree.read_content(entry)
@@ -160,12 +169,10 @@ def _write_tar(
                 continue
             if content is not None:  # None: it holds a secret
                 is_executable = bool(entry.status.st_mode & 0o100)
-                tar_info = _tar_info_of_file(entry.relative_path, len(content), is_executable)
-                tar.addfile(tar_info, io.BytesIO(content))
-                names_in_archive.append(entry.relative_path)
+                add(_tar_info_of_file(entry.relative_path, len(content), is_executable), content)
     if problems:
         raise JobError(problems)
-    return tuple(names_in_archive), buffer.getvalue()
+    return digest_by_file, buffer.getvalue()
 
 
 def _tar_info_of_link(relative_path: str, link_target: str) -> tarfile.TarInfo:
@@ -220,6 +227,11 @@ def _exclusion_reasons(excluded: ExcludedFiles) -> dict[str, str]:
             name: f"is a link out of the source folder, to {target}; name that file itself, or with --source "
             "a folder that holds both"
             for name, target in excluded.outside_links.items()
+        },
+        **{
+            name: "is a notebook, which is not sent unless the program's command names it or .smlaunchignore "
+            f"has a line !{name}"
+            for name in excluded.notebooks
         },
         **{name: f"cannot be sent: {kind}" for name, kind in excluded.special_files.items()},
     }

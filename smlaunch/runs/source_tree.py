@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ ALWAYS_EXCLUDED = frozenset(
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox", "node_modules"),
     )
 )
+
+_NOTEBOOK_SUFFIX = ".ipynb"
+"""Whoever launches from a notebook saves it again and again, with all its outputs: it would be another source
+each time, although no program reads it."""
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MAX_READ_TRIES = 3
@@ -73,6 +77,7 @@ class ExcludedFiles:
     """Where the link leads, out of the source."""
     special_files: dict[str, str] = field(default_factory=dict)
     """What the file is."""
+    notebooks: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     """What ignore files name, up to a number."""
 
@@ -90,16 +95,22 @@ class _PendingFolder(NamedTuple):
 
 class SourceTree:
     """A source folder, to be used as a context manager. ``include_secrets`` sends files with any content;
-    ``left_out_paths``, relative to the folder, are neither listed nor read."""
+    ``left_out_paths``, relative to the folder, are neither listed nor read. ``command``: the program's words;
+    a notebook that one of them names is sent."""
 
     def __init__(
-        self, root: Path, include_secrets: bool = False, left_out_paths: Collection[str] = ()
+        self,
+        root: Path,
+        include_secrets: bool = False,
+        left_out_paths: Collection[str] = (),
+        command: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.excluded_files = ExcludedFiles()
         self._real_root = os.path.realpath(root)
         self._include_secrets = include_secrets
         self._left_out_paths = frozenset(left_out_paths)
+        self._command = tuple(command)
         self._state_folder = state_folder_id()
         self._open_folders: list[tuple[str, int]] = []
         self._secret_pattern_by_link_target: dict[str, SecretPattern] = {}
@@ -201,7 +212,15 @@ class SourceTree:
         link_target = self._resolve_link_or_exclude(relative_path) if is_link else None
         if is_link and link_target is None:
             return
-        skip_secret_check = skip_secret_check or is_explicitly_included(rules, relative_path)
+        is_named = is_explicitly_included(rules, relative_path)
+        if (
+            relative_path.endswith(_NOTEBOOK_SUFFIX)
+            and not is_named
+            and not self._is_in_command(relative_path)
+        ):
+            self.excluded_files.notebooks.append(relative_path)
+            return
+        skip_secret_check = skip_secret_check or is_named
         secret_pattern = None
         if not skip_secret_check:
             secret_pattern = match_secret_name(relative_path)
@@ -215,6 +234,12 @@ class SourceTree:
             self.excluded_files.secrets[relative_path] = secret_pattern.kind
             return
         yield SourceEntry(relative_path, status, link_target, secret_pattern, skip_secret_check)
+
+    def _is_in_command(self, relative_path: str) -> bool:
+        """Return whether a word of the program's command ends in the file's name, as in ``papermill
+        train.ipynb`` or ``--notebook=train.ipynb``."""
+        name = relative_path.rpartition("/")[2]
+        return any(word.endswith(name) for word in self._command)
 
     def _resolve_link_or_exclude(self, relative_path: str) -> str | None:
         """Return where a link within the source folder leads, relative to the link's own folder, by the

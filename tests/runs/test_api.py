@@ -175,10 +175,18 @@ def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
 def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, target: Target) -> None:
     job_plan = plan(job, target)
     assert isinstance(job_plan, Plan)
-    Path(job.program).write_text("print('changed')")
-    with pytest.raises(JobError, match="has changed since the plan was made"):
+    program, notes = Path(job.program), Path(job.program).with_name("notes.txt")
+    program.with_name("Untitled.ipynb").write_text("the notebook with these calls, saved between them")
+    content = program.read_text()
+    program.write_text("print('changed')")
+    notes.write_text("new")
+    with pytest.raises(
+        JobError, match=rf"^source: notes.txt, {program.name} changed since the plan was made"
+    ):
         launch(job_plan, target)
-    assert launch(plan(job, target), target).name == "demo"
+    program.write_text(content)
+    notes.unlink()
+    assert launch(job_plan, target).name == "demo"
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path, target: Target) -> None:

@@ -43,6 +43,22 @@ def test_the_executable_bit_and_the_content_make_a_difference(tmp_path: Path) ->
     assert len({hash_before, executable, pack_source(root).sha256}) == 3
 
 
+def test_a_notebook_is_sent_only_where_something_names_it(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"train.py": "", "a.ipynb": "{}", "lib/b.ipynb": "{}", "c.ipynb": "{}"})
+    source = pack_source(root)
+    assert source.files == ("train.py",)
+    assert source.excluded_files.keys() == {"a.ipynb", "lib/b.ipynb", "c.ipynb"}
+    assert source.explain_missing_file("lib/b.ipynb").endswith("or .smlaunchignore has a line !lib/b.ipynb")
+    (root / ".smlaunchignore").write_text("!a.ipynb\n")
+    papermill = ["papermill", "lib/b.ipynb", "--name=c"]
+    assert pack_source(root, command=papermill).files == (
+        ".smlaunchignore",
+        "a.ipynb",
+        "lib/b.ipynb",
+        "train.py",
+    )
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.dictionaries(
