@@ -6,7 +6,6 @@ shows the bucket as it was when S3 began it, and may lack objects written shortl
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 from smlaunch.aws.interfaces import ObjectStorage
 from smlaunch.data.inventory_file import SCHEMA, InventoryWriter
+from smlaunch.data.s3_checksums import new_digest
 from smlaunch.data.sorted_runs import SortedRuns
 from smlaunch.errors import JobError, Problem
 
@@ -81,7 +81,7 @@ def _verify_manifest_md5(
         raise _report_error(
             uri, "manifest.checksum is missing beside it: S3 writes it last, so the report is incomplete"
         )
-    computed_md5: str = _new_md5(manifest_content).hexdigest()
+    computed_md5 = new_digest("md5", manifest_content).hexdigest()
     stated_md5 = stated_checksum.decode("ascii", "replace").strip()
     if computed_md5 != stated_md5.lower():
         raise _report_error(uri, f"its MD5 is {computed_md5}, manifest.checksum says {stated_md5}")
@@ -217,7 +217,7 @@ class _ReportReader:
         """Download one file of the S3 Inventory report to ``local_path``. Raises JobError if its size or MD5
         differs from the report's manifest."""
         uri = f"s3://{self._report.bucket}/{report_file.key}"
-        md5, size = _new_md5(), 0
+        md5, size = new_digest("md5"), 0
         with local_path.open("wb") as stream:
             for chunk in self._storage.read_chunks(self._report.bucket, report_file.key):
                 md5.update(chunk)
@@ -367,10 +367,6 @@ def url_decode_keys(keys: Any) -> Any:
         return keys
     decoded_keys = [unquote_plus(key, errors="strict") for key in keys.filter(has_other_escapes).to_pylist()]
     return pc.replace_with_mask(keys, has_other_escapes, pa.array(decoded_keys, pa.string()))
-
-
-def _new_md5(content: bytes = b"") -> Any:
-    return hashlib.md5(content, usedforsecurity=False)
 
 
 def _report_error(location: str, message: str) -> JobError:

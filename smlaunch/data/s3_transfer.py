@@ -201,13 +201,10 @@ class S3Transfer:
         """Yield a range of an object, by ``fast_transfer`` (obstore) if possible, and what it did not yield
         by botocore. ``etag``: the object must still have it."""
         received_bytes = 0
-        if (
-            fast_transfer is not None
-            and not self._fast_transfer_has_failed
-            and fast_transfer.supports_key(key)
-        ):
+        usable_transfer = self._if_usable(fast_transfer, key)
+        if usable_transfer is not None:
             try:
-                for chunk in fast_transfer.get_range(bucket, key, start, length, etag):
+                for chunk in usable_transfer.get_range(bucket, key, start, length, etag):
                     received_bytes += len(chunk)
                     yield chunk
                 return
@@ -233,14 +230,22 @@ class S3Transfer:
     ) -> bool:
         """Try to transfer a file by obstore: call ``transfer_file`` with ``fast_transfer``. Return whether
         that has succeeded; after a failure obstore is not tried again."""
-        if fast_transfer is None or self._fast_transfer_has_failed or not fast_transfer.supports_key(key):
+        usable_transfer = self._if_usable(fast_transfer, key)
+        if usable_transfer is None:
             return False
         try:
-            transfer_file(fast_transfer)
+            transfer_file(usable_transfer)
         except FastTransferFailed:
             self._fast_transfer_has_failed = True
             return False
         return True
+
+    def _if_usable(self, fast_transfer: FastTransfer | None, key: str) -> FastTransfer | None:
+        """Return the fast transfer; None if there is none, or it has failed before, or cannot transfer an
+        object of this key."""
+        if fast_transfer is None or self._fast_transfer_has_failed or not fast_transfer.supports_key(key):
+            return None
+        return fast_transfer
 
 
 def _make_cancellable(on_transferred: OnTransferred) -> tuple[Event, OnTransferred]:
