@@ -16,7 +16,7 @@ import click
 
 from smlaunch import __version__
 from smlaunch.cli.error_report import ErrorReport, requests_json
-from smlaunch.cli.garbage_collection import defer_garbage_collection
+from smlaunch.cli.garbage_collection import defer_garbage_collection, skip_collection_at_exit
 from smlaunch.cli.stdio import discard_stdout, open_closed_streams
 from smlaunch.errors import (
     DISK_FULL,
@@ -143,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
+    skip_collection_at_exit()
     sys.exit(code)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def nearest_match(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the most similar known word, without regard to case; None if none is similar. ``cutoff``: the
     least similarity, between 0 and 1."""
+    from difflib import get_close_matches  # a millisecond, and seldom needed
+
     by_folded = {candidate.casefold(): candidate for candidate in known}
     matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=cutoff)
     if matches:

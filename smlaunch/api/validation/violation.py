@@ -3,7 +3,6 @@ client."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -115,8 +114,10 @@ def _abbreviated_json(value: Any) -> str:
 def _name_suggestion(value: Any, known_names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: ``; did you mean 'x'?``, or the known names if there
     are few."""
+    from difflib import get_close_matches  # a millisecond, and seldom needed
+
     known_name_list = list(known_names)
-    close_names = difflib.get_close_matches(str(value), known_name_list, n=1, cutoff=0.6)
+    close_names = get_close_matches(str(value), known_name_list, n=1, cutoff=0.6)
     if close_names:
         return f"; did you mean {close_names[0]!r}?"
     if len(known_name_list) <= _MAX_LISTED_NAMES:
