@@ -80,11 +80,11 @@ def gather_facts(
         else find_execution_role_of_caller(job.role, target, caller)
     )
     source_root = Path(source.root)
-    script = gather_script_facts(job, source, target.facts, needs, analyzed_file)
+    requirements_file = choose_requirements(job, source).installed_file
+    script = gather_script_facts(job, source, requirements_file, target.facts, needs, analyzed_file)
     if job.entry is not None:
         # Configuration files that the job's arguments name: checks need their content.
         source = dataclasses.replace(source, json_files=_read_named_json_files(job, source_root))
-        requirements_file = choose_requirements(job, source).installed_file
         if requirements_file is not None:
             mistake = find_requirements_mistake(source_root, requirements_file, source.files)
             source = dataclasses.replace(source, requirements_mistake=mistake)
@@ -126,18 +126,20 @@ def gather_facts(
 def gather_script_facts(
     job: Job,
     source: SourceFacts,
+    requirements_file: str | None,
     endpoint_facts: EndpointFacts | None,
     needs: FactNeeds,
     analyzed_file: Path | None = None,
 ) -> ScriptFacts:
     """Return what the job's program shows without running it. ``analyzed_file`` is read instead of the
-    program's own file. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region."""
+    program's own file. ``requirements_file``: what pip installs on the hosts. ``endpoint_facts``: of the
+    local endpoint that the job runs on; None in a region."""
     if job.entry is None:
         return ScriptFacts()
     program_file = analyzed_file or find_program_file(job.entry, Path(source.root))
     script = ScriptFacts()
     if program_file is not None:
-        script = _read_program_file(job, program_file, source, endpoint_facts, needs)
+        script = _read_program_file(job, program_file, source, requirements_file, endpoint_facts, needs)
     if job.entry.command and "PATH" not in job.environment:
         is_here = endpoint_facts is not None and endpoint_facts.same_python
         path = os.environ.get("PATH") if is_here else None
@@ -150,6 +152,7 @@ def _read_program_file(
     job: Job,
     program_file: Path,
     source: SourceFacts,
+    requirements_file: str | None,
     endpoint_facts: EndpointFacts | None,
     needs: FactNeeds,
 ) -> ScriptFacts:
@@ -157,7 +160,8 @@ def _read_program_file(
     ``process-group``, of how it distributes its work.
 
     The modules of the source that the script imports are read only where the planner needs that, because it
-    takes time. ``endpoint_facts``: of the local endpoint that the job runs on; None in a region.
+    takes time. ``requirements_file``: what pip installs on the hosts. ``endpoint_facts``: of the local
+    endpoint that the job runs on; None in a region.
     """
     source_root = Path(source.root)
     command = () if job.entry is None else job.entry.command
@@ -179,7 +183,8 @@ def _read_program_file(
         outside_file=find_outside_file(program),
     )
     # An endpoint may run jobs by this Python, which then needs the script's packages.
-    if _will_run_in_this_python(job, source, endpoint_facts):
+    runs_here = endpoint_facts is not None and endpoint_facts.same_python
+    if runs_here and requirements_file is None and "PYTHONPATH" not in job.environment:
         missing_packages = find_missing_packages(program, source.files)
         script = script._replace(missing_packages=missing_packages)
     if needs.module_sources:
@@ -188,13 +193,6 @@ def _read_program_file(
             names_checkpoint_dir=script.names_checkpoint_dir or modules_mention_checkpoints(program),
         )
     return script
-
-
-def _will_run_in_this_python(job: Job, source: SourceFacts, facts: EndpointFacts | None) -> bool:
-    """Return whether the script runs in this Python, without packages that the job adds."""
-    here = facts is not None and facts.same_python
-    installs = choose_requirements(job, source).installed_file is not None
-    return here and not installs and "PYTHONPATH" not in job.environment
 
 
 _MAX_JSON_FILE_BYTES = 1 << 20

@@ -14,6 +14,7 @@ from smlaunch.discovery.gather_facts import gather_script_facts
 from smlaunch.discovery.requirements_file import find_requirements_mistake
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import DiscoveredFacts, EndpointFacts, InputFacts
+from smlaunch.facts.requirements_choice import choose_requirements
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import fact_needs
 from smlaunch.planner.script_launch import script_arguments
@@ -30,9 +31,10 @@ def facts_of(job: Job, *, is_here: bool = True) -> DiscoveredFacts:
     """The facts of a job with its source in the working directory; inputs are not looked for."""
     source, _ = pack_job_source(job)
     endpoint = EndpointFacts(hosts="isolation full", same_python=is_here)
-    script = gather_script_facts(job, source, endpoint, fact_needs(job))
-    if source.default_requirements is not None:
-        mistake = find_requirements_mistake(Path(), source.default_requirements, source.files)
+    requirements = choose_requirements(job, source).installed_file
+    script = gather_script_facts(job, source, requirements, endpoint, fact_needs(job))
+    if requirements is not None:
+        mistake = find_requirements_mistake(Path(), requirements, source.files)
         source = dataclasses.replace(source, requirements_mistake=mistake)
     inputs = {
         name: InputFacts(channel.uri, "local" if channel.is_local else "s3", objects=1, bytes=1, sha256="ab")
