@@ -21,7 +21,7 @@ from smlaunch.discovery.source_modules import (
     parse_python,
 )
 from smlaunch.facts.discovered_facts import FeatureLocation, ScriptFacts
-from smlaunch.facts.launcher_lines import find_launcher_line
+from smlaunch.facts.launcher_lines import find_launcher_lines
 from smlaunch.job.model import DEFAULT_CHECKPOINT_PATH
 from smlaunch.text.did_you_mean import nearest_match
 
@@ -106,9 +106,9 @@ def read_script_facts(
             reads_resource_config=any(text in content for text in _PEER_TEXTS_OF_SHELL_SCRIPTS),
             # The texts are ways to name the directory: its path, and the variable that has it.
             names_checkpoint_dir=any(text.encode() in content for text in _CHECKPOINT_DIR_TEXTS),
-            launcher_line=find_launcher_line(content.decode("utf-8", "replace").splitlines(True), path.name)
+            launcher_lines=find_launcher_lines(content.decode("utf-8", "replace").splitlines(True), path.name)
             if path.suffix == ".sh"
-            else None,
+            else (),
         )
     try:
         syntax_tree = parse_python(content, path)

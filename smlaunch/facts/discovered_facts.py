@@ -184,8 +184,8 @@ class ScriptFacts(NamedTuple):
     missing_packages: tuple[MissingPackage, ...] = ()
     """Packages that the script requires and the hosts' Python lacks, if that is this Python."""
 
-    launcher_line: LauncherLine | None = None
-    """Of a shell script: the first line that starts another launcher for one host alone."""
+    launcher_lines: tuple[LauncherLine, ...] = ()
+    """Of a shell script: the launchers of others that it starts."""
 
     unknown_command: UnknownCommand | None = None
     outside_file: OutsideFile | None = None

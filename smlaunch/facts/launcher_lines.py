@@ -1,9 +1,12 @@
-"""A line of a shell script, or a command, that starts another launcher for one host alone. Pure."""
+"""Lines of a shell script, or a command, that start another launcher, and what several hosts would do that
+each execute such a line. Pure.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from smlaunch.facts.source_place import SourcePlace
@@ -14,39 +17,183 @@ _LAUNCHER = re.compile(
     r"|python[0-9.]* -m torch\.distributed\.(?:run|launch))"
     r"(?=\s)"
 )
-_NAMES_HOSTS = re.compile(
-    r"\s-{1,2}(?:nnodes|node[-_]rank|rdzv[-_]endpoint|master[-_]addr|hostfile|host|hosts|H|machinefile|num_machines|machine_rank|"
-    r"main_process_ip|config_file|num_nodes|launcher)\b"
+_END_OF_COMMAND = re.compile(r"[;&|]")
+_HOST_OPTIONS = ("hostfile", "host", "hosts", "H", "machinefile", "num_nodes", "launcher", "f")
+"""Options by which DeepSpeed's launcher and mpirun learn of other hosts."""
+
+_FLAGS = frozenset(
+    (
+        *("standalone", "m", "module", "no_python", "run_path", "use_env"),  # torchrun
+        *("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_xpu"),  # accelerate
+        *("debug", "quiet", "q", "same_network", "enable_cpu_affinity", "dynamo_use_dynamic"),
+    )
 )
-"""Options by which these launchers are told of several hosts."""
+"""Options without a value."""
+
+_SEVERAL_RANKS = ("multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "mpirun_hostfile")
+"""Options with which ``accelerate launch`` starts ranks of its own."""
+
+THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")  # noqa: S104  in texts of scripts
 
 
 class LauncherLine(NamedTuple):
-    """Where a launcher is started for one host."""
+    """Where a launcher is started."""
 
     launcher: str
+    words: tuple[str, ...]
+    """What follows it."""
+
     place: SourcePlace | None = None
     """None for the job's own command."""
 
 
-def find_launcher(line: str) -> str | None:
-    """Return the launcher that a line of a shell script starts without telling it of other hosts; None for
-    another line."""
-    code = line.partition("#")[0]
-    match = _LAUNCHER.search(code)
-    return match[1] if match is not None and _NAMES_HOSTS.search(code) is None else None
+class _Arguments(NamedTuple):
+    """What a launcher is started with."""
+
+    options: Mapping[str, str]
+    """Values by names with underscores and without dashes; empty values for flags."""
+
+    program: tuple[str, ...]
+    """The script, and its arguments."""
 
 
-def find_launcher_line(lines: Iterable[str], file: str) -> LauncherLine | None:
-    """Return the first such line of a shell script, whose continued lines count as one."""
+def launcher_of_command(command: Sequence[str]) -> LauncherLine | None:
+    """Return the launcher that a job's command starts; None for another command."""
+    match = _LAUNCHER.search(" ".join(command) + " ")
+    if match is None:
+        return None
+    count = len(match[1].split())
+    for index in range(len(command)):
+        if " ".join((command[index].rpartition("/")[2], *command[index + 1 : index + count])) == match[1]:
+            return LauncherLine(match[1], tuple(command[index + count :]))
+    return next(_find_launchers(" ".join(command)), None)  # bash -c "torchrun ..."
+
+
+def find_launcher_lines(lines: Iterable[str], file: str) -> tuple[LauncherLine, ...]:
+    """Return the launchers that a shell script starts. Continued lines count as one."""
+    found: list[LauncherLine] = []
     first_number, joined = 1, ""
     for number, line in enumerate(lines, 1):
         first_number = first_number if joined else number
         joined += " " + line.rstrip("\\\n")
-        if line.rstrip("\n").endswith("\\"):
-            continue
-        launcher = find_launcher(joined.strip())
-        if launcher is not None:
-            return LauncherLine(launcher, SourcePlace(file, first_number))
-        joined = ""
+        if not line.rstrip("\n").endswith("\\"):
+            place = SourcePlace(file, first_number)
+            found += [each._replace(place=place) for each in _find_launchers(joined.strip())]
+            joined = ""
+    return tuple(found)
+
+
+def _find_launchers(line: str) -> Iterator[LauncherLine]:
+    code = line.partition("#")[0]
+    match = _LAUNCHER.search(code)
+    if match is not None:
+        words = _END_OF_COMMAND.split(code[match.end() :])[0].split()
+        yield LauncherLine(match[1], tuple(word.strip("\"'") for word in words))
+
+
+def explain_separate_hosts(line: LauncherLine, host_count: int, has_accelerators: bool) -> str | None:
+    """Return why hosts that each execute the line would not train together, as the end of a sentence that
+    begins with what starts the launcher; None where they would, or it is not known.
+
+    Sources: torch 2.13, distributed/run.py; accelerate 1.15, commands/launch.py and utils/launch.py. Both
+    were run on two hosts.
+    """
+    arguments = _parse(line)
+    if arguments is None:
+        return None
+    options = arguments.options
+    if line.launcher == "accelerate launch":
+        return _explain_accelerate(line.launcher, options, host_count, has_accelerators)
+    if line.launcher in ("deepspeed", "mpirun", "mpiexec"):
+        return None if any(name in options for name in _HOST_OPTIONS) else f"{line.launcher} for one host"
+    hosts_text = options.get("nnodes", "1")
+    problem = _explain_host_count(line.launcher, hosts_text, host_count)
+    if "standalone" in options:
+        problem = f"{line.launcher} for one host"
+    if problem is not None:
+        return problem
+    has_own_numbers = options.get("rdzv_backend", "static") != "static"
+    address_options = ("rdzv_endpoint",) if has_own_numbers else ("rdzv_endpoint", "master_addr")
+    rank_option = None if has_own_numbers else "node_rank"
+    return _explain_address(line.launcher, options, rank_option, address_options)
+
+
+def _explain_accelerate(
+    launcher: str, options: Mapping[str, str], host_count: int, has_accelerators: bool
+) -> str | None:
+    if "config_file" in options:
+        return None
+    if options.get("num_machines", "1") != "1":
+        return _explain_host_count(launcher, options["num_machines"], host_count) or _explain_address(
+            launcher, options, "machine_rank", ("main_process_ip",)
+        )
+    process_count = options.get("num_processes", "")
+    # One process, or on the CPU any, is the script itself, which then finds the ranks' variables; but for
+    # more than one process it is given 127.0.0.1 as the first host.
+    is_one_process = process_count == "1" or (not process_count and not has_accelerators)
+    if not is_one_process or any(name in options for name in _SEVERAL_RANKS):
+        return f"{launcher} for one host"
+    if "cpu" not in options and not has_accelerators:
+        return f"{launcher} without --cpu, by which ranks without accelerators join"
     return None
+
+
+def _explain_host_count(launcher: str, stated: str, host_count: int) -> str | None:
+    """Return what is wrong with a number of hosts such as ``2``, or a range such as ``1:4``."""
+    numbers = stated.split(":")
+    if not all(number.isdigit() for number in numbers):
+        return None  # a variable of the shell
+    least, most = int(numbers[0]), int(numbers[-1])
+    if most == 1:
+        return f"{launcher} for one host"
+    return None if least <= host_count <= most else f"{launcher} for {stated} hosts"
+
+
+def _explain_address(
+    launcher: str, options: Mapping[str, str], rank_option: str | None, address_options: Sequence[str]
+) -> str | None:
+    """Return what is wrong with the options by which hosts find each other: one with the number of the host,
+    and one of those with the address of the first. None: the launcher finds the numbers by itself."""
+    if rank_option is not None:
+        rank = options.get(rank_option, "0")
+        if rank.isdigit():
+            return f"{launcher} with the same --{rank_option} on every host"
+    address = next((options[name] for name in address_options if name in options), THIS_MACHINE[0])
+    if any(address.startswith(host) for host in THIS_MACHINE):
+        return f"{launcher} with an address that is each host itself (--{address_options[-1]})"
+    return None
+
+
+def replacement_of(line: LauncherLine) -> str | None:
+    """Return the options by which smlaunch starts what the launcher of a command starts; None where that is
+    not known."""
+    arguments = _parse(line)
+    if arguments is None or not arguments.program or line.place is not None:
+        return None
+    program, *program_arguments = arguments.program
+    if "no_python" in arguments.options or line.launcher in ("mpirun", "mpiexec"):
+        return None
+    names = ("nproc_per_node", "num_gpus", "num_processes")
+    processes = next((arguments.options[name] for name in names if name in arguments.options), "")
+    options = ["--processes-per-host", processes] if processes.isdigit() and processes != "1" else []
+    if {"m", "module"} & set(arguments.options):
+        options.append("-m")
+    separator = ["--"] if program_arguments else []
+    return shlex.join([*options, program, *separator, *program_arguments])
+
+
+def _parse(line: LauncherLine) -> _Arguments | None:
+    """Return the launcher's options and its program. None where a variable of the shell may stand for
+    options."""
+    options: dict[str, str] = {}
+    words = list(line.words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-"):
+            return None if word.startswith("$") else _Arguments(options, (word, *words))
+        name, has_value, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if not has_value and name not in _FLAGS and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        options[name] = value
+    return _Arguments(options, ())

@@ -12,7 +12,12 @@ from typing import Any
 
 from smlaunch.contract.launch_spec import RUNTIME
 from smlaunch.errors import Problem
-from smlaunch.facts.launcher_lines import LauncherLine, find_launcher
+from smlaunch.facts.launcher_lines import (
+    THIS_MACHINE,
+    explain_separate_hosts,
+    launcher_of_command,
+    replacement_of,
+)
 from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
@@ -35,7 +40,6 @@ from smlaunch.planner.script_launch import (
 )
 from smlaunch.strategies.base import find_imported_library
 
-_THIS_MACHINE = ("localhost", "127.0.0.1", "0.0.0.0")  # noqa: S104  in texts of scripts
 _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 
 
@@ -140,7 +144,7 @@ def _addresses_of_this_machine(context: PlanContext) -> Problems:
     """Yield a problem for an address, stated by the job, at which each host finds only itself."""
     for options in (URL_OPTIONS, ADDRESS_OPTIONS):
         name, value = _stated_option(context, options) or ("", "")
-        if any(host in str(value) for host in _THIS_MACHINE):
+        if any(host in str(value) for host in THIS_MACHINE):
             yield Problem(
                 _field_of_option(context, name),
                 f"{name} {value} is each host itself, so that {context.hosts} hosts would train separately; "
@@ -391,26 +395,36 @@ def warn_of_same_work(context: PlanContext) -> Findings:
 
 @rule(
     "script.launcher",
-    summary="another launcher, started on several hosts by a command or shell script, that knows one of them",
+    summary="another launcher that a command or shell script starts on several hosts without joining them",
     source=_TORCHRUN,
     quote="--nnodes: Number of nodes, or the range of nodes; default 1:1",
-    fields=("entry", "compute"),
+    fields=("entry", "environment", "compute"),
     facts=("script",),
     may_be_allowed=True,
 )
 def reject_launcher_for_one_host(context: PlanContext) -> Problems:
-    entry, line = context.job.entry, context.facts.script.launcher_line
-    if context.hosts == 1 or entry is None or context.facts.script.reads_resource_config:
+    job, script = context.job, context.facts.script
+    # Torchrun takes options from variables that begin so.
+    has_other_options = any(name.startswith("PET_") for name in job.environment)
+    if context.hosts == 1 or job.entry is None or script.reads_resource_config or has_other_options:
         return
-    if line is None and entry.command:
-        launcher = find_launcher(" ".join(entry.command))
-        line = None if launcher is None else LauncherLine(launcher)
-    if line is not None:
-        place = "the command" if line.place is None else str(line.place)
+    command_line = launcher_of_command(job.entry.command) if job.entry.command else None
+    for line in (*script.launcher_lines, *(() if command_line is None else (command_line,))):
+        what = explain_separate_hosts(line, context.hosts, context.has_accelerators)
+        if what is None:
+            continue
+        replacement = replacement_of(line)
+        starter = "the command" if line.place is None else str(line.place)
         yield Problem(
             "compute.hosts",
-            f"{place} starts {line.launcher} for one host: {context.hosts} hosts would train separately, and "
-            "on one machine meet at the same port; use one host, or let smlaunch start the script that "
-            f"{line.launcher} starts, with its arguments after --",
-            "--hosts 1",
+            f"{starter} starts {what}: {context.hosts} hosts would "
+            "train separately, or meet at the same port; "
+            + (
+                "use one host, or let smlaunch start the script that the launcher starts, with its arguments "
+                "after --"
+                if replacement is None
+                else "let smlaunch start the script in place of the command, or use --hosts 1"
+            ),
+            replacement or "--hosts 1",
         )
+        return
