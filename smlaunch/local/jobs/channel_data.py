@@ -97,13 +97,18 @@ def prepare_channels(
                 continue  # a host without objects gets no directory for the channel
             _copy_objects(shard, listing.bucket, channel_folder, channel, raise_if_stopping)
             if is_read_only:
-                _remove_write_permissions(channel_folder)
-            if is_read_only and can_mount:
-                # File modes do not stop root: mount the directory over itself, read-only.
-                mounts_by_host[host.name].append(
-                    DirectoryMount(channel_folder, channel.target_folder, read_only=True)
-                )
+                mounts_by_host[host.name] += _make_read_only(channel_folder, channel, can_mount)
     return PreparedChannels(mounts_by_host, pipe_feeds)
+
+
+def _make_read_only(channel_folder: Path, channel: ChannelSpec, can_mount: bool) -> list[DirectoryMount]:
+    """Remove the permissions to write to a channel's directory. These do not stop root: return a read-only
+    mount of the directory over itself too, if the host can have mounts."""
+    for current_folder, _, file_names in os.walk(channel_folder, topdown=False):
+        for file_name in file_names:
+            Path(current_folder, file_name).chmod(0o444)
+        Path(current_folder).chmod(0o555)
+    return [DirectoryMount(channel_folder, channel.target_folder, read_only=True)] if can_mount else []
 
 
 def _can_use_mount(channel: ChannelSpec, listing: ChannelListing, spec: JobSpec) -> bool:
@@ -213,10 +218,3 @@ def _copy_objects(
                 f"Data download failed:s3://{bucket}/{channel_object.key} of channel {channel.name} "
                 f"cannot be written as {channel_object.relative_path!r}: {error.strerror or error}"
             ) from None
-
-
-def _remove_write_permissions(folder: Path) -> None:
-    for current_folder, _, file_names in os.walk(folder, topdown=False):
-        for file_name in file_names:
-            Path(current_folder, file_name).chmod(0o444)
-        Path(current_folder).chmod(0o555)

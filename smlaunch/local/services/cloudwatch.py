@@ -112,20 +112,8 @@ class CloudWatchOperations:
         page_end = page_start + int(params.get("MaxDatapoints") or _POINTS_PER_PAGE)
         has_next_page = False
         for metric_query in params.get("MetricDataQueries") or ():
-            if metric_query.get("Expression"):
-                raise _invalid_parameter_error(
-                    "MetricDataQueries.Expression", "this endpoint has no metric math"
-                )
-            metric_stat = metric_query.get("MetricStat") or {}
-            metric = metric_stat.get("Metric") or {}
-            compute_statistic = _find_statistic_function(_get_required_field(metric_stat, "Stat"))
-            period_seconds = int(_get_required_field(metric_stat, "Period"))
-            periods = self._query_periods(metric, params, period_seconds)
-            # The service's default is the newest first.
-            if params.get("ScanBy", "TimestampDescending") == "TimestampDescending":
-                periods.reverse()
-            page = periods[page_start:page_end]
-            is_partial = page_end < len(periods)
+            timestamps, values = self._query_statistic(metric_query, params)
+            is_partial = page_end < len(values)
             has_next_page = has_next_page or is_partial
             # A query with ReturnData false is only an input of metric math. It may be the text "false".
             if str(metric_query.get("ReturnData", True)).lower() == "false":
@@ -133,9 +121,9 @@ class CloudWatchOperations:
             results.append(
                 {
                     "Id": _get_required_field(metric_query, "Id"),
-                    "Label": metric_query.get("Label") or metric["MetricName"],
-                    "Timestamps": [Timestamp(period.start) for period in page],
-                    "Values": [compute_statistic(period) for period in page],
+                    "Label": metric_query.get("Label") or metric_query["MetricStat"]["Metric"]["MetricName"],
+                    "Timestamps": timestamps[page_start:page_end],
+                    "Values": values[page_start:page_end],
                     "StatusCode": "PartialData" if is_partial else "Complete",
                 }
             )
@@ -143,6 +131,23 @@ class CloudWatchOperations:
         if has_next_page:
             response["NextToken"] = str(page_end)
         return response
+
+    def _query_statistic(
+        self, metric_query: JsonMapping, params: JsonMapping
+    ) -> tuple[list[Timestamp], list[float]]:
+        """Return the times and values of the one statistic that a query of GetMetricData asks for; ``params``
+        are those of the request, with the time range. Raises ApiError."""
+        if metric_query.get("Expression"):
+            raise _invalid_parameter_error("MetricDataQueries.Expression", "this endpoint has no metric math")
+        metric_stat = metric_query.get("MetricStat") or {}
+        compute_statistic = _find_statistic_function(_get_required_field(metric_stat, "Stat"))
+        period_seconds = int(_get_required_field(metric_stat, "Period"))
+        periods = self._query_periods(metric_stat.get("Metric") or {}, params, period_seconds)
+        # The service's default is the newest first.
+        if params.get("ScanBy", "TimestampDescending") == "TimestampDescending":
+            periods.reverse()
+        timestamps = [Timestamp(period.start) for period in periods]
+        return timestamps, [compute_statistic(period) for period in periods]
 
     def _query_periods(
         self, metric: JsonMapping, time_range: JsonMapping, period_seconds: int

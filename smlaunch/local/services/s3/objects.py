@@ -101,12 +101,9 @@ class S3Objects:
         tags = object_info.attributes.get("tags")
         if tags:
             headers["x-amz-tagging-count"] = str(len(tags))
-        requested_range: tuple[int, int] | None = None  # (start, length) in bytes; None: the whole object
         if "partNumber" in request.query:
-            requested_range = byte_range_of_part(object_info, request.query["partNumber"])
             headers["x-amz-mp-parts-count"] = str(max(1, len(object_info.attributes.get("parts", ()))))
-        elif "range" in request.headers:
-            requested_range = parse_byte_range(request.headers["range"], object_info.size)
+        requested_range = _requested_byte_range(request, object_info)  # None: the whole object
         start, length = requested_range or (0, object_info.size)
         # An empty object has no bytes that the header could name.
         if requested_range is not None and object_info.size:
@@ -237,6 +234,16 @@ def copy_source_bucket_and_key(request: Request) -> tuple[str, str]:
     if not key:
         raise ApiError("InvalidArgument", "Copy Source must mention the source bucket and key: /bucket/key")
     return bucket, key
+
+
+def _requested_byte_range(request: Request, object_info: ObjectInfo) -> tuple[int, int] | None:
+    """Return (start, length) in bytes of the part or range of an object that a request asks for; None for the
+    whole object. Raises ApiError."""
+    if "partNumber" in request.query:
+        return byte_range_of_part(object_info, request.query["partNumber"])
+    if "range" in request.headers:
+        return parse_byte_range(request.headers["range"], object_info.size)
+    return None
 
 
 def _checksum_headers_of(object_info: ObjectInfo) -> dict[str, str]:
