@@ -78,6 +78,17 @@ def _machine_checks() -> Iterator[Check]:
         )
     else:
         yield Check("torch", "ok", _installed_version("torch"))
+    yield Check("accelerators", "ok", _accelerators_text())
+
+
+def _accelerators_text() -> str:
+    """What hosts of --local count for ``processes_per_host: auto``."""
+    from smlaunch.runtime import accelerators
+
+    gpus, neuron_cores = accelerators.count_gpus(), accelerators.count_neuron_cores("")
+    texts = [f"{gpus} x {' or '.join(accelerators.gpu_names()) or 'NVIDIA GPU'}"] if gpus else []
+    texts += [f"{neuron_cores} NeuronCores"] if neuron_cores else []
+    return ", ".join(texts) or "no GPU found: no /dev/nvidia0 and so on, and no nvidia-smi that lists one"
 
 
 def _installed_version(package: str) -> str:
@@ -146,11 +157,11 @@ def _background_endpoint_check(state_dir: Path) -> Check:
 
 def _unasked_region_checks() -> Iterator[Check]:
     """Yield what is configured for AWS, without a call: whether it works is not checked."""
-    from smlaunch.runs.launch_target import Target
+    from smlaunch.connection.open_connection import region_of_command
 
     how_to_check = "not checked; `smlaunch doctor --aws` asks AWS (or --profile NAME, --region REGION)"
     try:
-        target = Target.region()
+        target = region_of_command(None, None)
     except SmlaunchError as error:
         yield Check("AWS", "note", f"{how_to_check}. Configuration: {error}")
         return
@@ -164,11 +175,11 @@ def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
     which jobs get. ``missing``: commands for the region fail."""
     from smlaunch.aws.interfaces import CallError
     from smlaunch.aws.service_errors import to_user_error
+    from smlaunch.connection.open_connection import region_of_command
     from smlaunch.discovery.caller_identity import find_execution_role
-    from smlaunch.runs.launch_target import Target
 
     try:
-        target = Target.region(region, profile)  # clients of the region's services
+        target = region_of_command(region, profile)  # clients of the region's services
         account, arn = target.identity.get_caller_identity()
     except SmlaunchError as error:
         yield Check("credentials", "missing", str(error))

@@ -182,28 +182,15 @@ def _report_of(error: BaseException) -> ErrorReport:
     if is_disk_full(error):
         text = f"{DISK_FULL}: {error}; free disk space, then run the command again"
         return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", text),))
-    machine_problem = _machine_problem_of(error)
-    if machine_problem is not None:
-        return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", machine_problem),))
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        text = "the working directory has been removed; change to another one"
+        return ErrorReport(EXIT_MACHINE, "MachineError", (Problem("", text),))
     if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH_ERRNOS and error.filename is not None:
         text = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
         return ErrorReport(EXIT_BAD_JOB, "JobError", (Problem("", text),))
     traceback.print_exception(error)
     text = "this is a bug in smlaunch; please report it with the lines above"
     return ErrorReport(EXIT_SERVICE, "Bug", (Problem("", text),))
-
-
-def _machine_problem_of(error: BaseException) -> str | None:
-    """Return what is wrong with the folder or the user that a command runs in; None if nothing is."""
-    if isinstance(error, FileNotFoundError) and not _has_working_directory():
-        return "the working directory has been removed; change to another one"
-    if isinstance(error, RuntimeError) and str(error) == _NO_HOME_MESSAGE:
-        return "no home directory is known: set HOME to a folder, and name no unknown user after ~ in a path"
-    return None
-
-
-_NO_HOME_MESSAGE = "Could not determine home directory."
-"""Of pathlib, for ``~`` without a home, and ``~name`` of no user."""
 
 
 def _has_working_directory() -> bool:

@@ -88,15 +88,7 @@ def open_connection(
     """
     if not options["local"]:
         _reject_local_options(options, faults_file)
-        from smlaunch.runs.launch_target import NO_REGION, Target
-
-        try:
-            target = Target.region(options["region"], options["profile"])
-        except AccountError as error:
-            if str(error) != NO_REGION:
-                raise
-            raise AccountError(_NO_REGION_OF_COMMAND) from None
-        yield Connection(target)
+        yield Connection(region_of_command(options["region"], options["profile"]))
         return
     if options["profile"]:
         raise JobError([Problem("--profile", "the local endpoint has credentials of its own; leave it out")])
@@ -121,10 +113,20 @@ def open_connection(
         yield connection
 
 
-_NO_REGION_OF_COMMAND = (
-    "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; to run on this machine "
-    "without AWS, add --local"
-)
+def region_of_command(region: str | None, profile: str | None) -> Target:
+    """Return the region of AWS that a command's options name. Raises as ``Target.region`` does, in the words
+    of the command line."""
+    from smlaunch.runs.launch_target import NO_REGION, Target
+
+    try:
+        return Target.region(region, profile)
+    except AccountError as error:
+        if str(error) != NO_REGION:
+            raise
+        raise AccountError(
+            "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; to run on this "
+            "machine without AWS, add --local"
+        ) from None
 
 
 def _connect_to_background_endpoint(

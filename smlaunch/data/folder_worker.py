@@ -11,7 +11,8 @@ the bytes.
         looked up), size in bytes, nanoseconds of the last change
     ARCHIVE_REQUEST, archive path, checksum kind, sizes, names
         reply: DONE_REPLY, the checksum with its kind, and name and problem of every file that is not as
-        listed; or FAILED_REPLY and the reason, if the archive cannot be written (it must not exist yet)
+        listed; or FAILED_REPLY, the reason and its errno, if the archive cannot be written (it must not exist
+        yet)
 
 Names are relative to the folder, separated by NUL; sizes are 64-bit numbers.
 """
@@ -112,7 +113,9 @@ def _reply_to_archive_request(
                 checksum.decode(),
             )
     except (OSError, _WriteError) as error:
-        return [FAILED_REPLY, f"{os.fsdecode(archive_path)}: {error}".encode(errors="replace")]
+        number = getattr(error.__cause__ or error, "errno", None) or 0
+        text = f"{os.fsdecode(archive_path)}: {error}"
+        return [FAILED_REPLY, text.encode(errors="replace"), str(number).encode()]
     return [DONE_REPLY, digest.encode(), *problems]
 
 

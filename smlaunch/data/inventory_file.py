@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 INVENTORY_VERSION = "1.0"
 
@@ -127,6 +127,7 @@ class InventoryWriter:
         self.total_bytes = 0
 
     def __enter__(self) -> InventoryWriter:
+        require_replaceable(self._path)
         try:
             # Values hardly repeat: dictionaries for every row group would only cost time.
             self._file = pq.ParquetWriter(
@@ -138,7 +139,7 @@ class InventoryWriter:
             )
         except OSError as error:
             self._temporary_path.unlink(missing_ok=True)
-            raise _inventory_error(self._path, f"cannot be written: {error}") from error
+            raise write_error("--out", self._path, error) from error
         return self
 
     def write(self, table: Any) -> None:
@@ -177,7 +178,7 @@ class InventoryWriter:
         try:
             self._file.write_table(table.slice(0, row_count), row_group_size=ROW_GROUP_ROWS)
         except OSError as error:
-            raise _inventory_error(self._path, f"cannot be written: {error}") from error
+            raise write_error("--out", self._path, error) from error
         self._pending_tables = [table.slice(row_count)] if row_count < table.num_rows else []
 
     def __exit__(
@@ -200,7 +201,13 @@ class InventoryWriter:
             self._file.close()
             fsync_and_rename(self._temporary_path, self._path)
         except OSError as error:
-            raise _inventory_error(self._path, f"cannot be written: {error}") from error
+            raise write_error("--out", self._path, error) from error
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise JobError for a folder, and for a device or pipe, which a new file would replace."""
+    if path.exists() and not path.is_file():
+        raise JobError([Problem("--out", f"{path} is no ordinary file; name one, or a new one")])
 
 
 def fsync_and_rename(temporary_path: Path, path: Path) -> None:

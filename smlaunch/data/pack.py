@@ -33,7 +33,7 @@ from smlaunch.data.tar_shard_writers import (
     find_gnu_tar,
     plan_shards,
 )
-from smlaunch.errors import JobError, Problem, ServiceError
+from smlaunch.errors import JobError, MachineError, Problem, ServiceError, disk_full_message, is_disk_full
 
 if TYPE_CHECKING:
     from smlaunch.data.tar_writer import ChecksumKind
@@ -191,7 +191,7 @@ def _write_shards(
     written. ``on_progress`` gets the bytes of finished shards, and of all.
 
     Raises JobError naming files that have changed (other shards are finished), ServiceError if nothing can be
-    written any more.
+    written any more, and MachineError for a full disk.
     """
     total_bytes = sum(shard.archive_bytes for shard in shards)
     done_bytes = reused_shards = 0
@@ -218,6 +218,9 @@ def _write_shards(
                 done_bytes += shard.archive_bytes
                 on_progress(done_bytes, total_bytes)
         except (PackStopped, OSError) as error:
+            if is_disk_full(error):
+                folder = destination.temporary_path(shards[0]).parent
+                raise MachineError(f"{disk_full_message(folder, error)} with --resume") from error
             raise ServiceError(f"{error}; finished shards stay, continue with --resume") from error
         finally:
             # After an error or Ctrl-C, do not wait for shards that are no longer needed.

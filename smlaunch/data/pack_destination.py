@@ -24,7 +24,7 @@ from smlaunch.data.shard_index import (
     parse_shard_index,
 )
 from smlaunch.data.tar_shard_writers import TarShard, is_intact
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 WORK_FOLDER = ".pack/"
 """Records of finished shards, until the index replaces them."""
@@ -170,9 +170,7 @@ class FolderDestination:
             self._work_folder.mkdir(parents=True, exist_ok=True)
             shards_folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise destination_error(
-                f"{self._destination_folder} cannot be written to: {error.strerror}"
-            ) from error
+            raise write_error("DST", self._destination_folder, error) from error
         lock_descriptor = os.open(self._work_folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             # A worker process that a killed pack was just starting still holds the lock for a moment.

@@ -25,7 +25,7 @@ from smlaunch.aws.interfaces import ObjectStorage
 from smlaunch.data.inventory_file import SCHEMA, InventoryWriter
 from smlaunch.data.s3_checksums import new_digest
 from smlaunch.data.sorted_runs import SortedRuns
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import JobError, Problem, write_error
 
 _CONCURRENT_FILES = 2
 """Files of the report that are downloaded and read at a time. pyarrow uses threads of its own as well."""
@@ -195,7 +195,7 @@ class _ReportReader:
         try:
             self._download_and_verify(report_file, local_path)
         except OSError as error:
-            raise _report_error(str(local_path), f"cannot be written: {error}") from error
+            raise write_error("--out", local_path, error) from error
         object_tables: list[Any] = []
         row_count = 0
         try:

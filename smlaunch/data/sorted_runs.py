@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from smlaunch.data.inventory_file import fsync_and_rename
-from smlaunch.errors import JobError, Problem
+from smlaunch.data.inventory_file import fsync_and_rename, require_replaceable
+from smlaunch.errors import JobError, Problem, write_error
 
 _RUN_GROUP_ROWS = 8192
 """Rows per row group of a run. The merge holds one such group of each overlapping run in memory."""
@@ -52,12 +52,13 @@ class SortedRuns:
         """Create the working folder for the sorted runs of an inventory (files of rows, each sorted by key),
         beside the output file, and lock it against other processes. What an interrupted process left there is
         kept to be resumed, or removed. Raises JobError if the folder cannot be used."""
+        require_replaceable(self._output_path)
         try:
             is_resumed = self._has_unfinished_to_resume()  # JobError if there is one, but not for this
             self.folder.mkdir(exist_ok=True)
             self._lock_fd = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
+            raise write_error("--out", self._output_path, error) from error
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -68,7 +69,7 @@ class SortedRuns:
             self._prepare_folder(is_resumed)  # writes what this inventory lists; deletes temporary files
         except OSError as error:
             self.__exit__()
-            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
+            raise write_error("--out", self._output_path, error) from error
         return self
 
     def _prepare_folder(self, is_resumed: bool) -> None:
@@ -150,7 +151,7 @@ class SortedRuns:
             )
             fsync_and_rename(temporary_path, path)
         except OSError as error:
-            raise JobError([Problem(str(self._output_path), f"cannot be written: {error}")]) from error
+            raise write_error("--out", self._output_path, error) from error
 
     def iter_merged_tables(self, batch_rows: int = _MERGE_ROWS) -> Iterator[Any]:
         """Merge the sorted runs on disk: yield all rows in key order, in tables of about ``batch_rows`` rows.

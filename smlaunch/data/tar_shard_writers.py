@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -204,10 +205,10 @@ class PythonShardWriter:
             array("q", sizes).tobytes(),
             b"\0".join(names),
         )
-        # The checksum, or the reason of a failure; then name and problem of each changed file.
+        # The checksum; then name and problem of each changed file. Or the reason of a failure and its errno.
         first_text, *name_and_problem_texts = map(os.fsdecode, fields)
         if status == folder_worker.FAILED_REPLY:
-            raise PackStopped(first_text)
+            raise PackStopped(first_text) from OSError(int(name_and_problem_texts[0]), first_text)
         if name_and_problem_texts:
             changed_files = map(ChangedFile, name_and_problem_texts[::2], name_and_problem_texts[1::2])
             raise ShardFailed(list(changed_files))
@@ -260,9 +261,9 @@ class GnuTarShardWriter:
         if changed_files:
             raise ShardFailed(changed_files)
         message = stderr.decode(errors="replace").strip()
-        raise PackStopped(
-            f"{self._tar_program} ended with {exit_code}: {message or f'{written_bytes} bytes written'}"
-        )
+        text = f"{self._tar_program} ended with {exit_code}: {message or f'{written_bytes} bytes written'}"
+        cause = OSError(errno.ENOSPC, text) if os.strerror(errno.ENOSPC) in message else None
+        raise PackStopped(text) from cause
 
     def _find_changed_files(self, shard: TarShard) -> list[ChangedFile]:
         """Return the shard's files whose size or modification time has changed."""

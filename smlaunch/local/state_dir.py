@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from smlaunch.errors import EndpointError
+from smlaunch.errors import EndpointError, MachineError
 from smlaunch.local import liveness_fds, path_ownership
 from smlaunch.local.state_errors import require_folder_or_file, unusable_file_error
 from smlaunch.local.stores.ext4_topdir import mark_as_topdir
@@ -42,9 +42,14 @@ PROBE_PREFIX = "probe-"
 
 
 def default_root() -> Path:
-    """Return $SMLAUNCH_HOME, by default ~/.smlaunch."""
+    """Return $SMLAUNCH_HOME, by default ~/.smlaunch. Raises MachineError where neither is known."""
     configured = os.environ.get("SMLAUNCH_HOME")
-    return Path(configured) if configured else Path.home() / ".smlaunch"
+    if configured:
+        return Path(configured)
+    try:
+        return Path.home() / ".smlaunch"
+    except RuntimeError as error:
+        raise MachineError("no home directory is known: set HOME or SMLAUNCH_HOME to a folder") from error
 
 
 class StateDir:

@@ -22,13 +22,23 @@ def count_gpus() -> int:
     devices = _list_device_files("nvidia")
     if devices:
         return len(devices)
-    nvidia_smi = external_tools.find_on_path("nvidia-smi")  # no device files, for example in WSL
+    return len(_lines_of_gpus())  # no device files, for example in WSL
+
+
+def gpu_names() -> List[str]:
+    """Return the different names of this host's NVIDIA GPUs, such as ``NVIDIA A10G``, in their order; empty
+    without nvidia-smi.
+    """
+    names = [line.partition(": ")[2].partition(" (UUID")[0] for line in _lines_of_gpus()]
+    return list(dict.fromkeys(names))
+
+
+def _lines_of_gpus() -> List[str]:
+    nvidia_smi = external_tools.find_on_path("nvidia-smi")
     if nvidia_smi is None:
-        return 0
-    return sum(
-        line.startswith("GPU ")
-        for line in external_tools.capture_stdout(nvidia_smi, "--list-gpus").splitlines()
-    )
+        return []
+    lines = external_tools.capture_stdout(nvidia_smi, "--list-gpus").splitlines()
+    return [line for line in lines if line.startswith("GPU ")]
 
 
 def count_neuron_cores(instance_type: str) -> int:

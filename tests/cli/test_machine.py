@@ -22,6 +22,8 @@ ON_A_FULL_DISK = 'mount -t tmpfs -o size=16k tmpfs "$0" && head -c 16384 /dev/ze
         ("export", "step-functions", "train.py", "--region", "eu-west-1", "--out", "{full}/out"),
         ("export", "airflow", "train.py", "--region", "eu-west-1", "--out", "{full}/out"),
         ("init", "ddp", "{full}"),
+        ("data", "inventory", ".", "--out", "{full}/keys.parquet"),
+        ("data", "pack", ".", "{full}/packed"),
         ("run", "train.py", "--local"),
         ("local", "start"),
     ],

@@ -6,6 +6,10 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from smlaunch.cli import doctor
+from smlaunch.runtime import accelerators
 from tests.cli.conftest import COMMAND, Shell, interrupt
 
 
@@ -183,11 +187,29 @@ def test_ctrl_c_stops_an_embedded_run(shell: Shell) -> None:
     assert "Ctrl-C again kills them" in err
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], "no GPU found: no /dev/nvidia0 and so on, and no nvidia-smi that lists one"),
+        (["GPU 0: NVIDIA A10G (UUID: GPU-1)", "GPU 1: NVIDIA A10G (UUID: GPU-2)"], "2 x NVIDIA A10G"),
+    ],
+)
+def test_doctor_names_accelerators(
+    lines: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(accelerators, "_list_device_files", lambda prefix: [])
+    assert doctor._accelerators_text() == expected
+
+
 def test_doctor(shell: Shell) -> None:
     result = shell("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
     levels = {"isolation full", "isolation user", "isolation plain"}
-    assert {"python", "boto3", "torch", "disk", *levels} <= set(checks)
+    assert {"python", "boto3", "torch", "accelerators", "disk", *levels} <= set(checks)
     assert checks["isolation plain"]["verdict"] == "ok"
     works = {level: checks[f"isolation {level}"]["verdict"] == "ok" for level in ("full", "user", "plain")}
     assert f"have {next(filter(works.get, works))}: " in checks["isolation"]["text"]

@@ -91,18 +91,26 @@ def test_a_disk_without_room_is_told(tmp_path: Path, max_file_bytes: int) -> Non
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, limits[1]))
     try:
         with (
-            pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
+            pytest.raises(JobError, match=r"--out: .*keys\.parquet cannot be written: .*File too large"),
             InventoryWriter(tmp_path / "keys.parquet", "b", "") as file,
         ):
             file.write(table_of(sorted(keys)))
         with (
-            pytest.raises(JobError, match=r"keys\.parquet: cannot be written: .*File too large"),
+            pytest.raises(JobError, match=r"--out: .*keys\.parquet cannot be written: .*File too large"),
             SortedRuns(tmp_path / "keys.parquet", {}, resume=False) as runs,
         ):
             runs.add(table_of(keys), None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_or_folder_is_not_replaced(tmp_path: Path) -> None:
+    for path in (Path("/dev/null"), tmp_path):
+        with pytest.raises(JobError, match="is no ordinary file"), InventoryWriter(path, "b", ""):
+            pass
+        with pytest.raises(JobError, match="is no ordinary file"), SortedRuns(path, {}, resume=False):
+            pass
 
 
 def test_what_is_no_inventory_is_refused_by_name(tmp_path: Path) -> None:

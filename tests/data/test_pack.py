@@ -344,7 +344,7 @@ def test_a_place_that_holds_something_else_is_refused(tree: Path, tmp_path: Path
     pack_folder(tree, tmp_path / "done", shard_count=2, resume=True)
     assert content(tmp_path / "done") == content_before
     write(tmp_path / "file", b"")
-    with pytest.raises(JobError, match="cannot be written to: Not a directory"):
+    with pytest.raises(JobError, match="cannot be written: Not a directory"):
         pack_folder(tree, tmp_path / "file" / "dst")
 
 
