@@ -122,7 +122,8 @@ def unsent_data_hint(failure_text: str, unsent: UnsentFiles) -> str:
                     f"the hosts have in {on_host}{part}"
                 )
             if str(folder) in unsent.ignored:
-                return f"{path} was not sent: {folder} {ignored_reason(str(folder))}"
+                subject = "it" if path == folder else str(folder)
+                return f"{path} was not sent: {subject} {ignored_reason(str(folder))}"
     return ""
 
 

@@ -212,7 +212,7 @@ def test_an_input_of_the_source_is_no_longer_in_it() -> None:
     write_files({"train.py": "open('data/a.csv')", "data/a.csv": ""})
     plan = plan_here({"entry": "train.py", "inputs": {"all": "data"}})
     assert any(
-        "/opt/ml/input/data/all, where the data is, and no longer data in the source" in each
+        "/opt/ml/input/data/all, where the data is (data is not sent with the source)" in each
         for each in plan.warnings
     )
 

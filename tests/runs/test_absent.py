@@ -65,7 +65,7 @@ LEFT_OUT = "is left out of the source by an ignore file; add a line"
         (f"{NO_FILE}'eval.csv'", IS_B),
         (f"{NO_MODULE}'data.m'", "data/m.py was not sent with the source, because data"),
         (f"{NO_FILE}'logs/a.txt'", f"logs/a.txt was not sent: logs {LEFT_OUT} '!logs'"),
-        (f"{NO_MODULE}'helper'", f"helper.py was not sent: helper.py {LEFT_OUT} '!helper.py'"),
+        (f"{NO_MODULE}'helper'", f"helper.py was not sent: it {LEFT_OUT} '!helper.py'"),
         (f"{NO_MODULE}'pkg.sub.x'", f"pkg/sub/x.py was not sent: pkg/sub {LEFT_OUT}"),
         # another file, or only a word of the text
         (f"{NO_FILE}'/opt/ml/input/data/a/m.csv'", ""),

@@ -226,7 +226,7 @@ def reject_missing_channels(context: PlanContext) -> Iterator[Finding]:
         if not missing and not _is_named_by_arguments(context, name):
             variable = f"{_CHANNEL_VARIABLE}{name.upper()}"
             source_path = context.facts.source.input_paths.get(name)
-            elsewhere = "" if source_path is None else f", and no longer {source_path} in the source"
+            elsewhere = "" if source_path is None else f" ({source_path} is not sent with the source)"
             yield PlanWarning(
                 f"inputs.{name}: nothing in {context.facts.source.entry} reads {variable} or names "
                 f"/opt/ml/input/data/{name}, where the data is{elsewhere}."
