@@ -1,7 +1,7 @@
 """Runs the commands of a container engine, always with a time limit, since a daemon may hang.
 
 A short command (inspect, network, rm) gets TIMEOUT_SECONDS. A command that may take long (creating a
-container of a large image) runs until it ends, or until ``is_endpoint_gone`` returns true.
+container of a large image) has no limit while the endpoint lives.
 """
 
 from __future__ import annotations
@@ -30,15 +30,46 @@ def run_with_timeout(
     timeout_seconds: float,
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
-    is_endpoint_gone: Callable[[], bool] | None = None,
     start_new_session: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command of a container engine. After ``timeout_seconds``, end it and return the exit code
-    TIMED_OUT_CODE (124) with a message as its stderr. With ``is_endpoint_gone``, which tells whether the
-    local endpoint that needs the result has ended, there is no time limit until it returns true, and the
-    seconds count from then on. ``start_new_session``: run the command in a session of its own, so that no
-    signal of the terminal reaches it."""
-    process = subprocess.Popen(
+    TIMED_OUT_CODE (124) with a message as its stderr. ``start_new_session``: run the command in a session of
+    its own, so that no signal of the terminal reaches it."""
+    with _start_command(command, environment, start_new_session) as process:
+        try:
+            output, error_output = process.communicate(stdin, timeout_seconds)
+            return subprocess.CompletedProcess(command, process.returncode, output, error_output)
+        except subprocess.TimeoutExpired:
+            terminate_or_kill(process, signal_session=start_new_session)
+    return _timed_out_result(command, timeout_seconds)
+
+
+def run_while_endpoint_lives(
+    command: Sequence[str],
+    is_endpoint_gone: Callable[[], bool],
+    timeout_seconds: float,
+    environment: Mapping[str, str],
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of a container engine that may take as long as the local endpoint lives, which needs its
+    result. From the end of the endpoint on, it has ``timeout_seconds`` left, with the result of
+    ``run_with_timeout``. The command has a session of its own."""
+    deadline: float | None = None  # None while the endpoint lives
+    with _start_command(command, environment, start_new_session=True) as process:
+        while deadline is None or time.monotonic() < deadline:
+            try:
+                output, error_output = process.communicate(timeout=_ENDPOINT_CHECK_SECONDS)
+                return subprocess.CompletedProcess(command, process.returncode, output, error_output)
+            except subprocess.TimeoutExpired:
+                if deadline is None and is_endpoint_gone():
+                    deadline = time.monotonic() + timeout_seconds
+        terminate_or_kill(process, signal_session=True)
+    return _timed_out_result(command, timeout_seconds)
+
+
+def _start_command(
+    command: Sequence[str], environment: Mapping[str, str] | None, start_new_session: bool
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -46,32 +77,16 @@ def run_with_timeout(
         env=environment,
         start_new_session=start_new_session,
     )
-    with process:
-        # None: no time limit while the endpoint lives
-        deadline = time.monotonic() + timeout_seconds if is_endpoint_gone is None else None
-        remaining_input: bytes | None = stdin
-        # Without a deadline, stop waiting twice a second to ask whether the endpoint still lives.
-        while deadline is None or time.monotonic() < deadline:
-            wait_seconds = (
-                _ENDPOINT_CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            )
-            try:
-                output, error_output = process.communicate(remaining_input, wait_seconds)
-                return subprocess.CompletedProcess(command, process.returncode, output, error_output)
-            except subprocess.TimeoutExpired:
-                remaining_input = None  # communicate continues to write it
-            if deadline is None and is_endpoint_gone is not None and is_endpoint_gone():
-                deadline = time.monotonic() + timeout_seconds
-        # SIGTERM, then SIGKILL; to the whole session if the command has its own.
-        terminate_or_kill(process, signal_session=start_new_session)
-    return subprocess.CompletedProcess(
-        command, TIMED_OUT_CODE, b"", _format_timeout_message(command, timeout_seconds).encode()
-    )
+
+
+def _timed_out_result(command: Sequence[str], timeout_seconds: float) -> subprocess.CompletedProcess[bytes]:
+    message = _format_timeout_message(command, timeout_seconds)
+    return subprocess.CompletedProcess(command, TIMED_OUT_CODE, b"", message.encode())
 
 
 def terminate_or_kill(process: subprocess.Popen[bytes], signal_session: bool = False) -> None:
     """End a client of the engine by SIGTERM, and by SIGKILL if that is not enough. ``signal_session``: signal
-    all of its session, which it leads."""
+    all processes of its session, which it leads."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             if signal_session:

@@ -77,30 +77,28 @@ class ContainerSupervisor:
         try:
             report_line = self._run_container()
         except Exception as error:  # the endpoint waits for a report, whatever has failed here
-            report_line = f"error container {_ENGINE_ERROR_CODE} {error!r}"
+            report_line = _format_error_report("container", _ENGINE_ERROR_CODE, repr(error))
         # Before the report, since the endpoint then reads the files: make this user the owner of what the
         # container's users wrote. That has no time limit while the endpoint lives.
         for command in self._instructions["after_exit"]:
-            self._run_command(command, may_take_long=True)
+            self._run_long_command(command)
         self._write_report(report_line)
-        self._run_command_for_purpose("remove")
+        self._run_short_command("remove")
         if self._is_endpoint_gone:  # otherwise the endpoint removes the network, when all hosts have ended
-            self._run_command_for_purpose("remove_network")
+            self._run_short_command("remove_network")
 
     def _run_container(self) -> str:
         """Create and start the container and wait for its end. Return the last line of the report to the
         endpoint: how the container ended. An engine with `init` (podman) prepares the container's network
         before it starts the program; the others start both at once."""
-        create_result = self._run_command(
-            self._instructions["create"],
-            more_variables=self._instructions["variables_passed_by_name"],
-            may_take_long=True,
+        create_result = self._run_long_command(
+            self._instructions["create"], more_variables=self._instructions["variables_passed_by_name"]
         )
         if create_result.returncode != 0:
-            return f"error container {_ENGINE_ERROR_CODE} {last_error_line(create_result)}"
+            return _format_error_report("container", _ENGINE_ERROR_CODE, last_error_line(create_result))
         engine_has_init = bool(self._instructions["init"])
         if engine_has_init:
-            init_result = self._run_command(self._instructions["init"], may_take_long=True)
+            init_result = self._run_long_command(self._instructions["init"])
             if init_result.returncode != 0:
                 return _format_start_failure_report(last_error_line(init_result))
             # The container has a network now, but its program does not run yet.
@@ -155,7 +153,7 @@ class ContainerSupervisor:
 
     def _find_container_pid(self) -> int:
         """Return the pid of the container's first process; 0 if it has none."""
-        inspection = self._run_command_for_purpose("inspect")
+        inspection = self._run_short_command("inspect")
         return 0 if inspection.returncode else int(json.loads(inspection.stdout)["Pid"])
 
     def _wait_for_container_end(self, engine_client: subprocess.Popen[bytes]) -> None:
@@ -181,22 +179,22 @@ class ContainerSupervisor:
                     must_terminate = True
             if must_terminate:
                 # A container that is just being started cannot be signalled yet: try again.
-                must_terminate = self._run_command_for_purpose("terminate").returncode != 0
+                must_terminate = self._run_short_command("terminate").returncode != 0
             if kill_client_at is not None and time.monotonic() > kill_client_at:
                 container_commands.terminate_or_kill(engine_client, signal_session=True)
 
     def _kill_container_of_dead_endpoint(self) -> None:
         self._is_endpoint_gone = True
-        kill_result = self._run_command_for_purpose("kill")
+        kill_result = self._run_short_command("kill")
         if kill_result.returncode != 0:
-            self._run_command_for_purpose("remove")  # the container does not run yet, or has ended
+            self._run_short_command("remove")  # the container does not run yet, or has ended
 
     def _determine_exit_report(self, oom_kills_before: int) -> str:
         """Return the last line of the report to the endpoint: ``exit CODE [MESSAGE]``, ``killed SIGNAL``,
         ``lost REASON`` or, if the program never ran, ``error STEP CODE MESSAGE``. ``oom_kills_before``: how
         many processes the kernel had killed for lack of memory when the container started. Removes a
         container that still runs."""
-        inspection = self._run_command_for_purpose("inspect")
+        inspection = self._run_short_command("inspect")
         if inspection.returncode != 0:
             if self._is_endpoint_gone:  # then this supervisor has killed or removed the container
                 return f"killed {signal.SIGKILL}"
@@ -206,7 +204,7 @@ class ContainerSupervisor:
         # The client of `start` has ended and the container has not: its output would be lost from here on,
         # so the container is removed.
         if state["Status"] == "running":
-            self._run_command_for_purpose("remove")
+            self._run_short_command("remove")
             return "lost the engine's client, which carried the output, was killed"
         was_never_started = str(state["StartedAt"]).startswith("0001")  # the zero time: year 1
         if was_never_started:
@@ -229,19 +227,25 @@ class ContainerSupervisor:
             return f"memory ran out: the kernel killed {oom_kills} {noun} for it meanwhile"
         return ""
 
-    def _run_command_for_purpose(self, purpose: str) -> subprocess.CompletedProcess[bytes]:
-        """Run the engine's command for a purpose (inspect, terminate, kill, remove, remove_network)."""
-        return self._run_command(self._instructions[purpose])
-
-    def _run_command(
-        self, command: list[str], more_variables: Mapping[str, str] | None = None, may_take_long: bool = False
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _run_short_command(self, purpose: str) -> subprocess.CompletedProcess[bytes]:
+        """Run the engine's command for a purpose (inspect, terminate, kill, remove, remove_network), which
+        does not take long."""
         return container_commands.run_with_timeout(
+            self._instructions[purpose],
+            self._instructions["timeout_seconds"],
+            environment=self._instructions["environment"],
+            start_new_session=True,
+        )
+
+    def _run_long_command(
+        self, command: list[str], more_variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command that may take as long as the endpoint lives."""
+        return container_commands.run_while_endpoint_lives(
             command,
+            self._check_endpoint_gone,
             self._instructions["timeout_seconds"],
             environment={**self._instructions["environment"], **(more_variables or {})},
-            is_endpoint_gone=self._check_endpoint_gone if may_take_long else None,
-            start_new_session=True,
         )
 
     def _check_endpoint_gone(self) -> bool:
@@ -268,17 +272,21 @@ def _ignore_signal(signal_number: int, frame: object) -> None:
 
 
 def _format_start_failure_report(message: str) -> str:
-    """Return the report line ``error STEP CODE MESSAGE`` for a container that did not start; ``message`` is
-    the engine's. STEP is ``program`` if the program itself cannot be executed, otherwise (a mount, a network)
-    ``container``. CODE is the exit code that a shell or Docker has in that case: 127 (not found), 126 (not
-    executable) or 125 (an error of the engine)."""
+    """Return the report line for a container that did not start; ``message`` is the engine's. The failed step
+    is ``program`` if the program itself cannot be executed, otherwise (a mount, a network) ``container``."""
     lower_message = message.lower()
     if "exec" in lower_message:  # in the messages of all runtimes if the program cannot be executed
         if "not found" in lower_message or "no such file" in lower_message:
-            return f"error program {_NOT_FOUND_CODE} {message}"
+            return _format_error_report("program", _NOT_FOUND_CODE, message)
         if any(phrase in lower_message for phrase in ("permission denied", "is a directory", "exec format")):
-            return f"error program {_NOT_EXECUTABLE_CODE} {message}"
-    return f"error container {_ENGINE_ERROR_CODE} {message}"
+            return _format_error_report("program", _NOT_EXECUTABLE_CODE, message)
+    return _format_error_report("container", _ENGINE_ERROR_CODE, message)
+
+
+def _format_error_report(failed_step: str, exit_code: int, message: str) -> str:
+    """Return the report line for a program that was not started since a step (container or program) has
+    failed. ``exit_code``: what a shell or Docker would exit with."""
+    return f"error {failed_step} {exit_code} {message}"
 
 
 def _count_oom_kills() -> int:

@@ -99,8 +99,8 @@ class LogStore:
         stream_fd = self._open_stream_for_append(group, stream)
         try:
             encoded_events = encode_events(events)  # one line each
-            file_bytes = os.fstat(stream_fd).st_size
-            has_incomplete_line = file_bytes > 0 and os.pread(stream_fd, 1, file_bytes - 1) != b"\n"
+            file_size_bytes = os.fstat(stream_fd).st_size
+            has_incomplete_line = file_size_bytes > 0 and os.pread(stream_fd, 1, file_size_bytes - 1) != b"\n"
             if has_incomplete_line:  # a writer was killed in the middle of its line
                 encoded_events = b"\n" + encoded_events
             unwritten = memoryview(encoded_events)
@@ -258,8 +258,8 @@ def _read_stream_info(stream_path: Path) -> StreamInfo:
         # JSON with the group, the stream and its creation time; for a damaged header, the path has the names.
         header = _parse_header_line(file.readline(), stream_path.with_suffix(""), "stream")
         first_event = _first_valid_event(file)
-        file_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, file_bytes - _BLOCK_BYTES))  # the last 64 KiB
+        file_size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, file_size_bytes - _BLOCK_BYTES))  # the last 64 KiB
         lines_at_end = file.read().splitlines(keepends=True)  # the first one may be incomplete
         # None if one very long line fills the block: then the first event is the best guess.
         last_event = _first_valid_event(reversed(lines_at_end)) or first_event
@@ -270,7 +270,7 @@ def _read_stream_info(stream_path: Path) -> StreamInfo:
         first_timestamp=first_event.timestamp if first_event else None,
         last_timestamp=last_event.timestamp if last_event else None,
         last_ingestion=last_event.ingestion_time if last_event else None,
-        size_bytes=file_bytes,
+        size_bytes=file_size_bytes,
     )
 
 

@@ -66,7 +66,7 @@ class LogWriter:
                 is_overdue = time.monotonic() >= deadline
                 may_drop_lines = is_overdue and timeout_seconds > 0
                 if not self._buffer or may_drop_lines:
-                    self._drop_buffer()  # also closes the file
+                    self._drop_buffer_and_close_file()
                 if is_overdue or not self._buffer:
                     return
             time.sleep(_RETRY_SECONDS)
@@ -105,12 +105,14 @@ class LogWriter:
         if self._descriptor >= 0 or not self._buffer:
             return
         self._descriptor = self._open_stream_file()
-        file_bytes = os.fstat(self._descriptor).st_size
-        has_incomplete_line = file_bytes > 0 and os.pread(self._descriptor, 1, file_bytes - 1) != b"\n"
+        file_size_bytes = os.fstat(self._descriptor).st_size
+        has_incomplete_line = (
+            file_size_bytes > 0 and os.pread(self._descriptor, 1, file_size_bytes - 1) != b"\n"
+        )
         if has_incomplete_line:  # a writer was killed in the middle of its line
             self._buffer[:0] = b"\n"
 
-    def _drop_buffer(self) -> None:
+    def _drop_buffer_and_close_file(self) -> None:
         lost_lines = self._lost_line_count + self._buffer.count(b"\n")
         if lost_lines:
             log.error(

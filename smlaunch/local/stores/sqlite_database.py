@@ -105,7 +105,7 @@ class Database:
         with self._translate_sqlite_errors():
             try:
                 fcntl.flock(self._counter_fd, fcntl.LOCK_EX)
-                count_in_file = self._read_transaction_count(was_created)
+                count_in_file = self._read_transaction_count_or_create_database(was_created)
                 self._first_connection = self._connect()
                 self._check_schema(self._first_connection, count_in_file)
                 self._file_state = self._require_unchanged_files()
@@ -167,7 +167,7 @@ class Database:
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
-    def _read_transaction_count(self, is_new_counter_file: bool) -> int | None:
+    def _read_transaction_count_or_create_database(self, is_new_counter_file: bool) -> int | None:
         """Return the number of transactions in the database's counter file (``<name>.made``); None for a new
         database, whose empty file is created. ``is_new_counter_file``: whether the counter file was created
         just now. Raises StateDamaged for a database that is gone or empty."""

@@ -341,14 +341,14 @@ class S3MultipartUploads:
                 part_file = self._store.root / part.file  # part.file: relative to the store's root
                 try:
                     with part_file.open("rb") as part_stream:
-                        part_file_bytes = os.fstat(part_stream.fileno()).st_size
+                        part_file_size = os.fstat(part_stream.fileno()).st_size
                         shutil.copyfileobj(part_stream, target_file, 1 << 20)
                 except OSError as error:
                     raise _damaged_part_error(
                         part, f"{part_file} cannot be read: {error.strerror}"
                     ) from error
-                if part_file_bytes != part.size:
-                    raise _damaged_part_error(part, f"{part_file} has {part_file_bytes} bytes of {part.size}")
+                if part_file_size != part.size:
+                    raise _damaged_part_error(part, f"{part_file} has {part_file_size} bytes of {part.size}")
 
 
 def _element_matches_stored_part(part_element: ElementTree.Element, part: _StoredPart) -> bool:
