@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Collection
 from datetime import datetime, timezone
 from itertools import islice
@@ -141,9 +142,11 @@ def gather_script_facts(
     if program_file is not None:
         script = _read_program_file(job, program_file, source, requirements_file, endpoint_facts, needs)
     if job.entry.command and "PATH" not in job.environment:
-        is_here = endpoint_facts is not None and endpoint_facts.same_python
-        path = os.environ.get("PATH") if is_here else None
-        unknown_command = find_unknown_command(job.entry.command, source.files or (), path)
+        # Programs of packages lie beside the hosts' Python, which is this one unless the job installs some.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        runs_here = endpoint_facts is not None and endpoint_facts.same_python
+        known_path = path if runs_here and requirements_file is None else None
+        unknown_command = find_unknown_command(job.entry.command, source.files or (), known_path)
         script = script._replace(unknown_command=unknown_command)
     return script
 

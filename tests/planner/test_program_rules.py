@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,15 @@ ARGUMENT_X = "the script has no argument --x (train.py:5)"
         ({"run.sh": ""}, {"entry": {"command": ["nosuchtool", "--a"]}}, "no program 'nosuchtool'"),
         ({"run.sh": ""}, {"entry": {"command": ["env", "A=1"]}}, ""),
         ({"run.sh": ""}, {"entry": {"command": ["x"]}, "environment": {"PATH": "/opt/x"}}, ""),
+        ({"a": ""}, {"entry": {"command": [Path(sys.executable).name, "-V"]}}, ""),
+        ({"a": ""}, {"entry": {"command": ["coverage", "--help"]}}, ""),  # beside this Python
+        ({"requirements.txt": "x"}, {"entry": {"command": ["nosuchtool", "--a"]}}, ""),
     ],
 )  # fmt: skip
 def test_a_program_that_cannot_start_is_refused(
-    files: dict[str, str], job: dict[str, Any], expected: str, tmp_path: Path
+    files: dict[str, str], job: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     write_files(files)
     problems = []
     try:
