@@ -82,8 +82,8 @@ def _copy_bytes(source_socket: socket.socket, target_socket: socket.socket) -> N
         target_socket.shutdown(socket.SHUT_WR)
     except OSError:
         # One side has ended: shut down the other too, or its reader would wait forever.
-        for socket_ in (source_socket, target_socket):
-            _shut_down(socket_)
+        for connection in (source_socket, target_socket):
+            _shut_down(connection)
 
 
 def _shut_down(socket_: socket.socket) -> None:

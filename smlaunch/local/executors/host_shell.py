@@ -23,7 +23,8 @@ def run_shell(pid: int) -> NoReturn:
     try:
         environment = _environment_of(pid)
         # Opened before the namespaces are entered, in which the process has another pid.
-        root_fd, directory_fd = (os.open(f"/proc/{pid}/{name}", os.O_RDONLY) for name in ("root", "cwd"))
+        root_fd = os.open(f"/proc/{pid}/root", os.O_RDONLY)
+        directory_fd = os.open(f"/proc/{pid}/cwd", os.O_RDONLY)
         if sys.platform == "linux":
             from smlaunch.local.executors import namespaces
 

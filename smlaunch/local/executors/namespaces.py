@@ -159,9 +159,9 @@ def set_up_host(plan: HostPlan) -> None:
     # First, so that the mounts below do not propagate to the machine.
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     # Opened before anything is mounted: the host's own /tmp may hide the paths.
-    ml_folder_fd, tmp_fd, hosts_file_fd = (
-        _open_path(path) for path in (plan.ml_folder, plan.tmp_folder, plan.hosts_file)
-    )
+    ml_folder_fd = _open_path(plan.ml_folder)
+    tmp_fd = _open_path(plan.tmp_folder)
+    hosts_file_fd = _open_path(plan.hosts_file)
     visible_folder_fds = [(path, _open_path(path)) for path in plan.visible_folders]
     open_mounts = [_OpenMount(mount_plan) for mount_plan in plan.mounts]
     # Those below /tmp or /dev/shm come after the host's own /tmp and /dev/shm, which would hide them.
@@ -313,7 +313,7 @@ class _OpenMount:
             return
         # An overlay: the directory is the lower layer, the host's changes go to the upper one. Paths in /proc
         # lead to the opened directories, even if a mount hides their own paths by now.
-        upper_path, work_path = (_proc_path_of_fd(layer_fd) for layer_fd in self._layer_fds)
+        upper_path, work_path = map(_proc_path_of_fd, self._layer_fds)
         options = f"lowerdir={_proc_path_of_fd(self._source_fd)},upperdir={upper_path},workdir={work_path}"
         if isolation_level == "user":
             # In a user namespace, an overlay cannot mark its directories by trusted.* attributes.

@@ -75,10 +75,10 @@ class UnverifiedBody:
         with memoryview(self._mapped_body) as buffer_view:
             while self._mapped_body_bytes < max_bytes:
                 with buffer_view[self._mapped_body_bytes :] as free_space:
-                    read_bytes = body_stream.readinto(free_space)
-                if not read_bytes:
+                    read_count = body_stream.readinto(free_space)
+                if not read_count:
                     break
-                self._mapped_body_bytes += read_bytes
+                self._mapped_body_bytes += read_count
             # Without a Content-Length only one more byte shows that the body is too long.
             if content_length is None and self._mapped_body_bytes == max_bytes and body_stream.read(1):
                 raise _body_too_long_error()

@@ -138,7 +138,7 @@ def merge_host_folders(hosts: Sequence[JobHost], output_folder: str, log_to_host
                 continue  # the host's program has not created the directory
             if read_error is not None or file_stat is None:
                 opt_ml_path = f"{output_folder}/{relative_path}" if relative_path else output_folder
-                problems.append(_log_upload_problem(host.name, opt_ml_path, read_error, log_to_host))
+                problems.append(_log_and_describe_problem(host.name, opt_ml_path, read_error, log_to_host))
                 continue
             printable_path = f"{output_folder}/{printable_name(relative_path)}"
             if not _can_be_archived(file_stat):  # a FIFO, a socket or a device
@@ -165,7 +165,7 @@ def _can_be_archived(file_stat: os.stat_result) -> bool:
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISLNK(mode)
 
 
-def _log_upload_problem(
+def _log_and_describe_problem(
     host_name: str, opt_ml_path: str, error: Exception | None, log_to_host: LogToHost
 ) -> str:
     """Write to a host's log that a file cannot be uploaded, and return the same sentence with the host's
@@ -217,7 +217,7 @@ def upload_each_file(
         except UnicodeDecodeError:
             name_error = OSError(0, "its name is not UTF-8, and S3 has no other keys")
             problems.append(
-                _log_upload_problem(entry.host_name, f"{output_folder}/{path}", name_error, log_to_host)
+                _log_and_describe_problem(entry.host_name, f"{output_folder}/{path}", name_error, log_to_host)
             )
             continue
         path_by_key[key] = path
@@ -231,7 +231,7 @@ def upload_each_file(
             raise upload_error  # no such bucket
         path = path_by_key[key]
         problems.append(
-            _log_upload_problem(
+            _log_and_describe_problem(
                 entry_by_path[path].host_name, f"{output_folder}/{path}", upload_error, log_to_host
             )
         )
@@ -263,7 +263,7 @@ def _upload_archive(
                     path = unreadable_entry.relative_path
                     host_name = remaining_entries.pop(path).host_name
                     problems.append(
-                        _log_upload_problem(
+                        _log_and_describe_problem(
                             host_name, f"{output_folder}/{path}", unreadable_entry.error, log_to_host
                         )
                     )

@@ -190,7 +190,7 @@ def patch_stop_execution() -> None:
     def stop(
         self: Any, stop_date: datetime.datetime, error: str | None = None, cause: str | None = None
     ) -> None:
-        environment = _environment_of(self)
+        environment = _wait_for_environment(self)
         environment.set_stop(stop_date=stop_date, error=error, cause=cause)
         if isinstance(environment.program_state(), ProgramStopped):
             self.exec_status, self.stop_date = api.ExecutionStatus.ABORTED, stop_date
@@ -222,9 +222,9 @@ def patch_stopped_state() -> None:
     Environment.set_error = set_error
 
 
-def _environment_of(execution: Any) -> Any:
-    """Wait for the environment of an execution, which its thread creates after the start. moto's set_stop has
-    no effect before that."""
+def _wait_for_environment(execution: Any) -> Any:
+    """Wait for the environment of an execution, the state of moto's interpreter, and return it. The
+    execution's thread creates it after the start; moto's set_stop has no effect before that."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         environment = execution.exec_worker.env

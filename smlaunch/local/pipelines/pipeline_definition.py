@@ -253,7 +253,7 @@ class _DefinitionParser:
                 self._add_problem((*path, list_name), "must be a list")
 
     def _parse_dependencies(self, step_document: JsonMapping, path: DocumentPath) -> set[str]:
-        """Return the names of the steps in the member DependsOn of the step at ``path``, and record problems.
+        """Return the names of the steps in the field DependsOn of the step at ``path``, and record problems.
         An entry is a name, or an object such as ``{"Step": "Train", "Trigger": "Completed"}``."""
         entries = step_document.get("DependsOn", [])
         if not isinstance(entries, list):
