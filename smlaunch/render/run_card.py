@@ -53,6 +53,8 @@ class Curve:
     metric: str
     points: Sequence[tuple[float, float]]
     """Steps, which do not decrease, and values. A value may be NaN or infinite."""
+    has_steps: bool = True
+    """False where the script has reported no step: then they are numbers of reports."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def _curve_html(curve: Curve, colour: str) -> str:
     finite_values = [value for _, value in curve.points if math.isfinite(value)]
     lost_count = len(curve.points) - len(finite_values)
     first_step, last_step = curve.points[0][0], curve.points[-1][0]
-    text = f"{curve.metric}, steps {first_step:.6g} to {last_step:.6g}"
+    counted = "steps" if curve.has_steps else "reports"
+    text = f"{curve.metric}, {counted} {first_step:.6g} to {last_step:.6g}"
     picture = ""
     if finite_values:
         low, high = min(finite_values), max(finite_values)

@@ -136,13 +136,18 @@ class JobList:
 
     def outcome(self, *, reads_logs: bool = False, follower: JobFollower | None = None) -> RunOutcome:
         """Return the jobs' outcomes as they were last described. ``follower`` has newer facts about its job;
-        ``reads_logs`` reads those of the newest job: its last metrics and a failure's traceback."""
-        if reads_logs and self.names:
-            follower = JobFollower(self._target, self.names[-1])
-            follower.refresh()
+        ``reads_logs`` reads those of the newest job: its last metrics and a failure's traceback. If it has
+        reported no metrics, as one that finds the training finished, those of the job before are read."""
         outcomes = map(outcome_from_description, self.descriptions)
         outcome_by_name = {outcome.name: outcome for outcome in outcomes}
-        if follower is not None and follower.is_described:
+        if reads_logs:
+            for name in reversed(self.names[-2:]):
+                follower = JobFollower(self._target, name)
+                follower.refresh()
+                outcome_by_name[name] = follower.outcome()
+                if outcome_by_name[name].metrics:
+                    break
+        elif follower is not None and follower.is_described:
             outcome_by_name[follower.job] = follower.outcome()
         return RunOutcome(self.run, tuple(outcome_by_name.values()))
 

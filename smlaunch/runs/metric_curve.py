@@ -20,14 +20,17 @@ class _Course:
     points: list[tuple[float, float]] = field(default_factory=list)
     """Step of the first value of each mean, and the mean."""
     values_per_point: int = 1
+    has_steps: bool = True
+    """Every value was reported with a step. Otherwise reports are counted, from 1."""
     _open_point: tuple[float, float, int] | None = None
     """Step, mean and number of the values that are too few for a point."""
 
     def add(self, step: int | None, value: float) -> None:
-        """Add a value. Without a step, it counts as one step more. A step that is lower than the last one is
-        trained again: what was reported from there on is dropped."""
+        """Add a value. Without a step, it lies one after the last one. A step that is lower than the last one
+        is trained again: what was reported from there on is dropped."""
         last_step = self._last_step()
-        at = float(step) if step is not None else 0.0 if last_step is None else last_step + 1
+        at = float(step) if step is not None else 1.0 if last_step is None else last_step + 1
+        self.has_steps = self.has_steps and step is not None
         if last_step is not None and at < last_step:
             self._open_point = None
             self.points = [point for point in self.points if point[0] < at]
@@ -82,11 +85,12 @@ class MetricCurves:
             if metric in self._course_by_metric or len(self._course_by_metric) < _MAX_METRICS:
                 self._course_by_metric.setdefault(metric, _Course()).add(step, value)
 
-    def main_course(self) -> tuple[str, list[tuple[float, float]]] | None:
-        """Return the metric that tells most of the training, its loss if it reports one, and its steps and
-        values; None if no metric was reported."""
+    def main_course(self) -> tuple[str, list[tuple[float, float]], bool] | None:
+        """Return the metric that tells most of the training, its loss if it reports one, with its steps and
+        values, and whether the steps were reported and not only counted; None if no metric was reported."""
         metrics = list(self._course_by_metric)
         if not metrics:
             return None
         metric = min(metrics, key=lambda name: (name != "loss", "loss" not in name.lower()))
-        return metric, self._course_by_metric[metric].all_points()
+        course = self._course_by_metric[metric]
+        return metric, course.all_points(), course.has_steps

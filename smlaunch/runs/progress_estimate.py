@@ -150,12 +150,13 @@ class _WriterProgress:
         return (last_step - first_step) / (last_line_at - first_line_at)
 
 
-def describe_progress(estimate: ProgressEstimate) -> list[str]:
+def describe_progress(estimate: ProgressEstimate, *, with_percent: bool = True) -> list[str]:
     """Return step, speed, metrics and remaining time of a job as short texts, as far as they are known."""
     texts: list[str] = []
     if estimate.step is not None:
         total_text = f"/{estimate.total_steps}" if estimate.total_steps else ""
-        percent = f" ({estimate.fraction_done:.0%})" if estimate.fraction_done is not None else ""
+        fraction = estimate.fraction_done if with_percent else None
+        percent = f" ({fraction:.0%})" if fraction is not None else ""
         texts.append(f"step {estimate.step}{total_text}{percent}")
     if estimate.steps_per_second:
         texts.append(

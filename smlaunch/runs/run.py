@@ -16,7 +16,7 @@ from smlaunch.contract.run_names import JobName
 from smlaunch.errors import JobError, Problem, SmlaunchError
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_follower import JobFollower
-from smlaunch.runs.job_poller import Event, LogLine
+from smlaunch.runs.job_poller import Event, LogLine, StateChange
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.missing_files import add_missing_file_hint
 from smlaunch.runs.progress_estimate import ProgressTracker
@@ -254,6 +254,8 @@ class Run:
                     for event in events:
                         if on_event is not None:
                             on_event(event)
+                    if any(isinstance(event, StateChange) for event in events):
+                        self._keep_status(follower)
                     if card is not None:
                         card.show_events(events, follower)
                     if limit.has_passed():
@@ -274,6 +276,13 @@ class Run:
         outcome = add_missing_file_hint(outcome, self.target)
         self._observation.keep_outcome(outcome, has_logs=True)
         return outcome
+
+    def _keep_status(self, follower: JobFollower) -> None:
+        """Keep the status that a follower has read, for this run's one line."""
+        if follower.job in self.jobs:
+            self._last_status = self.outcome_from(follower).status
+        elif not follower.is_finished:  # shards, whose outcome would take requests
+            self._last_status = "InProgress"
 
     def result(self, timeout: float | None = None) -> RunOutcome:
         """Wait for the run's end, and return its outcome if it completed.

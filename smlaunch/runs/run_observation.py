@@ -32,6 +32,8 @@ class RunObservation:
         self._last_change: StateChange | None = None
         self._progress: ProgressEstimate | None = None
         self._curves: MetricCurves | None = None
+        self._followed_jobs: dict[str, bool] = {}
+        """Whether each job was followed to its end, the run's name for shards, in the order of following."""
 
     def keep_outcome(self, outcome: RunOutcome, *, has_logs: bool) -> None:
         """Keep an outcome. ``has_logs``: it has the last metrics and a failure's traceback. One that has not
@@ -51,6 +53,7 @@ class RunObservation:
             self._last_change = changes[-1]
         self._progress = follower.progress.estimate(time.time()) or self._progress
         self._observed_at = time.time()
+        self._followed_jobs[follower.job] = follower.is_finished
         if follows_one_job:
             if self._curves is None:
                 from smlaunch.runs.metric_curve import MetricCurves
@@ -71,12 +74,9 @@ class RunObservation:
         if not self._observed_at:
             first_words = "attached to it" if is_attached else "launched"
             return RunCard(run, first_words, "running", rows, hint="run.wait() follows it")
-        progress = self._progress
-        if progress is not None:
-            # The metrics have rows of their own. A run that has ended has neither speed nor remaining time.
-            progress = progress._replace(metrics={})
-            if has_ended:
-                progress = progress._replace(steps_per_second=None, eta_seconds=None)
+        # Of a run that has ended elsewhere, what was read before is not how it ended.
+        shows_followed = not has_ended or self._has_followed_to_end()
+        progress = self._progress if shows_followed else None
         failure = None if outcome is None or not has_ended else outcome.last_job.failure
         read_at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self._observed_at))
         return RunCard(
@@ -84,10 +84,10 @@ class RunObservation:
             headline=self._headline(),
             state=self._state(),
             rows=[*self._cost_rows(target), *rows],
-            progress=", ".join(describe_progress(progress)) if progress else "",
-            fraction_done=progress.fraction_done if progress else None,
-            metrics=self._metrics(),
-            curve=self._curve(),
+            progress=self._progress_text(progress),
+            fraction_done=self._fraction_done(progress),
+            metrics=self._metrics(progress),
+            curve=self._curve() if shows_followed else None,
             traceback=failure.traceback if failure else "",
             hint=outcome.hint if outcome else "",
             note="" if has_ended else f"as read at {read_at}",
@@ -108,19 +108,47 @@ class RunObservation:
         states: dict[str, State] = {"Completed": "completed", "Stopped": "stopped"}
         return states.get(outcome.status, "failed")
 
-    def _metrics(self) -> dict[str, float]:
+    def _has_followed_to_end(self) -> bool:
+        """Return whether the last job was followed to its end, and each one from the first followed job on:
+        others may have driven the run meanwhile."""
+        assert self.outcome is not None
+        if self._followed_jobs.get(self.outcome.run):  # shards
+            return True
+        jobs = [job.name for job in self.outcome.jobs]
+        first = next((number for number, job in enumerate(jobs) if job in self._followed_jobs), len(jobs))
+        return first < len(jobs) and all(self._followed_jobs.get(job) for job in jobs[first:])
+
+    def _progress_text(self, progress: ProgressEstimate | None) -> str:
+        if progress is None:
+            return ""
+        progress = progress._replace(metrics={})  # they have rows of their own
+        if self._state() != "running":  # then it has neither speed nor remaining time
+            progress = progress._replace(steps_per_second=None, eta_seconds=None)
+        # The last one of a script that counts from 0 is 97% of 30 steps, which nothing lacks.
+        with_percent = not self._is_complete(progress)
+        return ", ".join(describe_progress(progress, with_percent=with_percent))
+
+    def _fraction_done(self, progress: ProgressEstimate | None) -> float | None:
+        if progress is None:
+            return None
+        return 1.0 if self._is_complete(progress) else progress.fraction_done
+
+    def _is_complete(self, progress: ProgressEstimate) -> bool:
+        """Return whether the run has completed and its last step is the last one, counted from 0."""
+        is_last = progress.step is not None and progress.step + 1 == progress.total_steps
+        return is_last and self._state() == "completed"
+
+    def _metrics(self, progress: ProgressEstimate | None) -> dict[str, float]:
         if self.outcome is not None and len(self.outcome.individual_outcomes) > 1:
             return {}  # each shard has its own
-        metrics = (self.outcome.metrics if self.outcome else None) or (
-            self._progress.metrics if self._progress else {}
-        )
+        metrics = (self.outcome.metrics if self.outcome else None) or (progress.metrics if progress else {})
         return {name: value for name, value in metrics.items() if name != DATA_WAIT_METRIC}
 
     def _curve(self) -> Curve | None:
         from smlaunch.render.run_card import Curve
 
         course = self._curves.main_course() if self._curves else None
-        return None if course is None else Curve(course[0], course[1])
+        return None if course is None else Curve(*course)
 
     def _cost_rows(self, target: Target) -> list[tuple[str, str]]:
         if target.kind == "local":

@@ -104,6 +104,31 @@ def test_shards_time_out_together(target: Target) -> None:
     assert control(target).stopped == []
 
 
+def test_an_interrupted_wait_leaves_the_status_that_it_has_read(target: Target) -> None:
+    control(target).descriptions_by_job[JOB] = [RUNNING]
+
+    def interrupt(event: object) -> None:
+        if getattr(event, "text", "") == "interrupt here":
+            raise KeyboardInterrupt
+
+    run = attach("demo", target)
+    logs: FakeLogs = target.__dict__["logs"]
+    polled = FakeControl.describe_job
+
+    def describe_and_log(name: str) -> dict[str, Any]:
+        answer = polled(control(target), name)
+        if len(described) == 2:
+            logs.add_lines(f"{JOB}/algo-1-5", "interrupt here")
+        described.append(name)
+        return answer
+
+    described: list[str] = []
+    control(target).describe_job = describe_and_log  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(interrupt)
+    assert repr(run) == "Run('demo', InProgress, 1 job, eu-west-1)"
+
+
 # ---- a chain that this program drives by polling ---------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_kinds import run_of_shards, run_of_single_job
 from tests.planner.test_render_html import _EVIL, Page
 from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description, time_at
+from tests.runs.test_run_api import driven_chain
 
 JOB = "demo-s1-a1"
 STARTING = job_description(JOB, "InProgress", ["Starting"])
@@ -79,6 +80,7 @@ def html_of(**fields: Any) -> str:
         ({"traceback": "\n".join(map(str, range(500)))}, ["0\n1\n", "(440 lines are left out", "\n499"]),
         ({"hint": "run.wait() follows it", "note": "as read at 12:00"}, ["run.wait() follows it", "as read"]),
         ({"curve": Curve("loss", [(10, 2.0), (20, 1.0)])}, ["loss, steps 10 to 20, between 1 and 2"]),
+        ({"curve": Curve("loss", [(1, 2.0), (2, 1.0)], has_steps=False)}, ["loss, reports 1 to 2, between"]),
         ({"curve": Curve("loss", [(1, math.nan), (2, math.inf)])}, ["loss, steps 1 to 2; no finite number"]),
         ({"curve": Curve("loss", [(1, 1), (2, math.nan), (3, 1), (4, 2)])}, ["where the curve has gaps"]),
     ],
@@ -158,7 +160,8 @@ def progress(step: int | str | None, host: str = "algo-1", **values: Any) -> Log
 def course(*lines: LogLine) -> tuple[str, list[tuple[float, float]]] | None:
     curves = MetricCurves()
     curves.add_lines(lines)
-    return curves.main_course()
+    named_course = curves.main_course()
+    return None if named_course is None else named_course[:2]
 
 
 def test_the_curve_of_any_length_is_short_and_has_both_ends() -> None:
@@ -184,7 +187,7 @@ FIRST_HOST = ("loss", [(1, 8)])
         ([progress(1, acc=1, val_loss=2)], ("val_loss", [(1, 2)])),
         ([progress(1, acc=1, lr=2, data_wait_share=0.5)], ("acc", [(1, 1)])),
         ([progress(1, data_wait_share=0.5)], None),
-        ([progress(None, loss=1), progress(None, loss=2)], ("loss", [(0, 1), (1, 2)])),
+        ([progress(None, loss=1), progress(None, loss=2)], ("loss", [(1, 1), (2, 2)])),
         # Trained again from step 2 after a kill.
         ([progress(1, loss=9), progress(3, loss=8), progress(2, loss=7)], ("loss", [(1, 9), (2, 7)])),
         # Host 1 is the first writer, though its lines come later.
@@ -276,6 +279,55 @@ def test_a_failed_run_says_which_process_and_shows_its_traceback(target: Target,
     assert "demo: rank 3 on algo-2 exited with code 1: ValueError: boom" in last
     assert "\n".join(TRACEBACK) in last
     assert "step 2/4 (50%)" in last and "left" not in last
+
+
+@pytest.mark.parametrize(
+    "last_step, expected", [(29, "step 29/30"), (12, "step 12/30 (40%)"), (30, "step 30/30 (100%)")]
+)
+def test_a_completed_run_that_counts_from_0_lacks_nothing(
+    target: Target, cell: Cell, last_step: int, expected: str
+) -> None:
+    log = tuple(format_line("metric", step=step, steps=30) for step in (last_step - 1, last_step))
+    run_that(target, RUNNING, COMPLETED, log=log).result()
+    text = Page(cell.pages[-1]).text
+    assert expected in text
+    assert ("%" in text) == ("%" in expected)
+    assert ("width: 100.0%" in cell.pages[-1]) == (last_step >= 29)
+
+
+def test_metrics_without_a_step_have_a_curve_of_reports(target: Target, cell: Cell) -> None:
+    log = tuple(format_line("metric", loss=1 / number) for number in (1, 2, 3))
+    run_that(target, RUNNING, COMPLETED, log=log).result()
+    assert "loss, reports 1 to 3, between" in Page(cell.pages[-1]).text
+
+
+def test_a_card_of_a_run_that_ended_elsewhere_has_its_last_figures_or_none(
+    target: Target, cell: Cell
+) -> None:
+    """Another client has driven the chain on, while nobody has followed it here."""
+    (first_job,) = driven_chain(target).jobs
+    control: FakeControl = target.__dict__["control_plane"]
+    logs: FakeLogs = target.__dict__["logs"]
+    running, ended = control.descriptions_by_job[first_job]
+    control.descriptions_by_job[first_job] = [running]
+    logs.add_lines(f"{first_job}/algo-1-5", *LOSSES[:2])
+    run = attach("long", target)
+    with pytest.raises(TimeoutError):
+        run.wait(timeout=0.05)
+    assert "step 2/4 (50%)" in Page(cell.pages[-1]).text
+    control.descriptions_by_job[first_job] = [ended]
+    other = attach("long", target)
+    other.resume()
+    other.wait(lambda event: None)
+    *_, before_last, last_job = other.jobs
+    logs.add_lines(f"{before_last}/algo-1-5", *LOSSES[3:])
+    logs.add_lines(f"{last_job}/algo-1-5", "the training has finished before")
+    outcome = run.wait()
+    page = cell.pages[-1]
+    assert "long: completed" in Page(page).text
+    assert outcome.metrics == {"loss": 0.25}, "of the last job that has reported any"
+    assert "loss0.25" in Page(page).text
+    assert "step 2" not in page and "<polyline" not in page and 'class="bar"' not in page
 
 
 def test_a_timeout_leaves_the_state_so_far(target: Target, cell: Cell) -> None:
