@@ -1,8 +1,8 @@
 """The next action of a run: one pure function of the workflow and the observed jobs.
 
-A job has made progress if it committed a newer step, or reported a higher step than the jobs before; if it
-reported none, if it wrote new or changed checkpoint files. The run ends when as many jobs in a row as the
-policy allows attempts made no progress, however they ended.
+A job has made progress if it committed a newer step, or reported a higher step than the jobs before. In a run
+that has never reported a step, new or changed checkpoint files count, unless the job's script failed. The run
+ends when as many jobs in a row as the policy allows attempts made no progress, however they ended.
 
 Nothing is remembered between two decisions. A restarted client, or another machine, observes the same jobs
 and checkpoints and decides the same; two clients request the same job name, which only one can create.

@@ -22,19 +22,17 @@ class RunProgress(NamedTuple):
     """Highest step in progress lines, None before the first."""
 
     checkpoint_files_digest: str = ""
-    """Digest of the checkpoint files, for jobs that report no step."""
+    """Digest of the checkpoint files, for runs that have never reported a step."""
 
-    def is_beyond(self, earlier_progress: RunProgress) -> bool:
+    def is_beyond(self, earlier_progress: RunProgress, *, counts_files: bool = True) -> bool:
         """Return whether the run has made progress since ``earlier_progress``: a newer checkpoint, a higher
-        reported step, or other checkpoint files of the script's own."""
+        reported step, or, if ``counts_files``, other checkpoint files of the script's own."""
         if self.newest_checkpoint_step > earlier_progress.newest_checkpoint_step:
             return True
         if (self.reported_step or 0) > (earlier_progress.reported_step or 0):
             return True
-        earlier_digest = earlier_progress.checkpoint_files_digest
-        if not earlier_digest and earlier_progress.reported_step is not None:
-            return False  # jobs that report steps leave no digest to compare with
-        return bool(self.checkpoint_files_digest) and self.checkpoint_files_digest != earlier_digest
+        digests_without_progress = ("", earlier_progress.checkpoint_files_digest)
+        return counts_files and self.checkpoint_files_digest not in digests_without_progress
 
 
 @dataclass(frozen=True)
@@ -101,32 +99,33 @@ def run_progress_after(newest_job: ObservedJob, observed: ObservedRun) -> RunPro
     observer, who sees only what the next job began with, decides the same.
     """
     previous_progress = newest_job.progress_at_start
-    previous_step, reported_step = previous_progress.reported_step, observed.reported_step
+    reported_step, files_digest = (
+        previous_progress.reported_step,
+        previous_progress.checkpoint_files_digest,
+    )
     # Independent ranks do not train together: one may have finished while another goes on.
     are_ranks_independent = observed.outcome_file is not None and observed.outcome_file.independent_ranks
-    if are_ranks_independent or reported_step is None:
-        # No step speaks for the whole job; new or changed checkpoint files count as progress too.
-        known_steps = [step for step in (previous_step, reported_step) if step is not None]
-        return RunProgress(
-            newest_checkpoint_step=observed.newest_checkpoint_step,
-            reported_step=max(known_steps, default=None),
-            checkpoint_files_digest=observed.checkpoint_files_digest
-            or previous_progress.checkpoint_files_digest,
-        )
     # A job that repeats steps started from the beginning: its steps do not count.
-    reached_new_step = not observed.newest_job_repeats_steps and reported_step > (previous_step or 0)
-    return RunProgress(
-        newest_checkpoint_step=observed.newest_checkpoint_step,
-        reported_step=reported_step if reached_new_step else previous_step,
-        checkpoint_files_digest=previous_progress.checkpoint_files_digest,
-    )
+    counts_steps = are_ranks_independent or not observed.newest_job_repeats_steps
+    if counts_steps and (observed.reported_step or 0) > (reported_step or 0):
+        reported_step = observed.reported_step
+    # A log or a counter of attempts changes in every job: files count only while no step speaks for the whole
+    # job.
+    is_step_known = bool(reported_step) or observed.reported_step is not None
+    if (are_ranks_independent or not is_step_known) and observed.checkpoint_files_digest:
+        files_digest = observed.checkpoint_files_digest
+    return RunProgress(observed.newest_checkpoint_step, reported_step, files_digest)
 
 
 def progress_by_job(jobs: Sequence[ObservedJob], current_progress: RunProgress) -> list[bool]:
     """Return whether each job, oldest first, made progress. ``current_progress``: the run's. What a job began
-    with is the result of the job before."""
+    with is the result of the job before. The files of a job whose script failed do not count: it may have
+    written no more than a log."""
     progress_in_order = [job.progress_at_start for job in jobs] + [current_progress]
-    return [after.is_beyond(before) for before, after in pairwise(progress_in_order)]
+    return [
+        after.is_beyond(before, counts_files=job.ending is not JobEnding.ALGORITHM)
+        for job, (before, after) in zip(jobs, pairwise(progress_in_order), strict=True)
+    ]
 
 
 def cost_so_far(workflow: Workflow, jobs: Sequence[ObservedJob]) -> float | None:

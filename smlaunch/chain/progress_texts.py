@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smlaunch.chain.observed_run import ObservedJob, ObservedRun, RunProgress
+from smlaunch.chain.workflow import JobEnding
 from smlaunch.contract.run_names import JobName
 from smlaunch.contract.segment_outcome import SegmentOutcome
 
@@ -70,13 +71,19 @@ class ProgressTexts:
                 f"no step beyond {self.run_progress.reported_step or 0} was reported, and there is no newer "
                 "checkpoint"
             )
+        if self.run_progress.reported_step and not has_checkpoint:
+            return f"it reported no step, and the run had reported step {self.run_progress.reported_step}"
         return "it saved no newer checkpoint" if has_checkpoint else "it saved no new or changed checkpoint"
 
     def missing_achievement_text(self) -> str:
         """What none of the jobs achieved, for a message."""
-        if self.run_progress.reported_step is None or self.observed.newest_checkpoint_step:
+        if self.observed.newest_checkpoint_step:
             return "a newer checkpoint"
-        return f"getting the run beyond step {self.run_progress.reported_step}"
+        if self.run_progress.reported_step is not None:
+            return f"getting the run beyond step {self.run_progress.reported_step}"
+        if self.jobs[-1].ending is JobEnding.ALGORITHM and self.observed.checkpoint_files_digest:
+            return "a reported step; files that a failed script changed are no progress"
+        return "a newer checkpoint"
 
     def no_progress_diagnosis(self, job_count: int) -> str:
         """Return a message about why the run is not worth continuing: what its last ``job_count`` jobs left,

@@ -166,7 +166,8 @@ def more_to_train(number: int, outcomes: str, job: dict) -> bool:
     highest, stalled_segments = [0, 0], 0
     for segment_progress in [*earlier_progress, progress]:
         steps = [step or 0 for step in segment_progress or (None, None)]
-        is_known = any(step is not None for step in segment_progress or ())  # some scripts report no step
+        # Nobody compares files here: a segment without a step is progress while no segment has had one.
+        is_known = any(highest) or any(step is not None for step in segment_progress or ())
         has_progress = any(step > highest_step for step, highest_step in zip(steps, highest))
         stalled_segments = stalled_segments + 1 if is_known and not has_progress else 0
         highest = [max(pair) for pair in zip(steps, highest)]

@@ -284,9 +284,14 @@ class _EndingStates:
         """Add the choice after a job of a chain that completed or reached its time limit."""
         attempts = self.template.policy.attempts
         is_completed = comparison_rule(_STATUS_PATH, "StringEquals", "Completed")
+        # In this job, and in all jobs before it.
         steps_unknown = [
-            comparison_rule(f"{OUTCOME_JSON_PATH}.{member}", "IsNull", True)
-            for member in ("step", "reported_step")
+            rule
+            for member, counter in (("step", "step"), ("reported_step", "reported"))
+            for rule in (
+                comparison_rule(f"{OUTCOME_JSON_PATH}.{member}", "IsNull", True),
+                comparison_rule(f"$.progress.{counter}", "NumericEquals", 0),
+            )
         ]
         has_own_files = and_rule(rule_outcome_is_of_this_job(), *steps_unknown)
         outcome_missing = and_rule(
@@ -310,7 +315,7 @@ class _EndingStates:
         )
         self.states |= {
             CHECK_MORE_TO_TRAIN: choice_state(
-                "Finished; or further than before; or a script that reports no step, whose files nobody "
+                "Finished; or further than before; or a run that has reported no step, whose files nobody "
                 f"compares here. Of {attempts} jobs that came no further, the next one will not either.",
                 [
                     rule_to_state(RUN_DONE, and_rule(is_completed, rule_training_is_finished())),

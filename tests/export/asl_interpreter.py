@@ -226,6 +226,7 @@ def compare(comparison: str, value: Any, wanted: Any) -> bool:
     if comparison == "BooleanEquals":
         return isinstance(value, bool) and value is wanted
     orders: dict[str, Callable[[Any, Any], bool]] = {
+        "NumericEquals": lambda a, b: a == b,
         "NumericLessThan": lambda a, b: a < b,
         "NumericLessThanEquals": lambda a, b: a <= b,
         "NumericGreaterThan": lambda a, b: a > b,

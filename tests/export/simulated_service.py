@@ -79,6 +79,9 @@ class Service:
     own_files: bool = False
     """Whether checkpoints are the script's own files, without a step; a job with an outcome saved them."""
 
+    reporting_jobs: frozenset[int] = frozenset()
+    """Numbers of jobs, from 1, that report steps although checkpoints are the script's own files."""
+
     saved: int = 0
 
     has_progress_lines: bool = False
@@ -101,7 +104,7 @@ class Service:
             outcome = SegmentOutcome(
                 fate.result, None, RUN, name_of(request), task.segment, task.attempt, ranks_succeeded=True
             )
-            if self.has_progress_lines:
+            if self.has_progress_lines or len(self.requests) in self.reporting_jobs:
                 outcome = outcome._replace(reported_step=self.step + fate.gain, repeats_steps=fate.repeats)
             elif not self.own_files:
                 outcome = outcome._replace(step=self.step + fate.gain)
@@ -245,7 +248,7 @@ def run_driver(workflow: Workflow, service: Service, errors: Mapping[int, str]) 
         observed = ObservedRun(
             NOW,
             jobs,
-            0 if service.has_progress_lines else service.step,
+            0 if service.has_progress_lines or service.own_files else service.step,
             outcome,
             None if own is None else own.reported_step,
             own is not None and own.repeats_steps,

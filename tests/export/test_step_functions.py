@@ -124,14 +124,21 @@ def test_a_machine_asks_for_the_same_jobs_as_the_driver_and_ends_as_it(job: str,
 
 
 @settings(max_examples=60, deadline=None)
-@given(fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12))
-def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(fates: list[Fate]) -> None:
-    """The script reports no step. The driver compares its files; a machine cannot, and takes a planned end
-    for progress, but no failure."""
-    fates = [replace(fate, has_outcome=fate.has_outcome and fate.ending not in FAILURES) for fate in fates]
-    machine_run = run_machine(MACHINES["chain"], service("chain", *fates, own_files=True))
+@given(
+    fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12),
+    reporting_jobs=st.frozensets(st.integers(1, 12), max_size=3),
+)
+def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(
+    fates: list[Fate], reporting_jobs: frozenset[int]
+) -> None:
+    """The script reports no step, or only some of its jobs do. The driver compares its files; a machine
+    cannot, and takes a planned end for progress, but no failure of the service."""
+    saves = (JobEnding.COMPLETED, JobEnding.TIME_LIMIT, JobEnding.ALGORITHM)
+    fates = [replace(fate, has_outcome=fate.has_outcome and fate.ending in saves) for fate in fates]
+    more = {"own_files": True, "reporting_jobs": reporting_jobs}
+    machine_run = run_machine(MACHINES["chain"], service("chain", *fates, **more))
     workflow = replace(PLANS["chain"].workflow, run=RUN)
-    driver_run = run_driver(workflow, service("chain", *fates, own_files=True), ORCHESTRATOR_ERRORS)
+    driver_run = run_driver(workflow, service("chain", *fates, **more), ORCHESTRATOR_ERRORS)
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
 
 

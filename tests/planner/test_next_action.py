@@ -598,28 +598,42 @@ class TestScriptsWithCheckpointsOfTheirOwn:
         )
         assert (end.exit_code, "saved no new or changed checkpoint file" in end.summary) == (1, True)
 
-    def test_files_do_not_count_where_a_step_is_reported(self) -> None:
-        jobs = rows([63, 63, 63], JobEnding.COMPLETED, segment=2)
-        assert expect_finish(
-            next_action(
-                workflow(),
-                observe(*jobs, outcome_file=CONTINUES, reported_step=63, checkpoint_files_digest="new"),
+    @pytest.mark.parametrize(
+        ("mark", "reported", "ending", "counts"),
+        [
+            (RunProgress(), None, JobEnding.COMPLETED, True),
+            (RunProgress(), None, JobEnding.TIME_LIMIT, True),
+            (RunProgress(), None, JobEnding.SERVICE, True),  # a machine failed, and not the script
+            (RunProgress(), None, JobEnding.ALGORITHM, False),
+            (RunProgress(checkpoint_files_digest="old"), None, JobEnding.ALGORITHM, False),
+            (RunProgress(), 0, JobEnding.COMPLETED, False),
+            (RunProgress(0, 63), 63, JobEnding.COMPLETED, False),
+            (RunProgress(0, 63), None, JobEnding.COMPLETED, False),
+            (RunProgress(0, 63, "old"), None, JobEnding.COMPLETED, False),
+        ],
+    )
+    def test_when_new_files_are_progress(
+        self, mark: RunProgress, reported: int | None, ending: JobEnding, counts: bool
+    ) -> None:
+        """A log, or a counter of attempts, changes in every job."""
+        files = {f"digest {number}" for number in range(3)}
+        for digest in files:  # of each of three jobs in a row, whatever the one before has left
+            job = old_job(2, 1, ending, **start_fields(mark))
+            after = run_progress_after(
+                job, observe(job, reported_step=reported, checkpoint_files_digest=digest)
             )
-        ).exit_code
+            assert progress_by_job([job], after) == [counts]
+            mark = after
 
-    def test_the_first_job_without_steps_has_no_files_to_compare_with(self) -> None:
-        """Three attempts are three, also where a job before them had reported steps."""
-        mark = RunProgress(0, 26)
-        jobs = [observed_job(2, attempt, JobEnding.ALGORITHM, **start_fields(mark)) for attempt in (1, 2, 3)]
-        next_mark = run_progress_after(jobs[0], observe(jobs[0], checkpoint_files_digest="digest"))
-        assert not next_mark.is_beyond(mark)
-        assert run_progress_after(jobs[1], observe(*jobs[:2], checkpoint_files_digest="other")).is_beyond(
-            next_mark
-        )
-        assert (
-            expect_finish(next_action(workflow(), observe(*jobs, checkpoint_files_digest="digest"))).exit_code
-            == 1
-        )
+    def test_a_script_that_fails_at_one_step_and_keeps_a_log_ends(self) -> None:
+        """Its first job reports ten steps; the others fail before they report one."""
+        jobs = rows([10, 10, 10], JobEnding.ALGORITHM, segment=1)
+        end = expect_finish(next_action(workflow(), observe(*jobs, checkpoint_files_digest="log")))
+        assert (end.exit_code, end.summary.count("tried 3 times")) == (1, 1)
+        assert "without getting the run beyond step 10" in end.summary
+        silent = [old_job(1, attempt, JobEnding.ALGORITHM) for attempt in (1, 2, 3)]
+        end = expect_finish(next_action(workflow(), observe(*silent, checkpoint_files_digest="log")))
+        assert "tried 3 times without a reported step; files that a failed script changed are" in end.summary
 
     def test_no_file_and_no_step_ends_it(self) -> None:
         jobs = [old_job(1, attempt) for attempt in (1, 2, 3)]
@@ -643,7 +657,7 @@ class TestScriptsWithCheckpointsOfTheirOwn:
                 *jobs, reported_step=reported, newest_job_repeats_steps=repeats, checkpoint_files_digest=files
             )
             next_mark = run_progress_after(jobs[-1], now)
-            progress_flags.append(next_mark.is_beyond(mark))
+            progress_flags.append(progress_by_job(jobs[-1:], next_mark)[0])
             assert progress_by_job(jobs, next_mark) == progress_flags
             assert repeats is False or reported is None or not progress_flags[-1]
             mark = next_mark
