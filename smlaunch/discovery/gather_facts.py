@@ -141,6 +141,8 @@ def gather_script_facts(
     script = ScriptFacts()
     if program_file is not None:
         script = _read_program_file(job, program_file, source, requirements_file, endpoint_facts, needs)
+    if analyzed_file is not None:  # the file of a function is imported, and does not run as a script
+        script = script._replace(program=dataclasses.replace(script.program, relative_import=None))
     if job.entry.command and "PATH" not in job.environment:
         # Programs of packages lie beside the hosts' Python, which is this one unless the job installs some.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -159,6 +159,17 @@ def test_a_text_that_is_true_stays_a_text_and_a_boolean_is_pythons() -> None:
     assert script_arguments(job, {}) == ["-a", "true", "--bb", "True", "--cc", "0.10"]  # docs/scripts.md
 
 
+def test_the_file_of_a_function_is_no_script() -> None:
+    write_files({**PACKAGE, "call.py": ""})
+    job = Job(entry="call.py")
+    source, _ = pack_job_source(job)
+    needs, endpoint = fact_needs(job), EndpointFacts()
+    for file, is_refused in ((Path("churn/train.py"), False), (None, True)):
+        entry = job if file is not None else Job(entry="churn/train.py")
+        script = gather_script_facts(entry, source, None, endpoint, needs, file)
+        assert (script.program.relative_import is not None) is is_refused
+
+
 @table(
     ("text", "mistake"),
     [
