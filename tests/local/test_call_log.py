@@ -191,7 +191,7 @@ def test_without_moto_its_services_name_the_extra(
         "sns": "list_topics",
     }
     with pytest.raises(
-        ClientError, match=r"a_package_of_the_extra is not .* pip install 'smlaunch\[moto\]'"
+        ClientError, match=r"a_package_of_the_extra is not .* pip install '.\[moto\]'"
     ) as raised:
         getattr(endpoint.client(service), list_operations[service])()
     assert raised.value.response["Error"]["Code"] == "UnknownOperationException"
