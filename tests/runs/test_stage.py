@@ -66,7 +66,8 @@ def test_a_job_gets_the_runtime_of_its_kind(
     tmp_path: Path, strategy: str, options: dict[str, str], of_mpi: bool
 ) -> None:
     target = fake_target()
-    fields = {"strategy": strategy, "options": options, "name": "kind", "inputs": {}}
+    allowed = ["script.strategy-library"]  # the script is a plain one
+    fields = {"strategy": strategy, "options": options, "name": "kind", "inputs": {}, "allow": allowed}
     launch(Job.from_mapping({**job(tmp_path, tmp_path).to_mapping(), **fields}), target)
     stored_objects = target.__dict__["storage"].objects[BUCKET]
     (runtime,) = [content for key, content in stored_objects.items() if key.endswith("/runtime.pyz")]
