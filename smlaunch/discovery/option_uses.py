@@ -62,7 +62,7 @@ def find_group_options(
 def _may_be_arguments(module: SourceModule, node: ast.expr, modules: Sequence[SourceModule]) -> bool:
     """Whether an object with an attribute of the parser's name may be the parsed arguments: False for a
     variable that is certainly another object."""
-    if not isinstance(node, ast.Name) or _is_parameter(module, node):
+    if not isinstance(node, ast.Name) or module.is_parameter(node):
         return isinstance(node, (ast.Name, ast.Attribute))
     value = module.values_assigned_once.get(node.id)
     return value is None or (isinstance(value, ast.Call) and _returns_arguments(module, value, modules))
@@ -97,18 +97,13 @@ def _is_dict_of_arguments(module: SourceModule, node: ast.expr, modules: Sequenc
     return is_parse or _may_be_arguments(module, argument, modules)
 
 
-def _is_parameter(module: SourceModule, node: ast.Name) -> bool:
-    function = module.function_around(node)
-    return function is not None and any(each.arg == node.id for each in function.args.args)
-
-
 def _value_of_name(
     module: SourceModule, node: ast.Name, modules: Sequence[SourceModule]
 ) -> tuple[SourceModule, ast.expr | None]:
     """Return the only value of a variable, with the module that states it: for a parameter, what the only
     call of its function passes. The value is None where there are several, or it is not known."""
     function = module.function_around(node)
-    if function is None or not _is_parameter(module, node):
+    if function is None or not module.is_parameter(node):
         return module, module.values_assigned_once.get(node.id)
     parameters = [each.arg for each in function.args.args]
     calls = [

@@ -104,7 +104,7 @@ def _resolve_path(
         opened = _path_of_opened_file(module, node)
         if opened is not None:
             return _resolve_path(module, opened, assigned, modules, depth + 1)
-        if node.id in assigned and not _is_parameter(module, node):
+        if node.id in assigned and not module.is_parameter(node):
             return _resolve_path(module, assigned[node.id], assigned, modules, depth + 1)
         return _default_of_parameter(module, node), None
     first: ast.expr | None = None
@@ -124,11 +124,6 @@ def _resolve_path(
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return _default_of_option(node.attr, modules)
     return "", None
-
-
-def _is_parameter(module: SourceModule, node: ast.Name) -> bool:
-    function = module.function_around(node)
-    return function is not None and any(each.arg == node.id for each in function.args.args)
 
 
 def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:

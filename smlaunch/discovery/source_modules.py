@@ -121,6 +121,11 @@ class SourceModule:
     def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
         return next((each for each in self.ancestors(node) if isinstance(each, ast.FunctionDef)), None)
 
+    def is_parameter(self, node: ast.Name) -> bool:
+        """Whether the name is a parameter of the function around it."""
+        function = self.function_around(node)
+        return function is not None and any(each.arg == node.id for each in function.args.args)
+
     def conditions_of(self, node: ast.AST) -> list[ast.expr]:
         """The tests of the ``if`` statements and expressions around a node, in its own function or the
         module; without ``if __name__ == "__main__"``, which holds for a script."""

@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from inspect import CO_VARKEYWORDS, Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.secrets.masking import MASK, is_secret_name, mask_document
@@ -86,7 +86,7 @@ _READERS: dict[type, Mapping[str, _Reader]] = {}
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def section(section_class: _SectionClass) -> _SectionClass:
     """Make a class one of a job's sections. Editors and notebooks show its fields as its signature."""
-    created = dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)(section_class)
+    created = dataclasses.dataclass(init=False, repr=False, eq=False)(section_class)
     hints = typing.get_type_hints(created, include_extras=True)
     _ANNOTATIONS[created] = {name: hints[name] for name in field_names(created)}
     _READERS[created] = {name: _reader_for(annotation) for name, annotation in _ANNOTATIONS[created].items()}
@@ -100,9 +100,10 @@ def section(section_class: _SectionClass) -> _SectionClass:
     return section_class
 
 
-@dataclasses.dataclass(frozen=True, init=False, repr=False, eq=False)
 class Section:
     """Base class of the sections. A call raises one JobError with every mistake, each by its path."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     SHORTHAND_FIELD: ClassVar[str | None] = None
     """The field that a bare string or path stands for."""
@@ -112,6 +113,13 @@ class Section:
 
     def __init__(self, /, **fields: Any) -> None:
         self._set_fields(fields)
+
+    # Here once, because dataclass(frozen=True) would compile both for every section.
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
     @classmethod
     def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:

@@ -143,12 +143,7 @@ def _request_parameters(request: Request, body: bytes) -> JsonObject:
 def _operation_name(request: Request, parameters: JsonMapping) -> str:
     """Return the operation that an API call names: in a header (JSON protocol), in its path (CBOR) or in the
     parameter Action (Query); for other protocols, such as that of S3, the method and the path."""
-    target = request.headers.get("x-amz-target", "")
-    if target:
-        return target.rpartition(".")[2]
-    if "/operation/" in request.path:
-        return request.path.rpartition("/")[2]
-    return str(parameters.get("Action") or f"{request.method} {request.path}")
+    return request.named_operation or str(parameters.get("Action") or f"{request.method} {request.path}")
 
 
 _ACTION_PREFIX_BY_SIGNING_NAME = {"monitoring": "cloudwatch"}

@@ -50,6 +50,13 @@ class Request:
     def path(self) -> str:
         return self.target.partition("?")[0]
 
+    @property
+    def named_operation(self) -> str:
+        """The operation of an API call whose header (JSON protocol) or path (CBOR) names it, otherwise
+        empty."""
+        in_header = self.headers.get("x-amz-target", "").rpartition(".")[2]
+        return in_header or (self.path.rpartition("/")[2] if "/operation/" in self.path else "")
+
     @cached_property
     def raw_query(self) -> list[tuple[str, str]]:
         """Names and values, percent-encoded as received; ``?uploads`` has an empty value."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from urllib.parse import parse_qsl
 
 from smlaunch.local.fault_injection import FaultPlan
 from smlaunch.local.front.api_errors import ApiError
@@ -33,7 +32,7 @@ class ThrottledService:
         self._calls: Counter[str] = Counter()
 
     def serve(self, request: Request, payload: Payload) -> Response:
-        operation = _operation(request)
+        operation = request.named_operation or request.query.get("Action", "")
         with self._lock:
             self._calls[operation] += 1
             call_number = self._calls[operation]
@@ -43,12 +42,3 @@ class ThrottledService:
 
     def error_response(self, error: ApiError, request_id: str) -> Response:
         return self._service.error_response(error, request_id)
-
-
-def _operation(request: Request) -> str:
-    target = request.headers.get("x-amz-target", "")
-    if target:
-        return target.rpartition(".")[2]
-    if "/operation/" in request.path:
-        return request.path.rpartition("/")[2]
-    return dict(parse_qsl(request.target.partition("?")[2])).get("Action", "")
