@@ -103,7 +103,7 @@ def read_script_facts(
         )
     if path.suffix != ".py":  # a shell script, for example
         return ScriptFacts(
-            reads_resource_config=any(text in content for text in _PEER_TEXTS_OF_SHELL_SCRIPTS),
+            reads_resource_config=_shell_script_reads_hosts(content),
             # The texts are ways to name the directory: its path, and the variable that has it.
             names_checkpoint_dir=any(text.encode() in content for text in _CHECKPOINT_DIR_TEXTS),
             launcher_lines=find_launcher_lines(content.decode("utf-8", "replace").splitlines(True), path.name)
@@ -134,6 +134,9 @@ def read_script_facts(
     )
 
 
+_SHELL_MESSAGE = re.compile(rb"^[ \t]*(?:#|(?:echo|printf)\b[^|<>`();&\\\n]*$).*$", re.MULTILINE)
+"""A line that is a comment, or only prints."""
+
 _PEER_TEXTS_OF_SHELL_SCRIPTS = (
     b"resourceconfig.json",
     b"SM_HOSTS",
@@ -141,6 +144,12 @@ _PEER_TEXTS_OF_SHELL_SCRIPTS = (
     b"SM_RESOURCE_CONFIG",
 )
 _CHECKPOINT_DIR_TEXTS = (DEFAULT_CHECKPOINT_PATH, CHECKPOINTS_VARIABLE)
+
+
+def _shell_script_reads_hosts(content: bytes) -> bool:
+    """Whether a shell script names its host or the others, other than in what it only prints."""
+    code = _SHELL_MESSAGE.sub(b"", content)
+    return any(text in code for text in _PEER_TEXTS_OF_SHELL_SCRIPTS)
 
 
 _RESOURCE_CONFIG_PATH = re.compile(r"\S*resourceconfig\.json")

@@ -10,6 +10,7 @@ import pytest
 
 from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs import lost_files
+from smlaunch.local.jobs.artifact_upload import RESULT_FOLDERS as FOLDERS
 from smlaunch.local.jobs.lost_files import save_lost_files, save_replaced_files
 
 
@@ -94,7 +95,7 @@ def test_results_that_another_hosts_file_replaces_are_named_and_kept(tmp_path: P
     write(hosts[2].opt_ml_folder / "output/data/log", "longer")
     (hosts[0].opt_ml_folder / "model/link").symlink_to(tmp_path)
     write(hosts[1].opt_ml_folder / "model/link", "x")
-    warning = save_replaced_files(hosts, storage)
+    warning = save_replaced_files(hosts, FOLDERS, storage)
     named = warning.partition("Not uploaded: ")[2].partition(". Give")[0].split("), ")
     assert sorted(name.rstrip(")") for name in named) == [
         "/opt/ml/model/link (1 bytes, algo-2",
@@ -103,5 +104,5 @@ def test_results_that_another_hosts_file_replaces_are_named_and_kept(tmp_path: P
     ]
     assert warning.startswith("warning: ") and warning.endswith(f"All are kept in {storage}")
     assert (storage / "algo-3/opt/ml/model/sub/w.npy").read_text() == "third!"
-    assert save_replaced_files(hosts[:2], storage).count("algo-") == 1  # the link alone
-    assert save_replaced_files(hosts[:1], storage) == ""
+    assert save_replaced_files(hosts[:2], FOLDERS, storage).count("algo-") == 1  # the link alone
+    assert save_replaced_files(hosts[:1], FOLDERS, storage) == ""

@@ -211,9 +211,19 @@ def test_modules_outside_the_source_are_not_read(tmp_path: Path) -> None:
 
 def test_scripts_that_read_the_cluster_themselves(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("open('/opt/ml/input/config/resourceconfig.json')")
-    (tmp_path / "s.sh").write_text("cat /opt/ml/input/config/resourceconfig.json")
     assert read_script_facts(tmp_path / "s.py").reads_resource_config
-    assert read_script_facts(tmp_path / "s.sh").reads_resource_config
+    for line, reads in {
+        "cat /opt/ml/input/config/resourceconfig.json": True,
+        'python train.py --host "$SM_CURRENT_HOST"': True,
+        "echo $SM_HOSTS > hosts": True,
+        "echo $SM_HOSTS | python train.py": True,
+        "hosts=$(echo $SM_HOSTS)": True,
+        "echo start; python train.py $SM_CURRENT_HOST": True,
+        'echo "host $SM_CURRENT_HOST of $SM_HOSTS"': False,
+        "  # SM_HOSTS": False,
+    }.items():
+        (tmp_path / "s.sh").write_text(f"set -e\n{line}\npython train.py\n")
+        assert read_script_facts(tmp_path / "s.sh").reads_resource_config == reads, line
 
 
 def test_scripts_that_cannot_be_used(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ _GZIP_LEVEL = 1
 """Model weights hardly become smaller; a higher level only takes longer."""
 
 
+RESULT_FOLDERS = ("model", "output/data")
+"""Directories of a training job's results on its hosts, relative to /opt/ml."""
+
+
 class UploadError(Exception):
     """The output cannot be written to its location: the job fails with a ClientError."""
 
@@ -84,8 +88,12 @@ def upload_training_output(
     host's log. Raises UploadError, also if a single file could not be uploaded."""
     key_prefix = spec.output_location.join_key(spec.name, "output")
     artifacts = (
-        _Artifact(name="model", output_folder="model", uploads_if_empty=settings.upload_empty_model),
-        _Artifact(name="output", output_folder="output/data", uploads_if_empty=settings.upload_empty_output),
+        _Artifact(
+            name="model", output_folder=RESULT_FOLDERS[0], uploads_if_empty=settings.upload_empty_model
+        ),
+        _Artifact(
+            name="output", output_folder=RESULT_FOLDERS[1], uploads_if_empty=settings.upload_empty_output
+        ),
     )
     problems: list[str] = []
     try:

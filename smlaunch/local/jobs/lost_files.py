@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -37,9 +37,6 @@ MAX_COMPARED_BYTES = 10**10
 """Files of the same name are compared up to so many bytes altogether; further ones count as equal."""
 
 _BLOCK_BYTES = 1 << 20
-_UPLOADED_FOLDERS = ("model", "output/data")
-"""Relative to /opt/ml."""
-
 _MAX_SHOWN = 10
 _FILE_OF_RUNTIME = "smlaunch/importable/smlaunch/__init__.py"
 """Written by the runtime between unpacking the source and starting the ranks; relative to /opt/ml."""
@@ -69,6 +66,12 @@ class LostFile(NamedTuple):
         return f"{self.root_on_host}/{self.relative_path}"
 
 
+def saved_folder_of(job_name: str, object_store_root: Path) -> Path:
+    """The directory for files of a job that are not uploaded. ``object_store_root``: below the state
+    directory."""
+    return object_store_root.parent / "kept" / job_name
+
+
 def save_lost_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
     """If no host has written to /opt/ml/model, save the files that the job's script has written elsewhere (to
     the working directory or to /tmp) in ``saved_folder``, a directory for this job. Return a warning that
@@ -86,11 +89,12 @@ def save_lost_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
     )
 
 
-def save_replaced_files(hosts: Sequence[JobHost], saved_folder: Path) -> str:
+def save_replaced_files(hosts: Sequence[JobHost], result_folders: Iterable[str], saved_folder: Path) -> str:
     """Save those results of ended hosts in whose place an earlier host's file of the same name, with another
     content, is uploaded. Return a warning that names them; empty if there are none. To be called before the
-    upload, which may move files. ``saved_folder``: a directory for this job."""
-    replaced_files = list(_find_replaced_files(hosts))
+    upload, which may move files. ``result_folders``: relative to /opt/ml. ``saved_folder``: a directory for
+    this job."""
+    replaced_files = list(_find_replaced_files(hosts, result_folders))
     if not replaced_files:
         return ""
     names_text, saved_text = _save_and_list(replaced_files, saved_folder)
@@ -149,10 +153,10 @@ def _find_lost_files(host: JobHost) -> Iterator[LostFile]:
         yield from _files_written_after(host_start_time, host, tmp_folder, "", path_on_host="/tmp")  # noqa: S108
 
 
-def _find_replaced_files(hosts: Sequence[JobHost]) -> Iterator[LostFile]:
+def _find_replaced_files(hosts: Sequence[JobHost], result_folders: Iterable[str]) -> Iterator[LostFile]:
     """Yield each regular file among the results that an earlier host has too, with another content."""
     compared_bytes = 0
-    for folder in _UPLOADED_FOLDERS:
+    for folder in result_folders:
         first_entry_by_path: dict[str, tuple[JobHost, os.stat_result]] = {}
         for host in hosts:
             for path, file_stat, error in walk_folder(host.opt_ml_folder, folder, fix_permissions=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 from smlaunch.api.job_kinds import PROCESSING
 from smlaunch.contract.sagemaker_paths import ProcessingPaths
 from smlaunch.local.executors.executor_interface import JobHost
+from smlaunch.local.jobs import lost_files
 from smlaunch.local.jobs.artifact_upload import (
     UploadError,
     merge_host_folders,
@@ -158,10 +159,18 @@ class ProcessingJobHandler(JobHandler):
         return AttemptOutcome(failure_reason, describe_fields=describe_fields)
 
     def _upload_outputs_at_end(self, hosts: Sequence[JobHost], context: HandlerContext) -> None:
-        """Upload the outputs with S3UploadMode EndOfJob. Raises UploadError."""
-        for output in self.spec.outputs:
-            if not output.is_continuous:
-                _upload_output_at_end(output, hosts, context)
+        """Upload the outputs with S3UploadMode EndOfJob, and warn of files that other hosts' files of the
+        same names replace. Raises UploadError."""
+        outputs = [output for output in self.spec.outputs if not output.is_continuous]
+        warning = lost_files.save_replaced_files(
+            hosts,
+            [output.target_folder for output in outputs],
+            lost_files.saved_folder_of(self.spec.name, context.object_store.root),
+        )
+        if warning:
+            context.log_to_host(hosts[0].name, warning)
+        for output in outputs:
+            _upload_output_at_end(output, hosts, context)
 
     def _find_failure_of_continuous_uploads(self) -> str | None:
         """Return FailureReason if a file of an output with S3UploadMode Continuous is not in S3, else

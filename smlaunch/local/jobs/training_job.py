@@ -58,8 +58,10 @@ class TrainingJobHandler(JobHandler):
                 with suppress(artifact_upload.UploadError):
                     self._upload_output(hosts, context, replace(context.settings, upload_empty_model=False))
             return AttemptOutcome(failure_reason)
-        saved_folder = context.object_store.root.parent / "kept" / self.spec.name
-        replaced_files_warning = lost_files.save_replaced_files(hosts, saved_folder)
+        saved_folder = lost_files.saved_folder_of(self.spec.name, context.object_store.root)
+        replaced_files_warning = lost_files.save_replaced_files(
+            hosts, artifact_upload.RESULT_FOLDERS, saved_folder
+        )
         # The output of a stopped job is uploaded too, whatever its hosts' exit codes are.
         model_uri = self._upload_output(hosts, context, context.settings)
         for warning in (replaced_files_warning, lost_files.save_lost_files(hosts, saved_folder)):
