@@ -29,6 +29,8 @@ from smlaunch.errors import (
     JobError,
     Problem,
 )
+from smlaunch.job.model import format_duration
+from smlaunch.text.format import format_dollars
 
 WORKFLOW_FILE = "workflow.json"
 """In the folder of a run."""
@@ -196,6 +198,29 @@ def with_limits_of(stored: Workflow, planned: Workflow) -> Workflow:
         for variant in stored.variants
     )
     return replace(stored, variants=variants, policy=planned.policy)
+
+
+def _shown_limits(policy: RunPolicy) -> dict[str, str]:
+    """Return the limits that may change for an existing run, by their names in a job."""
+    return {
+        "max_cost": "none" if policy.max_cost is None else format_dollars(policy.max_cost),
+        "max_runtime": "none" if policy.total_seconds is None else format_duration(policy.total_seconds),
+        "attempts": str(policy.attempts),
+    }
+
+
+def changed_limits_text(stored: RunPolicy, planned: RunPolicy) -> str:
+    """Return a sentence about limits of a run that a new plan of the same job changes; empty without any."""
+    texts = [
+        f"{name} from {before} to {after}"
+        for (name, before), after in zip(
+            _shown_limits(stored).items(), _shown_limits(planned).values(), strict=True
+        )
+        if before != after
+    ]
+    if not texts:
+        return ""
+    return f"changed for the jobs that follow: {', '.join(texts)}; a running job keeps its own limits"
 
 
 def _known_fields(dataclass_type: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import call_with_retries, is_quota_in_use
 from smlaunch.chain.next_action import FinishRun, FollowJob, RunAction, SubmitJob, WaitUntil, next_action
 from smlaunch.chain.observed_run import ObservedJob, ObservedRun
-from smlaunch.chain.workflow import Workflow
+from smlaunch.chain.workflow import Workflow, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_job_name
 from smlaunch.planner.plan import PlannedJob
 from smlaunch.runs.job_list import JobList
@@ -122,7 +122,8 @@ class ChainDriver(RunDriver):
 
         ``reads_checkpoints`` reads the checkpoints even while a job runs.
         """
-        action = next_action(self.workflow, self._observe_run(reads_checkpoints))
+        observed = self._observe_run(reads_checkpoints)  # updates the workflow's limits, too
+        action = next_action(self.workflow, observed)
         self.final_result = action if isinstance(action, FinishRun) else None
         return action
 
@@ -181,6 +182,7 @@ class ChainDriver(RunDriver):
         if not jobs or (jobs[-1].ending is None and not reads_checkpoints):
             # Nothing in S3 changes the action while a job runs.
             return observed
+        self._read_limits()
         self.checkpoint_status = read_checkpoint_status(self.workflow.run, self._checkpoints, storage)
         reported_step, repeats_steps = self._read_reported_step(jobs[-1])
         return replace(
@@ -193,6 +195,14 @@ class ChainDriver(RunDriver):
             checkpoint_files_digest=self.checkpoint_status.files_digest,
             stop_requested=self.run_folder.is_stop_requested(storage),
         )
+
+    def _read_limits(self) -> None:
+        """Take the limits and prices that the run's folder has now: since this driver began, another client
+        may have launched the same job with others."""
+        stored = self.run_folder.load_workflow(self._target.storage)
+        known = self.workflow
+        if stored is not None and (stored.run, stored.job_hash) == (known.run, known.job_hash):
+            self.workflow = with_limits_of(known, stored)
 
     def _read_reported_step(self, newest: ObservedJob) -> tuple[int | None, bool]:
         """Return the highest step that the newest job reported, and whether it only repeated earlier steps.

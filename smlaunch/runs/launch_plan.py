@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
-from smlaunch.chain.workflow import Workflow, with_limits_of
+from smlaunch.chain.workflow import Workflow, changed_limits_text, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
 from smlaunch.errors import wrong_type_error
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
@@ -89,7 +89,8 @@ def _launch_prepared(
 
             # The workflow, how the run goes on after each job, is saved before the first one: any machine can
             # continue the run. The chain driver submits the further jobs.
-            workflow = _load_current_workflow(plan.workflow, run_folder, target, existing_job is not None)
+            stored_workflow = run_folder.load_workflow(target.storage) if existing_job else None
+            workflow = _current_workflow(plan.workflow, stored_workflow, on_message)
             # The driver records the owners of the workflow's buckets, one of which it is saved in.
             chain_driver = ChainDriver(
                 workflow,
@@ -122,13 +123,15 @@ def _find_job_of_earlier_launch(prepared_run: PreparedRun, first_job: PlannedJob
     return find_existing_job(first_job, prepared_run.plan.job_hash, prepared_run.target.control_plane)
 
 
-def _load_current_workflow(
-    planned_workflow: Workflow, run_folder: RunFolder, target: Target, has_existing_job: bool
-) -> Workflow:
+def _current_workflow(planned: Workflow, stored: Workflow | None, on_message: MessageCallback) -> Workflow:
     """Return the run's workflow, which is what any machine needs to submit its further jobs. An existing run
-    keeps its stored workflow, but with the limits and prices of the new plan, which may have changed."""
-    stored_workflow = run_folder.load_workflow(target.storage) if has_existing_job else None
-    return planned_workflow if stored_workflow is None else with_limits_of(stored_workflow, planned_workflow)
+    keeps its stored workflow, but with the limits and prices of the new plan, which may have changed: its
+    driver reads them before each job."""
+    if stored is None:
+        return planned
+    if text := changed_limits_text(stored.policy, planned.policy):
+        on_message(text)
+    return with_limits_of(stored, planned)
 
 
 def _submit_first_job(
@@ -194,7 +197,8 @@ def _prepare_shard(
     from smlaunch.runs.chain_driver import ChainDriver
 
     shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
-    workflow = _load_current_workflow(shard_plan.workflow, shard_folder, target, has_existing_job)
+    stored_workflow = shard_folder.load_workflow(target.storage) if has_existing_job else None
+    workflow = _current_workflow(shard_plan.workflow, stored_workflow, on_message)
     shard_folder.save_workflow(workflow, target.storage)
     shard_folder.save_unsent_files(_unsent_files(plan), target.storage)
     return ChainDriver(

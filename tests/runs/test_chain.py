@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,13 @@ import pytest
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.chain.next_action import FinishRun, FollowJob, RunAction, SubmitJob
-from smlaunch.chain.workflow import WORKFLOW_FILE, RunPolicy, SegmentVariant, Workflow
+from smlaunch.chain.workflow import (
+    WORKFLOW_FILE,
+    RunPolicy,
+    SegmentVariant,
+    Workflow,
+    changed_limits_text,
+)
 from smlaunch.contract import checkpoint_layout as protocol
 from smlaunch.contract.checkpoint_layout import Manifest, Shard
 from smlaunch.contract.run_names import CheckpointWriter, JobName, parse_any_job_name
@@ -244,6 +251,32 @@ def test_two_drivers_create_each_job_once(target: Target) -> None:
     assert first_driver.final_result is not None and first_driver.final_result == other.final_result
 
 
+def test_limits_that_another_client_changes_count_before_the_next_job(target: Target) -> None:
+    driver = chain_of(target)
+    for segment in (1, 2):
+        assert driver.wait_for_next_job() == JobName(RUN, segment, 1)
+        service(target).descriptions_by_job[f"{RUN}-s{segment}-a1"].pop(0)
+    lowered = workflow(total_seconds=200)  # each job takes 90
+    FOLDER.save_workflow(lowered, target.storage)
+    end = driver.choose_action()
+    assert isinstance(end, FinishRun) and "its training time of 200s leaves too little" in end.summary
+    assert attach(RUN, target).describe().final_result == end
+    FOLDER.save_workflow(replace(lowered, policy=workflow().policy), target.storage)
+    assert driver.wait_for_next_job() == JobName(RUN, 3, 1)
+    FOLDER.save_workflow(replace(lowered, job_hash="of another job"), target.storage)
+    service(target).descriptions_by_job[f"{RUN}-s3-a1"].pop(0)
+    assert driver.wait_for_next_job() == JobName(RUN, 4, 1)
+
+
+def test_changed_limits_are_told() -> None:
+    before, after = workflow(max_cost=400.0).policy, workflow(max_cost=20.0, total_seconds=3600).policy
+    assert changed_limits_text(before, after) == (
+        "changed for the jobs that follow: max_cost from $400.00 to $20.00, max_runtime from 10000s to 1h; "
+        "a running job keeps its own limits"
+    )
+    assert changed_limits_text(before, before) == ""
+
+
 def test_another_machine_finds_the_run_by_its_name_alone(target: Target) -> None:
     first = chain_of(target)
     assert first.wait_for_next_job() == JobName(RUN, 1, 1)
@@ -398,8 +431,13 @@ class TestScriptsWithOwnCheckpoints:
 
         return end
 
-    @pytest.mark.parametrize("ending", ["Completed", "Stopped", "Failed"])
-    @pytest.mark.parametrize("reported_by", ["outcome", "log", "files"])
+    @pytest.mark.parametrize(
+        ("reported_by", "ending"),
+        [
+            *itertools.product(["outcome", "log"], ["Completed", "Stopped", "Failed"]),
+            *itertools.product(["files"], ["Completed", "Stopped"]),
+        ],
+    )
     def test_a_job_that_came_further_is_followed_by_another(
         self, target: Target, ending: str, reported_by: str
     ) -> None:
@@ -428,14 +466,16 @@ class TestScriptsWithOwnCheckpoints:
     def test_three_jobs_that_came_no_further_end_it(
         self, target: Target, ending: str, reported_by: str
     ) -> None:
-        """The first one has come to where the others end too; one that tells of nothing has not."""
+        """The first one has come to where the others end too; one that tells of nothing has not, and neither
+        has one that fails and tells of its files only."""
         for segment in (1, 2):
             for attempt in range(1, 9):
                 result = self.custom_result(target, 63, ending, reported_by)
                 service(target).custom_results[str(JobName(RUN, segment, attempt))] = result
         verdict = drive_to_end(chain_of(target))
         assert (verdict.exit_code, verdict.status) == (1, "Failed")
-        assert len(names(target)) == (3 if reported_by == "nothing" else 4)
+        has_progress = reported_by in ("outcome", "log") or (reported_by == "files" and ending != "Failed")
+        assert len(names(target)) == (4 if has_progress else 3)
         if reported_by in ("outcome", "log"):
             assert "beyond step 63" in verdict.summary or "no further than step 63" in verdict.summary
         assert drive_to_end(chain_of(target)) == verdict
