@@ -4,9 +4,10 @@
 
 ``smlaunch:``, a kind, then ``key=value`` pairs with spaces between them. Numbers are parsed as numbers; other
 values are percent-encoded where they contain spaces. ``step`` and ``steps`` (done so far, and in total) give
-the progress bar and the remaining time; every other number is a current metric. ``metric`` instead of
-``progress`` reports a result without moving the bar. Unknown kinds are returned unchanged, so that a newer
-script works with an older client.
+the progress bar and the remaining time; every other number is a current metric. A name is one or more
+printable characters without spaces and ``=``, such as ``val/loss``; what is no such pair is left out, and the
+others count. ``metric`` instead of ``progress`` reports a result without moving the bar. Unknown kinds are
+returned unchanged, so that a newer script works with an older client.
 
 ``smlaunch: live TEXT`` is what a line shows that is not complete: the runtime writes it now and then for a
 rank that draws the same line again and again with carriage returns, as tqdm does. The line's last state
@@ -16,7 +17,7 @@ A chain uses ``step`` of ``progress`` lines: it counts from the start of the tra
 """
 
 import re
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 from urllib.parse import quote, unquote
 
 LINE_PREFIX = "smlaunch: "
@@ -35,7 +36,8 @@ _MAX_LINE_BYTES = 4096
 _MAX_STEP = 1 << 53
 """JSON readers represent integers up to this exactly."""
 
-_PROGRESS_LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*)((?: [A-Za-z_][A-Za-z0-9_.-]*=\S*)+)\s*$")
+_LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*) (.*)$", re.DOTALL)
+_KINDS_OF_SCRIPTS = (PROGRESS_KIND, METRIC_KIND)
 
 MetricValue = Union[int, float, str]
 
@@ -45,6 +47,8 @@ class ProgressLine(NamedTuple):
 
     kind: str
     values: Dict[str, MetricValue]
+    unreadable_words: Tuple[str, ...] = ()
+    """What is no pair of a name and a value."""
 
 
 def format_line(kind: str, **values: MetricValue) -> str:
@@ -61,15 +65,21 @@ def parse_line(line: str) -> Optional[ProgressLine]:
     prefix_index = line.find(LINE_PREFIX)
     if prefix_index < 0:
         return None
-    match = _PROGRESS_LINE.match(line[prefix_index:].rstrip("\r\n"))
+    match = _LINE.match(line[prefix_index:].rstrip("\r\n"))
     if match is None:
         return None
-    kind, key_value_texts = match.groups()
+    kind, text = match.groups()
     values: Dict[str, MetricValue] = {}
-    for key_value_text in key_value_texts.split():
-        key, _, value_text = key_value_text.partition("=")
-        values[key] = _parse_value(value_text)
-    return ProgressLine(kind=kind, values=values)
+    unreadable_words: List[str] = []
+    for word in text.split():
+        name, separator, value_text = word.partition("=")
+        if name and separator and name.isprintable():
+            values[name] = _parse_value(value_text)
+        else:
+            unreadable_words.append(word)
+    if not values or (unreadable_words and kind not in _KINDS_OF_SCRIPTS):  # a sentence of smlaunch's own
+        return None
+    return ProgressLine(kind, values, tuple(unreadable_words))
 
 
 def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:

@@ -212,7 +212,8 @@ def _is_value_of_file(value_name: str) -> bool:
 def _is_metric(name: str) -> bool:
     from smlaunch.contract.progress_line import parse_line
 
-    return parse_line(f"smlaunch: metric {name}=1") is not None and "=" not in name and " " not in name
+    parsed_line = parse_line(f"smlaunch: metric {name}=1")
+    return parsed_line is not None and parsed_line.values == {name: 1} and not parsed_line.unreadable_words
 
 
 def _cache_problems(

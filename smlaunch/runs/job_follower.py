@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from smlaunch.aws.service_errors import call_with_retries
-from smlaunch.contract.progress_line import LINE_PREFIX, parse_line
+from smlaunch.contract.progress_line import LINE_PREFIX, ProgressLine, parse_line
 from smlaunch.contract.segment import FINISHED_LINE_PREFIX, REQUIRED_LINE_PREFIX
 from smlaunch.runs.job_poller import (
     Event,
@@ -27,6 +27,7 @@ _PIPELINE_CONDITION_LINES = (LINE_PREFIX + FINISHED_LINE_PREFIX, LINE_PREFIX + R
 """Lines for a pipeline's conditions, which say nothing about the training."""
 
 _MAX_WARNINGS = 20
+_MAX_SHOWN_WORDS_LENGTH = 80
 
 
 class JobFollower:
@@ -37,6 +38,7 @@ class JobFollower:
         self.log_tail = LogTail()
         self._warnings: dict[str, None] = {}
         """What hosts have warned of, each once, in the order of the log."""
+        self._has_unreadable_words = False
 
         self.progress = ProgressTracker() if progress is None else progress
         self._target = target
@@ -108,5 +110,18 @@ class JobFollower:
             return
         progress_line = parse_line(line.text)
         if progress_line is not None:
+            if progress_line.unreadable_words and not self._has_unreadable_words:
+                self._has_unreadable_words = True
+                self._warnings.setdefault(_unreadable_words_warning(line, progress_line))
             rank, _ = split_rank_prefix(line.text)
             self.progress.add_line((host_number(line.host), rank or 0), line.at / 1000, progress_line)
+
+
+def _unreadable_words_warning(line: LogLine, progress_line: ProgressLine) -> str:
+    """Return a sentence about a progress line, a part of which is lost: about the first one only, because a
+    script prints the same again and again."""
+    words = " ".join(progress_line.unreadable_words)[:_MAX_SHOWN_WORDS_LENGTH]
+    return (
+        f"{line.host} has reported {words!r}, which is no NAME=NUMBER without spaces; what else the line "
+        "reports counts (docs/scripts.md)"
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from smlaunch.contract.progress_line import LINE_PREFIX, METRIC_KIND, PROGRESS_KIND, parse_line
+from smlaunch.contract.run_names import parse_job_name
 from smlaunch.runs.job_poller import LogLine, host_number
 from smlaunch.runs.log_tail import split_rank_prefix
 from smlaunch.text.sparkline import sparkline
@@ -21,6 +23,10 @@ NO_METRICS = (
 )
 
 
+_OWN_COLUMNS = ("job", "at", "step")
+_MAX_NAMES_IN_REPR = 8
+
+
 class MetricRow(NamedTuple):
     """What one progress line reports."""
 
@@ -30,58 +36,94 @@ class MetricRow(NamedTuple):
     step: int | None
     """Of the whole training, not of the job; None for a line without a step."""
     values: Mapping[str, float]
+    """A metric that is called like a column of the table is ``job (metric)`` here."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"job": self.job, "at": self.at, "step": self.step, **self.values}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetricTable:
-    """A row for each progress line of the first rank, oldest first. Steps that a later job has repeated, such
-    as after a kill, are in it once, as the later job reported them."""
+    """A row for each progress line of the first rank, oldest first; of a run with several shards, the rows of
+    each shard's first rank, one shard after the other. Steps that a later job has repeated, such as after a
+    kill, are in it once, as the later job reported them."""
 
     rows: tuple[MetricRow, ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the metrics, in the order of their first report."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
+
+    def __repr__(self) -> str:
+        """Return one line: a notebook stores it, and its length must not depend on the run's."""
+        names = ", ".join(self.names[:_MAX_NAMES_IN_REPR])
+        more = (
+            f" and {len(self.names) - _MAX_NAMES_IN_REPR} more"
+            if len(self.names) > _MAX_NAMES_IN_REPR
+            else ""
+        )
+        return f"MetricTable({len(self):,} rows of {names or 'no metric'}{more})"
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a mapping of ``job``, ``at``, ``step`` and the metrics that it has."""
-        return ({"job": row.job, "at": row.at, "step": row.step, **row.values} for row in self.rows)
+        return map(MetricRow.to_dict, self.rows)
 
-    def __getitem__(self, name: str) -> list[float]:
-        """Return all values of a metric, oldest first. Raises KeyError for a name that was never reported."""
-        if name not in self.names:
-            raise KeyError(f"{name!r} was not reported; reported: {', '.join(self.names) or 'nothing'}")
-        return [row.values[name] for row in self.rows if name in row.values]
+    def __contains__(self, name: object) -> bool:
+        """Return whether the table has a column of this name."""
+        return name in self.names or name in _OWN_COLUMNS
+
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+
+    def __getitem__(self, key: str | int) -> list[Any] | dict[str, Any]:
+        """Return all values of a metric, oldest first; the column ``job``, ``at`` or ``step``; or, for a
+        number, that row. Raises KeyError for a name that was never reported, and IndexError."""
+        if isinstance(key, int):
+            return self.rows[key].to_dict()
+        if key in _OWN_COLUMNS:
+            return [getattr(row, key) for row in self.rows]
+        if key not in self.names:
+            raise KeyError(f"{key!r} was not reported; reported: {', '.join(self.names) or 'nothing'}")
+        return [row.values[key] for row in self.rows if key in row.values]
 
     def to_columns(self) -> dict[str, list[Any]]:
         """Return columns of one length, with None where a line lacks a metric, as pandas.DataFrame takes."""
-        columns: dict[str, list[Any]] = {
-            "job": [row.job for row in self.rows],
-            "at": [row.at for row in self.rows],
-            "step": [row.step for row in self.rows],
-        }
-        for name in self.names:
-            columns[name] = [row.values.get(name) for row in self.rows]
-        return columns
+        metrics = {name: [row.values.get(name) for row in self.rows] for name in self.names}
+        return {**{column: self[column] for column in _OWN_COLUMNS}, **metrics}
 
     def curves(self, width: int = 40) -> Iterator[str]:
-        """Yield a line for each metric: its name, its course, its first and its last value."""
-        name_width = max(map(len, self.names), default=0)
-        for name in self.names:
-            values = self[name]
+        """Yield a line for each metric, of each shard if there are several: its name, its course, its first
+        and its last value."""
+        rows_by_run: dict[str, list[MetricRow]] = {}
+        for row in self.rows:
+            rows_by_run.setdefault(_run_of_job(row.job), []).append(row)
+        values_by_label = {
+            f"{name} of {run}" if len(rows_by_run) > 1 else name: values
+            for name in self.names
+            for run, rows in rows_by_run.items()
+            if (values := [row.values[name] for row in rows if name in row.values])
+        }
+        label_width = max(map(len, values_by_label), default=0)
+        course_width = min(width, max(map(len, values_by_label.values()), default=0))
+        for label, values in values_by_label.items():
             course = sparkline(values, width) if len(values) > 1 else ""
             ends = f"{values[0]:.4g} to {values[-1]:.4g}" if len(values) > 1 else f"{values[0]:.4g}"
-            yield f"{name:<{name_width}}  {course:<{min(width, len(self.rows))}}  {ends}".rstrip()
+            yield f"{label:<{label_width}}  {course:<{course_width}}  {ends}".rstrip()
 
     def __str__(self) -> str:
         return "\n".join(self.curves()) or NO_METRICS
 
     def _repr_html_(self) -> str:
         """Return the newest rows as a table for a notebook's cell."""
+        if not self.rows:
+            return f"<p>{escape(NO_METRICS)}</p>"
         head = "".join(f"<th>{escape(name)}</th>" for name in ("step", *self.names))
         body = "".join(
             "<tr>"
@@ -101,15 +143,28 @@ def _cell(value: float | None) -> str:
 
 
 def build_metric_table(lines: Iterable[LogLine]) -> MetricTable:
-    """Collect the progress lines of each job's first rank. ``lines``: of all jobs, oldest job first."""
-    rows_by_writer: dict[tuple[int, int], list[MetricRow]] = {}
+    """Collect the progress lines of each run's first rank, where the runs are one run or its shards.
+    ``lines``: of all jobs, oldest job first."""
+    rows_by_run_and_writer: dict[str, dict[tuple[int, int], list[MetricRow]]] = {}
     for line in lines:
         writer_and_row = read_metric_row(line)
         if writer_and_row is not None:
             writer, row = writer_and_row
+            rows_by_writer = rows_by_run_and_writer.setdefault(_run_of_job(row.job), {})
             rows_by_writer.setdefault(writer, []).append(row)
-    first_writer = min(rows_by_writer, default=None)
-    return MetricTable(tuple(_without_repeated_steps(rows_by_writer[first_writer]) if first_writer else ()))
+    return MetricTable(
+        tuple(
+            row
+            for rows_by_writer in rows_by_run_and_writer.values()
+            for row in _without_repeated_steps(rows_by_writer[min(rows_by_writer)])
+        )
+    )
+
+
+def _run_of_job(job: str) -> str:
+    """Return the run, or the shard, that a job is of; empty for a job with a name of the user's own."""
+    parsed_name = parse_job_name(job)
+    return "" if parsed_name is None else parsed_name.run
 
 
 def read_metric_row(line: LogLine) -> tuple[tuple[int, int], MetricRow] | None:
@@ -122,7 +177,7 @@ def read_metric_row(line: LogLine) -> tuple[tuple[int, int], MetricRow] | None:
         return None
     step = parsed.values.get("step")
     values = {
-        name: float(value)
+        f"{name} (metric)" if name in _OWN_COLUMNS else name: float(value)
         for name, value in parsed.values.items()
         if name not in ("step", "steps") and not isinstance(value, str)
     }

@@ -115,6 +115,9 @@ class Run:
         self._last_status = "attached" if attached else "launched"
         """As it was read last."""
         self._observation = RunObservation()
+        self._final_metrics: MetricTable | None = None
+        self._jobs_of_final_metrics: tuple[str, ...] = ()
+        """With another job, one that has continued the run, the metrics are no longer the final ones."""
 
     def __repr__(self) -> str:
         """Return one line, with the status as it was read last. Makes no request."""
@@ -316,10 +319,25 @@ class Run:
 
     @property
     def metrics(self) -> MetricTable:
-        """The metrics that the first rank has reported so far, as a table. Reads the run's whole log."""
+        """The metrics that the first rank, or that of each shard, has reported so far, as a table.
+
+        Reads the run's whole log, once more each time until the run has ended.
+        """
         from smlaunch.runs.metric_table import build_metric_table
 
-        return build_metric_table(self.logs())
+        outcome = self._observe()
+        is_final = outcome.exit_code is not None and self._has_settled(outcome)
+        if is_final and self._final_metrics is not None and self._jobs_of_final_metrics == self.jobs:
+            return self._final_metrics
+        table = build_metric_table(self.logs())
+        if is_final:
+            self._final_metrics, self._jobs_of_final_metrics = table, self.jobs
+        return table
+
+    def _has_settled(self, outcome: RunOutcome) -> bool:
+        """Return whether the jobs ended so long ago that their logs are complete."""
+        settled_at = time.time() - self.target.polling.settle_seconds
+        return all(job.ended is not None and job.ended <= settled_at for job in outcome.jobs)
 
     def __await__(self) -> Generator[Any, None, RunOutcome]:
         """Wait as ``result`` does, in a thread, so that other tasks go on: ``outcome = await run``.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smlaunch.runs.launch_target import Target
     from smlaunch.runs.metric_curve import MetricCurves
 
-_MAX_SHOWN_JOBS = _MAX_SHOWN_MODELS = 3
+_MAX_SHOWN_JOBS = _MAX_SHOWN_MODELS = _MAX_SHOWN_WARNINGS = 3
 
 
 class RunObservation:
@@ -162,7 +162,7 @@ class RunObservation:
         return [("cost", f"{format_dollars(dollars)}{so_far}, estimated from on-demand prices")]
 
     def _result_rows(self) -> list[tuple[str, str]]:
-        """Return how long the jobs have trained, and where results are."""
+        """Return how long the jobs have trained, where results are, and what the hosts have warned of."""
         if self.outcome is None or not self.outcome.jobs:
             return []
         seconds = [
@@ -182,7 +182,8 @@ class RunObservation:
         models = [
             one.model_artifacts for one in self.outcome.individual_outcomes if one.exit_code is not None
         ]
-        return rows + [("model", model) for model in models[:_MAX_SHOWN_MODELS] if model]
+        rows += [("model", model) for model in models[:_MAX_SHOWN_MODELS] if model]
+        return rows + [("warning", warning) for warning in self.outcome.warnings[:_MAX_SHOWN_WARNINGS]]
 
 
 def _jobs_text(jobs: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,15 @@ class ShardedRunOutcome(RunOutcome):
     def model_artifacts(self) -> str | None:
         """None: each shard has its own model."""
         return None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The newest metrics of each shard, such as ``loss of digits-p2``."""
+        return {
+            f"{name} of {shard.run}": value
+            for shard in self.shard_outcomes
+            for name, value in shard.metrics.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         rows = [

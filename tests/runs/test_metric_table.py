@@ -58,7 +58,59 @@ def test_a_script_that_counts_steps_by_epoch_loses_none() -> None:
 def test_without_metrics() -> None:
     table = build_metric_table([line("hello")])
     assert (len(table), str(table), table.names) == (0, NO_METRICS, ())
-    assert "<table>" in table._repr_html_()
+    assert NO_METRICS.split("`")[0] in table._repr_html_() and "<table>" not in table._repr_html_()
+    assert repr(table) == "MetricTable(0 rows of no metric)"
+
+
+def test_its_one_line_is_short_however_many_rows_and_metrics_it_has() -> None:
+    values = {f"m{number}": 1.0 for number in range(10)}
+    table = build_metric_table(line(format_line("progress", step=step, **values)) for step in range(2000))
+    assert repr(table) == "MetricTable(2,000 rows of m0, m1, m2, m3, m4, m5, m6, m7 and 2 more)"
+
+
+def test_names_and_columns_are_found_alike() -> None:
+    table = build_metric_table([line("smlaunch: progress step=3 loss=1"), line("smlaunch: metric loss=2")])
+    assert [name in table for name in ("loss", "step", "acc", 0)] == [True, True, False, False]
+    assert (table["step"], table["at"]) == ([3, None], [1.0, 1.0])
+    assert table[0] == {"job": "x-s1-a1", "at": 1.0, "step": 3, "loss": 1} and table[-1]["loss"] == 2
+    with pytest.raises(IndexError):
+        table[2]
+
+
+def test_a_metric_that_is_called_like_a_column_leaves_that_alone() -> None:
+    table = build_metric_table([line("smlaunch: metric job=7 at=100 loss=1")])
+    (row,) = table
+    assert row == {
+        "job": "x-s1-a1",
+        "at": 1.0,
+        "step": None,
+        "job (metric)": 7,
+        "at (metric)": 100,
+        "loss": 1,
+    }
+    assert {name: [value] for name, value in row.items()} == table.to_columns()
+    assert all(table[name] == column for name, column in table.to_columns().items())
+
+
+def test_it_has_the_first_rank_of_each_shard() -> None:
+    lines = [
+        line(
+            f"[{rank}] smlaunch: progress step={step} loss={10 * shard + step}",
+            f"x-p{shard}-s1-a1",
+            f"p{shard}",
+        )
+        for shard in (1, 2)
+        for rank in (0, 1)
+        for step in (1, 2)
+    ]
+    table = build_metric_table(lines)
+    assert [(row.job, row.values["loss"]) for row in table.rows] == [
+        ("x-p1-s1-a1", 11), ("x-p1-s1-a1", 12), ("x-p2-s1-a1", 21), ("x-p2-s1-a1", 22),
+    ]  # fmt: skip
+    assert [curve.split() for curve in table.curves()] == [
+        ["loss", "of", "x-p1", "▁█", "11", "to", "12"],
+        ["loss", "of", "x-p2", "▁█", "21", "to", "22"],
+    ]
 
 
 def test_hostile_names_are_escaped_in_html() -> None:

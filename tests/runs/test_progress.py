@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,26 @@ def test_other_kinds_and_text_values_are_ignored() -> None:
     assert tracker.estimate() is None
     tracker.add_line((1, 0), 0.0, ProgressLine("progress", {"step": 1, "phase": "warm up"}))
     assert tracker.estimate().metrics == {}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "text, values, unreadable",
+    [
+        ("metric val/loss=1 train:loss=2 top@5=3", {"val/loss": 1, "train:loss": 2, "top@5": 3}, ""),
+        ("metric smörgås=1 acc%=2 loss(x)=3 5acc=4", {"smörgås": 1, "acc%": 2, "loss(x)": 3, "5acc": 4}, ""),
+        ("progress step=3 steps=20 loss<b>x=3", {"step": 3, "steps": 20, "loss<b>x": 3}, ""),
+        ("progress step=3 loss 0.5  =7 lr=1", {"step": 3, "lr": 1}, "loss 0.5 =7"),
+        ("metric a\x1b[1mb=1 c=2", {"c": 2}, "a\x1b[1mb=1"),
+        ("progress is slow", None, ""),
+        ("warning of=1 smlaunch", None, ""),
+    ],
+)
+def test_a_pair_that_cannot_be_read_takes_no_other_with_it(
+    text: str, values: dict[str, float] | None, unreadable: str
+) -> None:
+    line = parse_line(f"[3] smlaunch: {text}\n")
+    expected = values and ProgressLine(text.split()[0], dict(values), tuple(unreadable.split()))
+    assert line == expected
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(-10, 10**9), st.integers(-5, 10**9)), max_size=60))

@@ -8,6 +8,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -127,6 +128,24 @@ def test_an_interrupted_wait_leaves_the_status_that_it_has_read(target: Target) 
     with pytest.raises(KeyboardInterrupt):
         run.wait(interrupt)
     assert repr(run) == "Run('demo', InProgress, 1 job, eu-west-1)"
+
+
+def test_the_log_of_a_run_that_has_ended_is_read_once(target: Target) -> None:
+    logs: FakeLogs = target.__dict__["logs"]
+    stream = f"{JOB}/algo-1-5"
+    logs.add_lines(stream, "smlaunch: metric loss=1")
+    long_ago = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    for answer, expected in (
+        (RUNNING, [1]),
+        (RUNNING, [1, 2]),
+        (COMPLETED, [1, 2, 3]),  # its last lines may still arrive
+        ({**COMPLETED, "TrainingEndTime": long_ago}, [1, 2, 3, 4]),
+    ):
+        control(target).descriptions_by_job[JOB] = [answer]
+        run = attach("demo", target)
+        assert run.metrics["loss"] == expected
+        logs.add_lines(stream, f"smlaunch: metric loss={len(expected) + 1}")
+    assert run.metrics["loss"] == [1, 2, 3, 4]
 
 
 # ---- a chain that this program drives by polling ---------------------------------------------------------

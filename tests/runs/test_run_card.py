@@ -301,6 +301,14 @@ def test_metrics_without_a_step_have_a_curve_of_reports(target: Target, cell: Ce
     assert "loss, reports 1 to 3, between" in Page(cell.pages[-1]).text
 
 
+def test_a_report_that_cannot_be_read_is_a_warning_once(target: Target, cell: Cell) -> None:
+    run = run_that(target, RUNNING, COMPLETED, log=tuple(f"smlaunch: metric a={n} b {n}.5" for n in range(9)))
+    outcome = run.result()
+    (warning,) = outcome.warnings
+    assert warning.startswith("algo-1 has reported 'b 0.5', which is no NAME=NUMBER")
+    assert outcome.metrics == {"a": 8} and Page(cell.pages[-1]).text.count("algo-1 has reported") == 1
+
+
 def test_a_card_of_a_run_that_ended_elsewhere_has_its_last_figures_or_none(
     target: Target, cell: Cell
 ) -> None:
@@ -351,7 +359,11 @@ def test_shards_have_neither_curve_nor_metrics_and_a_cost_at_the_end(target: Tar
     run = run_of_shards("demo", target, runs, attached=True)
     run._observation.add_events((), run._jobs.follower(["demo-p1"], ProgressTracker()), follows_one_job=False)
     assert "costnot known" in Page(run._repr_html_()).text
-    run.wait()
+    outcome = run.wait()
+    assert outcome.metrics == {"loss of demo-p1": 0.25, "loss of demo-p2": 0.25}
+    assert [(row["job"], row["loss"]) for row in run.metrics][3:5] == [
+        ("demo-p1-s1-a1", 0.25), ("demo-p2-s1-a1", 1.0)
+    ]  # fmt: skip
     last = Page(cell.pages[-1]).text
     assert "demo: completed in all 2 shards" in last and "$0.1150, estimated" in last
     assert "step 8/8 (100%)" in last and "loss" not in last
