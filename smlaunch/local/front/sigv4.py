@@ -120,25 +120,23 @@ def verify_signature(
         raise SignatureRejected("incomplete") from None
     if abs(_parse_amz_date(amz_date) - now) > MAX_CLOCK_SKEW_SECONDS:
         raise SignatureRejected("skewed")
-    # The signature covers the body's hash: the stated one, which is checked while the body is read. Without
-    # one, the body is read now; not for S3, whose clients leave it out only when there is no body.
-    payload_hash_source: str | Callable[[], str] = hash_body
-    stated_hash = request.headers.get("x-amz-content-sha256")
-    if stated_hash:
-        payload_hash_source = stated_hash
-    elif _is_for_s3(credential):
-        payload_hash_source = EMPTY_SHA256
-    return _verify_signature_v4(
-        request,
-        keyring,
-        now,
+
+    def get_payload_hash() -> str:
+        # The signature covers the body's hash: the stated one, which is checked while the body is read.
+        # Without one, the body is read now; not for S3, whose clients leave it out only without a body.
+        stated_hash = request.headers.get("x-amz-content-sha256")
+        if stated_hash:
+            return stated_hash
+        return EMPTY_SHA256 if _is_for_s3(credential) else hash_body()
+
+    stated_signature = _StatedSignature(
         credential=credential,
         signed_headers=signed_headers,
         amz_date=amz_date,
         signature=signature,
-        payload_hash_source=payload_hash_source,
         session_token=request.headers.get("x-amz-security-token"),
     )
+    return _verify_signature_v4(request, keyring, now, stated_signature, get_payload_hash)
 
 
 def _is_for_s3(credential: str) -> bool:
@@ -167,63 +165,71 @@ def _verify_presigned_v4(request: Request, keyring: Keyring, now: float) -> Veri
     payload_hash = UNSIGNED_PAYLOAD if _is_for_s3(credential) else EMPTY_SHA256
     if "x-amz-content-sha256" in signed_headers:
         payload_hash = request.headers.get("x-amz-content-sha256", payload_hash)
-    return _verify_signature_v4(
-        request,
-        keyring,
-        now,
+    stated_signature = _StatedSignature(
         credential=credential,
         signed_headers=signed_headers,
         amz_date=amz_date,
         signature=query["X-Amz-Signature"],
-        payload_hash_source=payload_hash,
         session_token=query.get("X-Amz-Security-Token"),
     )
+    return _verify_signature_v4(request, keyring, now, stated_signature, lambda: payload_hash)
+
+
+class _StatedSignature(NamedTuple):
+    """What a request states in its headers or in a presigned URL about its signature of Version 4."""
+
+    credential: str
+    """Access key, day, region, service and ``aws4_request``, separated by slashes."""
+    signed_headers: list[str]
+    """Names in lower case."""
+    amz_date: str
+    """When it was signed, such as 20261127T024530Z."""
+    signature: str
+    """In hex."""
+    session_token: str | None
+    """Of temporary credentials."""
 
 
 def _verify_signature_v4(
     request: Request,
     keyring: Keyring,
     now: float,
-    credential: str,
-    signed_headers: list[str],
-    amz_date: str,
-    signature: str,
-    payload_hash_source: str | Callable[[], str],
-    session_token: str | None,
+    stated: _StatedSignature,
+    get_payload_hash: Callable[[], str],
 ) -> VerifiedSignature:
     """Verify a signature of Version 4 (AWS General Reference, "Signature Version 4 signing process").
 
-    ``now``: seconds since the epoch. ``credential``: access key, day, region, service and ``aws4_request``,
-    separated by slashes. ``signed_headers``: names in lower case. ``amz_date``: of the request, in the form
-    of x-amz-date. ``payload_hash_source``: the SHA-256 of the body in hex, or a function that computes it.
-    ``session_token``: of temporary credentials. Raises SignatureRejected."""
-    credential_parts = credential.split("/")
-    if len(credential_parts) != 5 or "host" not in signed_headers:
+    ``now``: seconds since the epoch. ``get_payload_hash`` returns the SHA-256 of the body in hex; it may have
+    to read the body, and is called after all other checks. Raises SignatureRejected."""
+    credential_parts = stated.credential.split("/")
+    if len(credential_parts) != 5 or "host" not in stated.signed_headers:
         raise SignatureRejected("incomplete")
     access_key, day, region, service, terminator = credential_parts
-    if terminator != "aws4_request" or not amz_date.startswith(day):
+    if terminator != "aws4_request" or not stated.amz_date.startswith(day):
         raise SignatureRejected("incomplete")
-    signing_identity = keyring.find_identity(access_key, session_token, now)
+    signing_identity = keyring.find_identity(access_key, stated.session_token, now)
     if signing_identity is None:
         raise SignatureRejected("unknown")
-    _require_signed_headers(request, signed_headers)  # raises for an x-amz- header that is not signed
-    payload_hash = payload_hash_source if isinstance(payload_hash_source, str) else payload_hash_source()
+    _require_signed_headers(request, stated.signed_headers)  # raises for an x-amz- header that is not signed
+    payload_hash = get_payload_hash()
     signing_key = _derive_signing_key(signing_identity.secret_key, day, region, service)
     # Clients differ in how they encode the path that they sign.
     for canonical_path in _possible_canonical_paths(request.path):
-        canonical_request = _canonical_request(request, canonical_path, signed_headers, payload_hash)
+        canonical_request = _canonical_request(request, canonical_path, stated.signed_headers, payload_hash)
         request_digest = hashlib.sha256(canonical_request.encode("latin-1", "replace")).hexdigest()
-        string_to_sign = f"{ALGORITHM}\n{amz_date}\n{day}/{region}/{service}/aws4_request\n{request_digest}"
+        string_to_sign = (
+            f"{ALGORITHM}\n{stated.amz_date}\n{day}/{region}/{service}/aws4_request\n{request_digest}"
+        )
         # Compared in constant time.
-        if _equal_signatures(_hmac_sha256_hex(signing_key, string_to_sign), signature):
+        if _equal_signatures(_hmac_sha256_hex(signing_key, string_to_sign), stated.signature):
             return VerifiedSignature(
                 access_key=access_key,
                 identity=signing_identity,
                 region=region,
                 service=service,
                 payload_hash=payload_hash,
-                signature=signature,
-                date=amz_date,
+                signature=stated.signature,
+                date=stated.amz_date,
             )
     raise SignatureRejected("mismatch")
 
