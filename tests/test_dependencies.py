@@ -87,7 +87,7 @@ def test_all_that_is_asked_for_is_imported(project: Any) -> None:
 def test_extras_that_are_named_to_users_exist(project: Any) -> None:
     texts = [*(ROOT / "smlaunch").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     extras_named = {
-        name for path in texts for name in re.findall(r"smlaunch\[(\w+)\]", path.read_text("utf-8"))
+        name for path in texts for name in re.findall(r"(?:smlaunch|\.)\[([a-z]+)\]", path.read_text("utf-8"))
     }
     assert extras_named == set(project["optional-dependencies"]) - {"dev"}
 
