@@ -20,6 +20,9 @@ _PARSER_SETTINGS_THAT_CHANGE_PARSING = (
     "fromfile_prefix_chars",
     "conflict_handler",
 )
+_COMMAND_LINES = ("None", "sys.argv[1:]", "argv[1:]")
+"""What ``parse_args`` may be given instead of nothing."""
+
 _SAFE_TYPES = ("int", "float", "str")
 
 
@@ -77,6 +80,7 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         keyword.arg in (*_PARSER_SETTINGS_THAT_CHANGE_PARSING, None) for keyword in parser_call.keywords
     )
     arguments: list[ScriptArgument] = []
+    members_by_group: dict[tuple[str, bool], list[ScriptArgument]] = {}
     # Positional and optional arguments in any order; an alias, such as ``add = parser.add_argument``.
     if "intermixed" in parse_call.func.attr or any(_has_alias(each) for each in modules):
         is_complete = False
@@ -102,6 +106,9 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
             is_complete = False
         else:
             arguments.append(argument)
+            group = _exclusive_group_of(owner, call)
+            if group is not None:
+                members_by_group.setdefault(group, []).append(argument)
     names = [name for argument in arguments for name in argument.names]
     return ArgumentParserFacts(
         arguments=tuple(
@@ -114,7 +121,26 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         is_certain=module.runs_certainly(parse_call)
         and literal_of(keyword_value(parser_call, "exit_on_error"), True) is True,
         allows_abbreviations=literal_of(keyword_value(parser_call, "allow_abbrev"), True) is not False,
+        required_groups=frozenset(
+            name
+            for (name, is_required), members in members_by_group.items()
+            if is_required and all(each.is_certain and each.exclusive_group for each in members)
+        ),
     )
+
+
+def _exclusive_group_of(module: SourceModule, call: ast.Call) -> tuple[str, bool] | None:
+    """Return the name of the exclusive group that an argument is added to, and whether the group is certainly
+    required; None for another argument."""
+    if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
+        return None
+    name = call.func.value.id
+    group = module.values_assigned_once.get(name)
+    if not isinstance(group, ast.Call) or not isinstance(group.func, ast.Attribute):
+        return None
+    if group.func.attr != "add_mutually_exclusive_group":
+        return None
+    return name, literal_of(keyword_value(group, "required"), False) is True and module.runs_certainly(group)
 
 
 def _has_alias(module: SourceModule) -> bool:
@@ -130,21 +156,23 @@ def _has_alias(module: SourceModule) -> bool:
 def _parses_command_line(module: SourceModule, parse_call: ast.Call) -> bool:
     """Whether a call of ``parse_args`` reads the command line, and not a list of the script's own."""
     value = parse_call.args[0] if parse_call.args else keyword_value(parse_call, "args")
-    if value is None or text_of(value) in ("None", "sys.argv[1:]", "argv[1:]"):
+    if value is None or text_of(value) in _COMMAND_LINES:
         return True
     function = module.function_around(parse_call)
     if not isinstance(value, ast.Name) or function is None:
         return False
-    # def main(argv=None): parser.parse_args(argv)
-    parameters = function.args.args
-    defaults = dict(zip([each.arg for each in parameters[::-1]], function.args.defaults[::-1], strict=False))
-    default = defaults.get(value.id)
-    calls_with_arguments = [
-        call
-        for call in module.calls
-        if isinstance(call.func, ast.Name) and call.func.id == function.name and (call.args or call.keywords)
+    # def main(argv=None): parser.parse_args(argv), and main(), main(None) or main(sys.argv[1:])
+    parameters = [each.arg for each in function.args.args]
+    defaults = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
+    calls = [
+        call for call in module.calls if isinstance(call.func, ast.Name) and call.func.id == function.name
     ]
-    return isinstance(default, ast.Constant) and default.value is None and not calls_with_arguments
+    if value.id not in parameters or (not calls and value.id not in defaults):
+        return False
+    index = parameters.index(value.id)
+    given = [dict(enumerate(call.args)).get(index) or keyword_value(call, value.id) for call in calls]
+    values = [defaults.get(value.id) if each is None else each for each in given] or [defaults[value.id]]
+    return all(each is not None and text_of(each) in _COMMAND_LINES for each in values)
 
 
 def _changes_command_line(node: ast.AST) -> bool:
@@ -226,6 +254,7 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
     if type_name is not None and _defines(module, type_name):
         type_name = None
     choices = _read_choices(keywords.get("choices")) if type_node is None or type_name else None
+    group = _exclusive_group_of(module, call)
     return ScriptArgument(
         names=tuple(str(name) for name in names),
         place=module.place_of(call),
@@ -237,6 +266,8 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
         dest=dest if str(names[0]).startswith("-") else None,
         default=literal_of(keywords.get("default"), None),
         is_certain=module.runs_certainly(call),
+        # A value that is the default does not count, as argparse sees it.
+        exclusive_group=None if group is None or "default" in keywords else group[0],
     )
 
 

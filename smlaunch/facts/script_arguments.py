@@ -70,6 +70,9 @@ class ScriptArgument(NamedTuple):
     is_certain: bool = True
     """False for one that is added under a condition."""
 
+    exclusive_group: str | None = None
+    """Name of the group of which one argument at most may be given."""
+
     @property
     def is_positional(self) -> bool:
         return not self.names[0].startswith("-")
@@ -110,6 +113,8 @@ class ArgumentParserFacts(NamedTuple):
     """The script certainly parses its command line so."""
 
     allows_abbreviations: bool = True
+    required_groups: frozenset[str] = frozenset()
+    """Exclusive groups of which one argument must be given."""
 
     def find_option(self, names: Sequence[str]) -> ScriptArgument | None:
         """The first argument of which one of the names, such as ``--rank``, is an option string."""
@@ -210,6 +215,7 @@ def _build_parser(
         add_help=False,
         conflict_handler="resolve",  # for an option that is added in each of two branches
     )
+    groups: dict[str, Any] = {}
     for argument in parser.arguments:
         settings: dict[str, Any] = {"action": _builtin_action(argument)}
         takes_value = argument.action not in _ACTIONS_WITHOUT_VALUE
@@ -229,8 +235,12 @@ def _build_parser(
             settings["required"] = argument.required and argument.is_certain and checks_required_options
             if argument.dest is not None:
                 settings["dest"] = argument.dest
+        group = argument.exclusive_group
+        if group is not None and group not in groups:
+            required = checks_required_options and group in parser.required_groups
+            groups[group] = built.add_mutually_exclusive_group(required=required)
         try:
-            built.add_argument(*argument.names, **settings)
+            (built if group is None else groups[group]).add_argument(*argument.names, **settings)
         except (argparse.ArgumentError, TypeError, ValueError) as error:  # the script itself would fail here
             raise _ParserError(f"argument {'/'.join(argument.names)}: {error}") from None
     return built

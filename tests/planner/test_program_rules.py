@@ -159,6 +159,40 @@ def test_a_text_that_is_true_stays_a_text_and_a_boolean_is_pythons() -> None:
     assert script_arguments(job, {}) == ["-a", "true", "--bb", "True", "--cc", "0.10"]  # docs/scripts.md
 
 
+GROUP = "import argparse, sys\np = argparse.ArgumentParser()\ng = p.add_mutually_exclusive_group({})\n"
+GROUP += "g.add_argument('--a', type=int{})\ng.add_argument('--b', action='store_true')\np.parse_args()\n"
+MAIN = "import argparse, sys\ndef main({}):\n  p = argparse.ArgumentParser()\n"
+MAIN += "  p.add_argument('--x', required=True)\n  p.parse_args(argv)\nmain({})\n"
+
+
+@table(
+    ("text", "args", "expected"),
+    [
+        (GROUP.format("", ""), ["--a", "1", "--b"], "argument --b: not allowed with argument --a"),
+        (GROUP.format("", ""), ["--a", "1"], ""),
+        (GROUP.format("", ""), [], ""),
+        (GROUP.format("", ", default=1"), ["--a", "1", "--b"], ""),  # the default does not count
+        (GROUP.format("required=True", ""), [], "one of the arguments --a --b is required"),
+        (GROUP.format("required=True", ""), ["--b"], ""),
+        (GROUP.format("required=True", ", default=1"), [], ""),
+        (GROUP.format("required=needed", ""), [], ""),
+        (MAIN.format("argv", "sys.argv[1:]"), [], "the following arguments are required: --x"),
+        (MAIN.format("argv=None", ""), [], "the following arguments are required: --x"),
+        (MAIN.format("argv=None", "argv=sys.argv[1:]"), [], "the following arguments are required: --x"),
+        (MAIN.format("argv", "['--x', '1']"), [], ""),
+        (MAIN.format("argv=None", "words"), [], ""),
+    ],
+)
+def test_more_that_argparse_rejects(text: str, args: list[str], expected: str) -> None:
+    write_files({"train.py": text})
+    problems = []
+    try:
+        plan_here({"entry": "train.py", "args": args})
+    except JobError as error:
+        problems = [problem.message for problem in error.problems]
+    assert expected in "".join(problems) if expected else problems == []
+
+
 def test_the_file_of_a_function_is_no_script() -> None:
     write_files({**PACKAGE, "call.py": ""})
     job = Job(entry="call.py")
