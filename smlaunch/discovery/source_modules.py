@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from smlaunch.discovery.code_reach import CodeReach, find_reach, is_main_test
@@ -213,11 +214,17 @@ def text_of(node: ast.AST) -> str:
         return ""
 
 
+_PARSER_LOCK = Lock()
+"""Of two threads that parse at once, one may get ``SystemError: AST constructor recursion depth mismatch``
+from CPython (seen with 3.11.7)."""
+
+
 def parse_python(content: bytes, path: Path) -> ast.Module | None:
     """Return the syntax tree of a Python file; None for one that is nested too deeply for one. Raises
     SyntaxError or ValueError for what Python rejects."""
     try:
-        return ast.parse(content, filename=str(path))
+        with _PARSER_LOCK:
+            return ast.parse(content, filename=str(path))
     except (RecursionError, MemoryError):
         return None
 

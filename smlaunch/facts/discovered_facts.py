@@ -106,6 +106,9 @@ class SourceFacts:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that a program of smlaunch's own needs; none for a user's script."""
 
+    identity_sha256: str | None = None
+    """What identifies the source of such a program in the job's hash instead of ``archive_sha256``."""
+
     problem: str | None = None
     json_files: Mapping[str, str] = field(default_factory=dict)
     """Content, by name, of the JSON files that the job's options, args or hyperparameters name."""

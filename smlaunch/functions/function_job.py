@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from sys import version_info
 from tempfile import TemporaryDirectory
@@ -12,7 +14,9 @@ from typing import Any, NamedTuple
 
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.contract.launch_spec import host_references
+from smlaunch.contract.sagemaker_paths import LAUNCH_FILE, RUNTIME_ARCHIVE
 from smlaunch.errors import JobError, Problem
+from smlaunch.functions.call_secrets import find_call_secret
 from smlaunch.functions.function_source import (
     FunctionSource,
     call_files,
@@ -24,10 +28,11 @@ from smlaunch.functions.host_program import PROGRAM_FILE, SHA256_VARIABLE
 from smlaunch.functions.pickled_call import PickledCall, pickle_call
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import RunPlan
+from smlaunch.render.plan import Plan
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import AddedProgram, PreparedRun, prepare
+from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import LIMIT_BYTES
-from smlaunch.secrets.file_contents import find_secret
 from smlaunch.text.home_folder import expand_home
 
 _UNSUPPORTED_FIELDS = {
@@ -38,6 +43,16 @@ _UNSUPPORTED_FIELDS = {
     "segments": "a function runs in one job; launch a script as a chain of segments",
     "limits.segment": "a function runs in one job; launch a script as a chain of segments",
 }
+
+VERIFIED_START = (
+    "import os,sys,hashlib as h;p,*s=sys.argv[1:];[h.sha256(open(f,'rb').read()).hexdigest()==x or "
+    "sys.exit('smlaunch: error: '+f+' is not what the job was requested with') "
+    f"for f,x in zip((p,p[:-{len(RUNTIME_ARCHIVE)}]+'{LAUNCH_FILE}'),s)];os.execlp('python3','python3',p)"
+)
+"""Program of the container's entry point: compares the SHA-256 of the runtime and of job.json, which lie in
+the bucket, with those of the request, and becomes the runtime. At most 256 characters without a line break,
+the API's limit for a word of ContainerEntrypoint. job.json states the hash of the source, and the runtime
+compares it."""
 
 _IMAGE_PYTHON = re.compile(r"[:-]py3([0-9]{1,2})(?![0-9])")
 """In the tag of AWS's images: ``...-gpu-py312-cu126-...``."""
@@ -77,7 +92,11 @@ def prepare_function(
             "the data as an input (Job(inputs={...}))"
         )
         raise JobError([Problem("function", message)])
-    secret_kind = None if job.include_secrets else find_secret(call.content)
+    secret_kind = (
+        None
+        if job.include_secrets
+        else find_call_secret(call.content, unwrap_function(function), args, kwargs)
+    )
     if secret_kind is not None:
         message = (
             f"{name}, its arguments or the globals that it uses hold what looks like a secret "
@@ -89,7 +108,7 @@ def prepare_function(
     folder = source.folder() if job.source is None else expand_home(job.source)
     with TemporaryDirectory(prefix="smlaunch-function-") as scratch_folder:
         root = Path(scratch_folder, "source") if folder is None else folder
-        analyzed_file = Path(scratch_folder, f"{name}.py")
+        analyzed_file = Path(scratch_folder, "function.py")
         analyzed_file.write_text(source.analyzed_text(call.modules), "utf-8", "surrogateescape")
         if folder is None:
             root.mkdir()
@@ -97,15 +116,41 @@ def prepare_function(
             name=name,
             files=call_files(call),
             analyzed_file=analyzed_file,
+            sha256=call.sha256,
             variables={SHA256_VARIABLE: call.sha256},
             warnings=tuple(_find_module_warnings(call, folder)),
         )
         function_job = job.with_changes(entry=str(root / PROGRAM_FILE), source=str(root))
-        prepared = prepare(function_job, target, program=program)
+        try:
+            prepared = prepare(function_job, target, program=program)
+        except JobError as error:
+            raise JobError(
+                problem._replace(message=problem.message.replace(str(analyzed_file), source.shown_name))
+                for problem in error.problems
+            ) from None
     problems = list(_find_plan_problems(prepared.plan))
     if problems:
         raise JobError(problems)
-    return FunctionRun(prepared, name, program.warnings)
+    return FunctionRun(prepared._replace(plan=_with_verified_start(prepared.plan)), name, program.warnings)
+
+
+def _with_verified_start(plan: Plan) -> Plan:
+    """Return the plan with the hashes of runtime and job.json in its request, so that a host runs nothing
+    that somebody else has put into the bucket: what a host prints decides which result is unpickled here."""
+    planned_job = plan.planned_jobs[0]
+    uses_mpi = any(upload.mpi for upload in plan.uploads if upload.kind == "runtime")
+    job_json = next(upload.content or "" for upload in plan.uploads if upload.kind == "launch")
+    hashes = [
+        hashlib.sha256(content).hexdigest() for content in (load_runtime_archive(uses_mpi), job_json.encode())
+    ]
+    algorithm = planned_job.request["AlgorithmSpecification"]
+    python, runtime = algorithm["ContainerEntrypoint"]
+    entrypoint = [python, "-c", VERIFIED_START, runtime, *hashes]
+    request = {
+        **planned_job.request,
+        "AlgorithmSpecification": {**algorithm, "ContainerEntrypoint": entrypoint},
+    }
+    return replace(plan, planned_jobs=(replace(planned_job, request=request),))
 
 
 def _find_function_problems(function: Any, name: str) -> Iterator[Problem]:

@@ -144,9 +144,10 @@ class FunctionOutput:
         stated = log.result or self._read_log_again().result
         if stated is None:
             raise ServiceError(
-                f"run {self._run.name}: {self._function_name} has returned, and the log of {job} does not "
-                "state the hash of its result, without which it is not read: see that the log can be read "
-                "(logs:GetLogEvents, logs:DescribeLogStreams), and submit the same call under the same name"
+                f"run {self._run.name} has completed, and the log of {job} states no hash of a result of "
+                f"{self._function_name}, without which none is read: either the function ended its process "
+                "itself (os._exit), or the log cannot be read (logs:GetLogEvents, logs:DescribeLogStreams); "
+                "then submit the same call under the same name"
             )
         try:
             return decode_result(stated.format, self._fetch(job, stated, MAX_RESULT_BYTES))

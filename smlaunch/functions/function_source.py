@@ -6,9 +6,11 @@ its archive below ``.smlaunch``, a folder that is never sent otherwise.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
+import keyword
 import os
 import sys
 import sysconfig
@@ -19,7 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from smlaunch.discovery.code_reach import is_main_test
 from smlaunch.discovery.protected_folders import protected_folder_reason
+from smlaunch.discovery.source_modules import parse_python
 from smlaunch.functions.host_program import CALL_FILE, LIBRARY_FOLDER, PROGRAM_FILE
 from smlaunch.functions.pickled_call import PickledCall, library_files, load_cloudpickle
 
@@ -78,6 +82,12 @@ class FunctionSource:
             depth += 1
         return file.parents[depth]
 
+    @property
+    def shown_name(self) -> str:
+        """What messages call the file that ``analyzed_text`` comes from."""
+        file = user_file(self._module)
+        return "the function" if file is None else file.name
+
     def analyzed_text(self, modules: Iterable[str]) -> str:
         """Return a script that stands for the function where the plan looks for what a script imports and
         calls: the file that defines it, or the function's own source in a notebook, and imports of the
@@ -85,22 +95,43 @@ class FunctionSource:
         file = user_file(self._module)
         is_own_file = self._module.__name__ == getattr(self._function, "__module__", None)
         text = ""
-        with contextlib.suppress(
-            OSError, TypeError, UnicodeError
-        ):  # a function of C has no source, for example
-            text = (
-                file.read_text("utf-8")
-                if file is not None and is_own_file
-                else textwrap.dedent(inspect.getsource(self._function))
-            )
+        # A function of C has no source, for example, and a notebook's cell may be no Python.
+        with contextlib.suppress(OSError, TypeError, ValueError, SyntaxError):
+            if file is None or not is_own_file:
+                text = textwrap.dedent(inspect.getsource(self._function))
+            elif self._module.__name__ == "__main__":
+                text = definitions_of(file.read_text("utf-8"))
+            else:
+                text = file.read_text("utf-8")
         names = (
             name
             for name in sorted(modules)
             if name not in ("__main__", "builtins") and all(map(str.isidentifier, name.split(".")))
         )
-        name = self._function.__name__
-        mention = [name] if name.isidentifier() else []  # the host calls it, whatever the file does
+        name = getattr(self._function, "__name__", "")
+        is_name = name.isidentifier() and not keyword.iskeyword(name)
+        mention = [name] if is_name else []  # the host calls it, whatever the file does
         return "\n".join([text, *(f"import {name}" for name in names), *mention]) + "\n"
+
+
+_DEFINING_STATEMENTS = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.If, ast.Try),  # around an import, or a definition
+)
+
+
+def definitions_of(script: str) -> str:
+    """Return the text of a script with empty lines for what the hosts do not run of it: a function of the
+    script and the globals that it uses travel by value, and the script's other statements stay here. Raises
+    SyntaxError or ValueError for what Python rejects."""
+    tree = parse_python(script.encode("utf-8", "surrogateescape"), Path("function.py"))
+    lines = script.splitlines()
+    for statement in () if tree is None else tree.body:
+        is_main_block = isinstance(statement, ast.If) and is_main_test(statement.test)
+        if is_main_block or not isinstance(statement, _DEFINING_STATEMENTS):
+            first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
+            lines[first:last] = [""] * (last - first)
+    return "\n".join(lines) + "\n"
 
 
 def user_file(module: ModuleType) -> Path | None:

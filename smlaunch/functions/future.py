@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 from typing import Generic, TypeVar
 
@@ -26,6 +27,7 @@ class Future(concurrent.futures.Future[_Result], Generic[_Result]):
         """The run, as ``smlaunch.launch`` returns it."""
         self._output = output
         self._cancel_lock = threading.Lock()
+        self._process = os.getpid()
         # A daemon: the end of the process does not wait for the end of the run.
         thread = threading.Thread(target=self._follow, name=f"smlaunch-{run.name}", daemon=True)
         thread.start()
@@ -33,6 +35,24 @@ class Future(concurrent.futures.Future[_Result], Generic[_Result]):
     def running(self) -> bool:
         """Return whether the run has not ended and was not cancelled: hosts may still be starting."""
         return not self.done()
+
+    def result(self, timeout: float | None = None) -> _Result:
+        """Wait for the function's result, for ``timeout`` seconds at most, and return it. Raises its
+        exception, TimeoutError, CancelledError, and RuntimeError in a forked process before the run's end."""
+        self._refuse_forked_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as ``result`` does, and return the exception that it would raise; None for a result."""
+        self._refuse_forked_process()
+        return super().exception(timeout)
+
+    def _refuse_forked_process(self) -> None:
+        if not self.done() and os.getpid() != self._process:
+            raise RuntimeError(
+                f"the thread that follows run {self.run.name} is in process {self._process}, of which this "
+                "is a fork: ask there, or follow the run itself (future.run.result())"
+            )
 
     def cancel(self) -> bool:
         """Stop the run: hosts get SIGTERM and 120 seconds. Returns False for a run that has ended, True once

@@ -16,6 +16,7 @@ rank prints the SHA-256 of its file, which the client compares: the log is anoth
 
 import base64
 import contextlib
+import copyreg
 import hashlib
 import inspect
 import io
@@ -91,7 +92,41 @@ def encode_result(value: Any) -> EncodedResult:
             return EncodedResult(JSON, document)
         return EncodedResult(ARRAYS, _zip_arrays(document, arrays))
     except NotData:
-        return EncodedResult(PICKLE, _cloudpickle().dumps(value))
+        return EncodedResult(PICKLE, _pickle_value(value))
+
+
+def _pickle_value(value: Any) -> bytes:
+    """Pickle by cloudpickle. A class of the script with ``__slots__`` has none here, since cloudpickle makes
+    it anew without: its objects are pickled as the client's class has them, with values of slots."""
+    cloudpickle = _cloudpickle()
+
+    class ValuePickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined]
+        def reducer_override(self, item: Any) -> Any:
+            values = _values_of_lost_slots(item)
+            if not values:
+                return super().reducer_override(item)
+            others = {name: value for name, value in item.__dict__.items() if name not in values}
+            return copyreg.__newobj__, (type(item),), (others or None, values)  # type: ignore[attr-defined]
+
+    buffer = io.BytesIO()
+    ValuePickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+_WAYS_TO_PICKLE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
+
+
+def _values_of_lost_slots(item: Any) -> Dict[str, Any]:
+    """Return the values, by name, of the object's slots that lie in its ``__dict__``; none for an object that
+    says itself how it is pickled."""
+    item_type = type(item)
+    if not hasattr(item, "__dict__") or isinstance(item, type):
+        return {}
+    if any(getattr(item_type, name, None) is not getattr(object, name, None) for name in _WAYS_TO_PICKLE):
+        return {}
+    slots = [vars(base).get("__slots__", ()) for base in item_type.__mro__]
+    names = [name for slot in slots for name in ([slot] if isinstance(slot, str) else slot)]
+    return {name: item.__dict__[name] for name in names if name in item.__dict__}
 
 
 def encode_value(value: Any, arrays: List[Any]) -> Any:
@@ -189,7 +224,7 @@ def array_member(index: int) -> str:
 def encode_error(error: BaseException, traceback_text: str) -> bytes:
     """Return what the client needs to raise the exception: a line of JSON, and the pickled exception where it
     survives pickling."""
-    pickled = _pickle_exception(error)
+    pickled, problem = _pickle_exception(error)
     error_type = type(error)
     header = {
         "format": CALL_FORMAT,
@@ -197,21 +232,29 @@ def encode_error(error: BaseException, traceback_text: str) -> bytes:
         "message": _text_of(error)[:MAX_MESSAGE_CHARACTERS],
         "traceback": traceback_text[-MAX_TRACEBACK_CHARACTERS:],
         "has_pickle": pickled is not None,
+        "problem": problem,
     }
     return json.dumps(header, ensure_ascii=True).encode("ascii") + b"\n" + (pickled or b"")
 
 
-def _pickle_exception(error: BaseException) -> Optional[bytes]:
-    """Return None for an exception that does not come back from its pickle, or that ends a process."""
+def _pickle_exception(error: BaseException) -> Tuple[Optional[bytes], str]:
+    """Return the pickled exception, or None and why it does not travel: it does not come back from its
+    pickle, or it would end the process that gets it."""
     if not isinstance(error, Exception):
-        return None
+        return None, "it would end this process, or is no error, and is not raised here"
     try:
-        pickled: bytes = _cloudpickle().dumps(error)
-        restored = pickle.loads(pickled)  # noqa: S301  made a line above
-        is_same = type(restored) is type(error) and len(pickled) <= MAX_ERROR_BYTES - MAX_HEADER_BYTES
-    except Exception:  # whatever the user's own __reduce__ raises
-        return None
-    return pickled if is_same else None
+        pickled = _pickle_value(error)
+    except Exception as pickle_error:  # whatever the user's own __reduce__ raises
+        return None, "it cannot be pickled: {}".format(_text_of(pickle_error)[:1000])
+    if len(pickled) > MAX_ERROR_BYTES - MAX_HEADER_BYTES:
+        return None, "its pickle takes {:,} bytes".format(len(pickled))
+    try:
+        restored = pickle.loads(pickled)  # noqa: S301  made a few lines above
+    except Exception as load_error:
+        return None, "it cannot be rebuilt from its pickle: {}".format(_text_of(load_error)[:1000])
+    if type(restored) is not type(error):
+        return None, "its pickle holds another exception"
+    return pickled, ""
 
 
 def _text_of(error: BaseException) -> str:
@@ -336,9 +379,14 @@ def _write_output(name: str, content: bytes) -> str:
     folder = os.path.join(os.environ.get("SM_OUTPUT_DATA_DIR") or "/opt/ml/output/data", OUTPUT_FOLDER)
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, name)
-    with open(path + ".tmp", "wb") as file:
-        file.write(content)
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "wb") as file:
+            file.write(content)
+        os.replace(path + ".tmp", path)
+    except OSError:  # the disk is full: what is there of the file would leave no room for the report of it
+        with contextlib.suppress(OSError):
+            os.remove(path + ".tmp")
+        raise
     return hashlib.sha256(content).hexdigest()
 
 
@@ -356,13 +404,14 @@ def _flush_output() -> None:
         sys.stdout.flush()
 
 
-def _print_line(line: str) -> None:
-    """One write, so that no other thread's output comes between."""
+def _print_line(line: str, log: int) -> None:
+    """One write, so that no other thread's output comes between. ``log``: descriptor of the rank's output,
+    also where the function has redirected its own."""
     _flush_output()
-    os.write(1, (line + "\n").encode("ascii"))
+    os.write(log, (line + "\n").encode("ascii"))
 
 
-def _report_result(result: Any) -> None:
+def _report_result(result: Any, log: int) -> None:
     encoded = encode_result(result)
     if len(encoded.content) > MAX_RESULT_BYTES:
         raise ValueError(
@@ -370,7 +419,7 @@ def _report_result(result: Any) -> None:
             "uploaded, or to S3, and return its address".format(len(encoded.content), MAX_RESULT_BYTES)
         )
     sha256 = _write_output(result_file(encoded.format), encoded.content)
-    _print_line(RESULT_LINE.format(RESULT_KIND, encoded.format, len(encoded.content), sha256))
+    _print_line(RESULT_LINE.format(RESULT_KIND, encoded.format, len(encoded.content), sha256), log)
 
 
 def main() -> int:
@@ -378,22 +427,23 @@ def main() -> int:
     rank = find_rank(os.environ)
     with open(os.path.join(root, CALL_FILE), "rb") as file:
         call_content = file.read()
+    log, error_log = os.dup(1), os.dup(2)
     try:
         result = _call(root, call_content)
         if rank == 0:
-            _report_result(result)
+            _report_result(result, log)
         return 0
     except CallRefused as refused:
-        os.write(2, "smlaunch: error: {}\n".format(refused).encode("utf-8", "replace"))
+        os.write(error_log, "smlaunch: error: {}\n".format(refused).encode("utf-8", "replace"))
         return 2
     except BaseException as error:
         text = "".join(traceback.format_exception(type(error), error, _own_frames(error)))
         content = encode_error(error, text)
         sha256 = _write_output(error_file(rank), content)
-        _print_line(ERROR_LINE.format(ERROR_KIND, rank, len(content), sha256))
+        _print_line(ERROR_LINE.format(ERROR_KIND, rank, len(content), sha256), log)
         # As Python does for an exception that nobody caught, and the runtime takes the cause from it.
         _flush_output()
-        os.write(2, text.encode("utf-8", "replace"))
+        os.write(error_log, text.encode("utf-8", "replace"))
         return 1
 
 

@@ -7,9 +7,11 @@ of other modules by name, so that the host has to have the module.
 from __future__ import annotations
 
 import copyreg
+import functools
 import hashlib
 import io
 import json
+import pickletools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,10 @@ _EXTRA_HINT = (
     "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
     "smlaunch"
 )
+
+
+_MAX_READ_PICKLE_BYTES = 16 << 20
+"""Of pickles that are checked for names of the script; longer ones hold data."""
 
 
 class PickledCall(NamedTuple):
@@ -61,6 +67,14 @@ def pickle_call(
             f"{name} and its arguments cannot be sent to another process: {type(error).__name__}: {error}"
         )
         raise JobError([Problem("function", f"{message}; {_PICKLE_ADVICE}")]) from error
+    if len(buffer.getbuffer()) <= _MAX_READ_PICKLE_BYTES:
+        names = names_of_main(buffer.getvalue())
+        if names:
+            message = (
+                f"{names[0]} is no plain function or class of the script, so that it would travel by its "
+                "name, and hosts do not have the script: move it to a module beside the script"
+            )
+            raise JobError([Problem("function", message)])
     header = {
         "format": CALL_FORMAT,
         "python": "{}.{}".format(*sys.version_info[:2]),
@@ -88,6 +102,8 @@ def _pickler_class(cloudpickle: Any) -> Any:
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, type):
                 name_class(cloudpickle, value)
+            if type(value) is _CACHED_FUNCTION and value.__module__ == "__main__":
+                return _reduce_cached_function(value)
             reduced = super().reducer_override(value)
             is_by_name = reduced is NotImplemented
             if is_by_name and isinstance(value, (type, FunctionType)):
@@ -97,6 +113,34 @@ def _pickler_class(cloudpickle: Any) -> Any:
             return reduced
 
     return CallPickler
+
+
+_CACHED_FUNCTION: Any = type(functools.lru_cache(lambda: None))
+
+
+def _reduce_cached_function(cached: Any) -> tuple[Any, ...]:
+    """Return how a host makes a function of the script with ``functools.cache``: an empty cache around the
+    function itself. functools would let it look for the name in a script that it does not have."""
+    parameters = cached.cache_parameters()
+    state = {name: value for name, value in vars(cached).items() if name != "cache_parameters"}
+    arguments = (cached.__wrapped__, parameters["maxsize"], parameters["typed"], functools._CacheInfo)  # noqa: SLF001
+    return _CACHED_FUNCTION, arguments, state
+
+
+def names_of_main(pickled: bytes) -> list[str]:
+    """Return the names that a pickle looks up in ``__main__``, which on a host is another program."""
+    names, texts, memo = [], [""], []
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name == "MEMOIZE":
+            memo.append(texts[-1])
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
+            texts.append(memo[int(argument or 0)])
+        elif opcode.name == "STACK_GLOBAL" and texts[-2] == "__main__":
+            names.append(texts[-1])
+        else:
+            texts.append(argument if isinstance(argument, str) else "")
+        del texts[:-2]
+    return names
 
 
 _CLASS_NUMBERS: WeakKeyDictionary[type, int] = WeakKeyDictionary()

@@ -124,12 +124,13 @@ def decode_exception(content: bytes) -> RemoteException:
     try:
         type_name, message, traceback = (str(header[key]) for key in ("type", "message", "traceback"))
         has_pickle, header_format = bool(header["has_pickle"]), str(header["format"])
+        problem = str(header["problem"])
     except (KeyError, TypeError) as error:
         raise ResultError(f"it is no exception of a rank: {error}") from None
     if header_format.partition(".")[0] != CALL_FORMAT.partition(".")[0]:
         raise ResultError(f"it has format {header_format}; this release reads {CALL_FORMAT}")
     if not has_pickle:
-        return RemoteException(type_name, message, traceback, None, "it cannot be pickled")
+        return RemoteException(type_name, message, traceback, None, problem)
     try:
         exception = load_pickle(pickled)
     except ResultError as error:

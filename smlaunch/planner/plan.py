@@ -300,7 +300,7 @@ def job_hash(job: Job, facts: DiscoveredFacts) -> str:
         "version": formats.JOB_HASH.version,
         "job": job_mapping,
         "entry": facts.source.entry if job.entry is None else _hashed_entry(job.entry, facts.source),
-        "source": facts.source.archive_sha256,
+        "source": facts.source.identity_sha256 or facts.source.archive_sha256,
     }
     canonical_json = json.dumps(hashed_document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical_json.encode()).hexdigest()

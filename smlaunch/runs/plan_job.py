@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -62,6 +63,8 @@ class AddedProgram:
     """Content by path, to be added to the source."""
     analyzed_file: Path
     """What the plan reads instead of the entry."""
+    sha256: str
+    """Of what the program does, whatever else lies in the source."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the program's own."""
     warnings: tuple[str, ...] = ()
@@ -249,12 +252,25 @@ def pack_job_source(
         default_requirements=_find_default_requirements(entry_in_source, archive),
         warnings=(*archive.warnings, *(() if program is None else program.warnings)),
         variables={} if program is None else program.variables,
+        identity_sha256=None if program is None else _identify_program(program, archive),
         excluded_files=archive.excluded_files,
         ignored_files=archive.ignored_files,
         files=frozenset(archive.files),
         digest_by_file=archive.digest_by_file,
     )
     return source_facts, archive
+
+
+def _identify_program(program: AddedProgram, archive: SourceArchive) -> str:
+    """Return the hash of the program and of the modules beside it. Other files of the folder, such as a log
+    that the caller writes, make no other run of it."""
+    digest = hashlib.sha256(program.sha256.encode())
+    for path in archive.files:
+        if path not in program.files and (path.endswith(".py") or path == DEFAULT_REQUIREMENTS):
+            digest.update(
+                f"\0{path}\0{hashlib.sha256((archive.root / path).read_bytes()).hexdigest()}".encode()
+            )
+    return digest.hexdigest()
 
 
 def _find_inputs_in_source(

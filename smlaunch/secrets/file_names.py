@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from fnmatch import translate
 from typing import NamedTuple
 
 from smlaunch.secrets.file_contents import (
@@ -139,8 +138,15 @@ _PATTERN_BY_PARENT_AND_NAME = {
 _PATTERN_BY_GLOB_GROUP = {
     f"g{number}": sign for number, sign in enumerate(s for s in SECRET_PATTERNS if "*" in s.pattern)
 }
+
+
+def _glob_regex(pattern: str) -> str:
+    """``fnmatch.translate`` names groups in Python 3.10, and no two globs could be combined."""
+    return re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") + r"\Z"
+
+
 _COMBINED_GLOB_REGEX = re.compile(
-    "|".join(f"(?P<{name}>{translate(sign.pattern)})" for name, sign in _PATTERN_BY_GLOB_GROUP.items()),
+    "|".join(f"(?P<{name}>{_glob_regex(sign.pattern)})" for name, sign in _PATTERN_BY_GLOB_GROUP.items()),
     re.DOTALL,
 )
 

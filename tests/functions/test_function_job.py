@@ -19,8 +19,12 @@ import pytest
 import smlaunch
 from smlaunch import Compute, Job, JobError, Limits, MachineError
 from smlaunch.functions import function_job
+from smlaunch.functions.call_secrets import find_call_secret
 from smlaunch.functions.function_job import FunctionRun, prepare_function
+from smlaunch.functions.function_source import definitions_of
 from smlaunch.functions.host_program import CALL_FILE, PROGRAM_FILE, SHA256_VARIABLE
+from smlaunch.functions.pickled_call import names_of_main
+from smlaunch.runs.runtime_archive import load_runtime_archive
 from tests.runs.fakes import ROLE, fake_target
 from tests.tables import table
 
@@ -64,6 +68,86 @@ def test_a_call_is_an_ordinary_job_whose_request_has_its_hash(source: Path) -> N
     # No key of any kind: what the request has more than that of a script is this one hash.
     assert set(request["Environment"]) == {SHA256_VARIABLE}
     assert "HyperParameters" not in request or not request["HyperParameters"]
+
+
+def test_the_request_states_the_hashes_of_what_a_host_starts(source: Path) -> None:
+    prepared = prepare(lambda x: x, 1, job=Job(source=source)).prepared
+    plan = prepared.plan
+    python, option, text, runtime, *hashes = plan.planned_jobs[0].request["AlgorithmSpecification"][
+        "ContainerEntrypoint"
+    ]
+    assert (python, option, runtime) == ("python3", "-c", "/opt/ml/input/data/smlaunch/runtime.pyz")
+    assert len(text) <= 256 and "\n" not in text
+    job_json = next(upload.content for upload in plan.uploads if upload.kind == "launch")
+    assert job_json is not None
+    assert hashes == [
+        hashlib.sha256(content).hexdigest() for content in (load_runtime_archive(False), job_json.encode())
+    ]
+    assert prepared.source is not None
+    assert prepared.source.sha256 in job_json
+
+
+def test_other_files_beside_the_modules_make_no_other_run(source: Path) -> None:
+    def hash_now() -> str:
+        return prepare(functools.partial(max, 1, 2), job=Job(source=source)).prepared.plan.job_hash
+
+    before = hash_now()
+    (source / "log.txt").write_text("a line")
+    assert hash_now() == before
+    (source / "helper.py").write_text("def double(x):\n    return 3 * x\n")
+    assert hash_now() != before
+
+
+SCRIPT = """\
+import os
+try:
+    import torch
+except ImportError:
+    torch = None
+
+@functools.cache
+def train():
+    return os.environ["SM_CHANNEL_TRAIN"]
+settings = os.environ["SM_CHANNEL_TEST"]
+print(
+    train()
+)
+if __name__ == "__main__":
+    submit(train)
+"""
+
+
+def test_what_a_script_does_itself_is_no_part_of_its_functions() -> None:
+    remaining = definitions_of(SCRIPT).splitlines()
+    assert [line for line in remaining if line] == SCRIPT.splitlines()[:5] + SCRIPT.splitlines()[6:9]
+    assert remaining[8] == '    return os.environ["SM_CHANNEL_TRAIN"]'  # on its own line, as messages name it
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.password = "Zq8!hunter2hunter2"
+
+
+@table(
+    ("args", "kwargs", "kind"),
+    [
+        ((), {"password": "Zq8!hunter2hunter2"}, "the value of password"),
+        ((Settings(),), {}, "the value of password"),
+        (({"db": ["postgres://u:hunter2@host/db"]},), {}, "a value in a secret's format"),
+        (("hf_" + "a1B2" * 9,), {}, "a value in a secret's format"),
+        ((b"\0" * 3_000_000 + b"-----BEGIN PRIVATE KEY-----\n" + b"Ab1+" * 30,), {}, "a private key"),
+        (("gpt2", 3, None, [0.5], {"tokenizer": "bert"}), {"max_tokens": 20, "password": ""}, None),
+        ((smlaunch, threading, Settings), {"rate": 0.1}, None),
+    ],
+)
+def test_secrets_of_a_call(args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None) -> None:
+    content = args[0] if args and isinstance(args[0], bytes) else b""
+    assert find_call_secret(content, max, args, kwargs) == kind
+
+
+def test_names_that_a_host_would_look_up_in_the_script() -> None:
+    assert names_of_main(b"\x80\x04\x8c\x08__main__\x94\x8c\x03fib\x94\x93\x94.") == ["fib"]
+    assert names_of_main(pickle.dumps([functools.partial(max, 1), "__main__", len], 5)) == []
 
 
 def test_the_strategy_follows_from_what_the_function_uses(source: Path) -> None:

@@ -103,11 +103,11 @@ EVIDENCE = pickle.dumps(Evidence())
         (result_line(EVIDENCE), {"result.json": EVIDENCE}, "not the JSON that was announced"),
         (result_line(b"[1]", size=MAX_RESULT_BYTES + 1), {"result.json": b"[1]"}, "at most 1,073,741,824"),
         (result_line(b"[1]"), None, "is missing"),
-        ("no line", {"result.json": b"[1]"}, "does not state the hash"),
-        (result_line(b"[1]", "eval"), {"result.json": b"[1]"}, "does not state the hash"),
-        (result_line(b"[1]") + " x", {"result.json": b"[1]"}, "does not state the hash"),
+        ("no line", {"result.json": b"[1]"}, "states no hash of a result"),
+        (result_line(b"[1]", "eval"), {"result.json": b"[1]"}, "states no hash of a result"),
+        (result_line(b"[1]") + " x", {"result.json": b"[1]"}, "states no hash of a result"),
         # Only rank 0 announces a result, and only on the first host.
-        ("[1] " + result_line(EVIDENCE, PICKLE), {"result.pkl": EVIDENCE}, "does not state the hash"),
+        ("[1] " + result_line(EVIDENCE, PICKLE), {"result.pkl": EVIDENCE}, "states no hash of a result"),
     ],
 )
 def test_a_result_that_is_not_the_announced_one_is_not_read(
@@ -121,7 +121,7 @@ def test_a_result_that_is_not_the_announced_one_is_not_read(
 
 def test_another_host_announces_no_result() -> None:
     logs = {"algo-1": ["x"], "algo-2": [result_line(EVIDENCE, PICKLE)]}
-    with pytest.raises(ServiceError, match="does not state the hash"):
+    with pytest.raises(ServiceError, match="states no hash of a result"):
         EndedRun(logs, {"result.pkl": EVIDENCE}).wait()
     assert not Evidence.traces
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from smlaunch.functions import host_program, remote_function
+from smlaunch.functions.function_job import VERIFIED_START
 from smlaunch.functions.function_source import call_files
 from smlaunch.functions.host_program import CALL_FILE, PROGRAM_FILE, SHA256_VARIABLE
 from smlaunch.functions.pickled_call import PickledCall, pickle_call
 from smlaunch.functions.result_decoding import decode_exception
+from tests.conftest import ROOT
 from tests.runtime.test_ranks import python_of
 from tests.tables import table
 
@@ -80,6 +82,33 @@ def test_rank_0_writes_and_the_others_do_not(host: Host) -> None:
     assert json.loads(content) == {"dict": [["twice", 42]]}
     sha256 = hashlib.sha256(content).hexdigest()
     assert first.stdout == f"smlaunch: function-result format=json bytes={len(content)} sha256={sha256}\n"
+
+
+def silence_output() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 7
+
+
+def test_a_result_is_announced_wherever_the_function_sends_its_output(host: Host) -> None:
+    call = pickled(lambda: silence_output())
+    host.unpack(call)
+    (host.source / "tests" / "functions").mkdir(parents=True)
+    result = host.run(call.sha256, RANK="0", PYTHONPATH=str(ROOT))
+    assert result.stdout.startswith("smlaunch: function-result format=json"), result.stderr
+
+
+def test_a_host_starts_no_other_runtime_than_the_one_of_the_request(tmp_path: Path) -> None:
+    runtime, job_json = tmp_path / "runtime.pyz", tmp_path / "job.json"
+    runtime.write_text("print('the runtime')")
+    job_json.write_text("{}")
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (runtime, job_json)]
+    command = [sys.executable, "-c", VERIFIED_START, str(runtime), *hashes]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "the runtime\n"
+    for path in (job_json, runtime):
+        path.write_text(path.read_text() + " ")
+        refused = subprocess.run(command, capture_output=True, text=True)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr == f"smlaunch: error: {path} is not what the job was requested with\n"
 
 
 def test_a_changed_call_is_refused_before_it_is_unpickled(host: Host, tmp_path: Path) -> None:

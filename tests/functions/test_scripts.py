@@ -12,6 +12,7 @@ from smlaunch.local import background_endpoint
 from tests import warm
 
 SCRIPT = """
+import functools
 import sys
 from dataclasses import dataclass
 
@@ -27,6 +28,21 @@ SCALE = 10
 class Point:
     x: int
     y: int = 0
+
+
+@dataclass(slots=True)
+class Size:
+    width: int
+
+
+@functools.cache
+def fibonacci(number):
+    return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+
+class Adder:
+    def __call__(self, number):
+        return [Size(fibonacci(number))]
 
 
 JOB = Job(name="mirrored", compute=Compute(processes_per_host=2))
@@ -47,6 +63,8 @@ if __name__ == "__main__":
     assert type(mirrored) is Point, type(mirrored)
     print(mirrored, add(5), mirror.submit(Point(1, 2)).run.attached)
     print(mirror.function(Point(3, 4), depth=0)[0])
+    if len(sys.argv) > 1:
+        print(smlaunch.submit(Adder(), 10, target=smlaunch.local_target()).result())
 """
 
 
@@ -60,16 +78,19 @@ def test_a_script_with_its_modules_and_classes(home: Path, tmp_path: Path) -> No
     (folder / "package" / "part.py").write_text("PREFIX = 'from'\n")
     background_endpoint.start_endpoint(home, isolation="plain")
     try:
-        for _ in range(2):  # the second process finds the run of the first
-            result = run_python(folder / "main.py")
+        for further in ([], ["all"]):  # the second process finds the run of the first
+            result = run_python(folder / "main.py", *further)
             assert result.returncode == 0, result.stderr
             assert result.stdout.splitlines() == [
                 "Point(x=20, y=2) 6 True",
                 "from late",
                 "Point(x=40, y=6)",
+                *(["[Size(width=55)]"] if further else []),
             ]
+            (folder / "log.txt").write_text("no module of the program")
         listing = command("ls", "--local", "--json")
-        assert [row["run"] for row in json.loads(listing)["runs"]] == ["mirrored"]
+        runs = [row["run"] for row in json.loads(listing)["runs"]]
+        assert [run for run in runs if not run.startswith("adder-")] == ["mirrored"]
         log = command("logs", "mirrored", "--local")
         assert sum("from late" in line for line in log.splitlines()) == 8  # two ranks, to a depth of 4
         assert "function-result format=pickle" in log
@@ -123,8 +144,9 @@ def test_at_a_prompt_functions_come_from_the_session_and_from_modules_beside_it(
     assert result.stdout.splitlines() == ["[15]", "True (1, 2)"]
 
 
-def run_python(script: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+def run_python(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
 
 
 def command(*arguments: str) -> str:
