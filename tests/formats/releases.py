@@ -93,8 +93,8 @@ def with_format_2(folder: Path) -> Release:
             '(formats.OUTCOME, content, document_name)\n    if document is None or document.get("ending")',
         ),
         (
-            'SegmentOutcome(\n        str(document["result"])',
-            'SegmentOutcome(\n        str(document["ending"])',
+            ' = SegmentOutcome(\n        result=str(document["result"])',
+            ' = SegmentOutcome(\n        result=str(document["ending"])',
         ),
     )
     return release
