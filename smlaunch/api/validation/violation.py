@@ -99,10 +99,10 @@ def _aws_value_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        member_texts = [f"{key}={_aws_value_text(get_at_path)}" for key, get_at_path in value.items()]
+        member_texts = [f"{key}={_aws_value_text(item_value)}" for key, item_value in value.items()]
         return "{" + ", ".join(member_texts) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_aws_value_text(get_at_path) for get_at_path in value) + "]"
+        return "[" + ", ".join(_aws_value_text(item_value) for item_value in value) + "]"
     return str(value)
 
 
