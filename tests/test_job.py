@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from enum import Enum, IntEnum
 from inspect import signature
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.contract.launch_spec import LAUNCHERS, MPI
 from smlaunch.contract.segment import UPLOAD_MODES
@@ -415,11 +417,26 @@ def test_a_number_is_quoted_as_the_file_has_it(line: str, message: str) -> None:
     assert problems(parse_job_yaml(f"entry: a.py\n{line}\n")) == [message]
 
 
+@pytest.mark.parametrize("text", ["1e2", "0.10", "1e-4", "1e16", "-2.50", ".5", "5.", "0.1"])
+def test_a_number_of_a_file_is_sent_as_the_file_has_it(text: str) -> None:
+    """Only smlaunch's runtime gets JSON, which has no number ``.5``. ``100.0`` is no integer for XGBoost."""
+    job = Job.from_mapping(parse_job_yaml(f"entry: a.py\nhyperparameters: {{rate: {text}}}\n"))
+    again = Job.from_mapping(parse_job_yaml(job.to_yaml()))
+    copies = [job, again, copy.deepcopy(job), pickle.loads(pickle.dumps(job)), job.with_changes(name="x")]
+    for one in copies:
+        number = one.hyperparameters["rate"]
+        assert hyperparameter_text(number, is_verbatim=True) == text
+        assert json.loads(hyperparameter_text(number)) == number == float(text)
+        assert (hyperparameter_text(number) == text) is (text not in (".5", "5."))
+    assert job == again == copies[2] == copies[3]
+    assert (job == Job(entry="a.py", hyperparameters={"rate": float(text)})) is (text == "0.1")
+
+
 def test_numbers_of_a_file_are_ordinary_numbers() -> None:
     job = Job.from_mapping(
         parse_job_yaml("entry: a.py\nhyperparameters: {lr: 1e-3}\nlimits: {max_cost: 5.50}\n")
     )
-    assert type(job.hyperparameters["lr"]) is type(job.limits.max_cost) is float
+    assert job.hyperparameters["lr"] * 2 == 0.002 and type(job.limits.max_cost) is float
     mapping = parse_job_yaml("lr: 1.50")
     assert json.dumps(pickle.loads(pickle.dumps(mapping))) == '{"lr": 1.5}'
 
@@ -462,6 +479,55 @@ def test_a_job_written_beside_its_file_is_the_same_job(
     assert "entry: train.py" in job.to_yaml()
     Path("sub/copy.yaml").write_text(job.to_yaml())
     assert Job.from_file("sub/copy.yaml") == job
+
+
+@pytest.mark.parametrize("stated", [{}, {"a": "1"}], ids=["made-without", "made-with"])
+@pytest.mark.parametrize("name", ["options", "hyperparameters", "environment", "tags", "inputs"])
+def test_mappings_of_a_job_cannot_be_changed(name: str, stated: dict[str, str]) -> None:
+    """What is set on a job that was made without the field was shown, and not sent."""
+    values = dict.fromkeys(stated, "s3://b/x/") if name == "inputs" else stated
+    original = Job(entry="a.py", **({name: values} if stated else {}))
+    for job in (original, copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        mapping: Any = getattr(job, name)
+        changes: list[Callable[[], object]] = [
+            lambda mapping=mapping: mapping.__setitem__("b", "2"),
+            lambda mapping=mapping: mapping.__delitem__("a"),
+            lambda mapping=mapping: mapping.__ior__({"b": "2"}),
+            *(getattr(mapping, method) for method in ("clear", "pop", "popitem", "setdefault", "update")),
+        ]
+        for change in changes:
+            with pytest.raises(TypeError, match=r"read-only; its with_changes\(\.\.\.\) returns a copy"):
+                change()
+        assert job == original and mapping == getattr(original, name)
+        changed = job.with_changes(**{name: {**mapping, "b": "s3://b/y/"}})
+        assert set(getattr(changed, name)) == {*stated, "b"}
+
+
+def test_a_mapping_for_a_section_changes_the_members_that_it_names() -> None:
+    job = Job(
+        entry="a.py",
+        limits=Limits(max_runtime="1h", max_cost=5),
+        compute=Compute(instance_type="ml.m5.xlarge"),
+        checkpoints=Checkpoints("s3://b/c/"),
+        hyperparameters={"lr": 1},
+    )
+    changed = job.with_changes(
+        limits={"max_runtime": "2h"},
+        compute={"hosts": 3},
+        checkpoints={"interval": "5m"},
+        hyperparameters={"epochs": 2},
+        workload={"kind": "training"},
+    )
+    assert changed.limits == Limits(max_runtime="2h", max_cost=5)
+    assert changed.compute == Compute(instance_type="ml.m5.xlarge", hosts=3)
+    assert changed.checkpoints == Checkpoints("s3://b/c/", interval="5m")
+    assert changed.hyperparameters == {"epochs": 2}, "no section: its names are the user's"
+    assert job.with_changes(limits={"max_cost": None}).limits == Limits(max_runtime="1h")
+    assert job.with_changes(limits=Limits(max_runtime="2h")).limits == Limits(max_runtime="2h")
+    assert job.with_changes(checkpoints="s3://b/d/").checkpoints == Checkpoints("s3://b/d/")
+    assert job.with_changes(entry={"module": "a.b"}).program == "a/b"
+    with pytest.raises(JobError, match=r"^limits\.max_cost: a number is needed"):
+        job.with_changes(limits={"max_cost": "x"})
 
 
 def test_jobs_are_equal_by_what_a_script_gets() -> None:

@@ -18,6 +18,7 @@ from smlaunch.catalog.strategies import STRATEGIES, known_strategies
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
+from smlaunch.job.written_float import WrittenFloat
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
 _SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -358,8 +359,10 @@ def _check_account_id(text: str) -> str:
 
 def _copy_as_json(value: Any) -> Any:
     """Return a deep copy of a value in JSON's own types; tuples become lists. Raises FieldError for a value
-    that JSON does not have."""
-    return _copy_item_as_json(value, 0, count(1))
+    that JSON does not have. A number of a job file keeps its text."""
+    copied = _copy_item_as_json(value, 0, count(1))
+    is_spelled_otherwise = isinstance(value, WrittenFloat) and value.text != repr(copied)
+    return value if is_spelled_otherwise else copied
 
 
 def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> Any:

@@ -10,6 +10,7 @@ import ast
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from inspect import cleandoc, getsource
 from itertools import pairwise
@@ -85,7 +86,7 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
         return {"anyOf": [one for schema in alternatives for one in schema.get("anyOf", [schema])]}
     if origin is tuple:
         return {"type": "array", "items": _schema_of(arguments[0], docs_by_class, definitions)}
-    if origin is dict:
+    if origin is Mapping:
         return {
             "type": "object",
             "propertyNames": _schema_of(arguments[0], docs_by_class, definitions),

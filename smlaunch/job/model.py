@@ -1,8 +1,8 @@
 """Job: what the user wants, in one class tree for Python and for YAML.
 
-Objects are frozen. Building one, or reading one from a mapping or a file, checks everything that needs no
-access to files or services, and raises one ``JobError`` that lists every mistake with its path. Other checks
-(does the script exist, is the prefix empty) are the plan's.
+Objects are frozen, and their mappings read-only. Building one, or reading one from a mapping or a file,
+checks everything that needs no access to files or services, and raises one ``JobError`` that lists every
+mistake with its path. Other checks (does the script exist, is the prefix empty) are the plan's.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class SegmentChange(Section):
     that follow.
     """
 
-    hyperparameters: dict[NonEmptyText, Hyperparameter] = field(default_factory=dict)
+    hyperparameters: Mapping[NonEmptyText, Hyperparameter] = field(default_factory=dict)
     """Override the job's own."""
     compute: SegmentCompute = SegmentCompute()
     """Differences in the hosts."""
@@ -306,18 +306,18 @@ class Job(Section):
     """One of SageMaker's built-in algorithms, instead of a script."""
     strategy: StrategyName | None = None
     """How the job is distributed. None lets the plan choose and explain its choice."""
-    options: dict[NonEmptyText, Hyperparameter] = field(default_factory=dict)
+    options: Mapping[NonEmptyText, Hyperparameter] = field(default_factory=dict)
     """Options of the strategy; each strategy names its own (docs/strategies.md)."""
     launcher: LauncherName = "runtime"
     """Program that starts a host's ranks: smlaunch's own runtime or PyTorch's torchrun."""
     args: tuple[TextOrInteger, ...] = ()
     """Arguments of the script, unchanged and before the hyperparameters; or arguments of an image's own
     program."""
-    hyperparameters: dict[NonEmptyText, Hyperparameter] = field(default_factory=dict)
+    hyperparameters: Mapping[NonEmptyText, Hyperparameter] = field(default_factory=dict)
     """Passed to a script as ``--key value``, and to an algorithm as its parameters."""
     compute: Compute = Compute()
     """The hosts."""
-    inputs: dict[ChannelName, Channel] = field(default_factory=dict)
+    inputs: Mapping[ChannelName, Channel] = field(default_factory=dict)
     """Data, by channel name."""
     source: PathText | None = None
     """Directory that is uploaded with the entry; by default that of the script, for a module or a command
@@ -335,7 +335,7 @@ class Job(Section):
     to it. None takes AWS's image for the strategy."""
     framework_version: NonEmptyText | None = None
     """Version of AWS's image, such as 2.13."""
-    environment: dict[VariableName, TextOrInteger] = field(default_factory=dict)
+    environment: Mapping[VariableName, TextOrInteger] = field(default_factory=dict)
     """Environment variables of every process."""
     limits: Limits = Limits()
     """When the run is ended."""
@@ -362,7 +362,7 @@ class Job(Section):
     """Subnets of the VPC that hosts run in."""
     security_groups: tuple[NonEmptyText, ...] = ()
     """Security groups of the VPC that hosts run in."""
-    tags: dict[NonEmptyText, TextOrInteger] = field(default_factory=dict)
+    tags: Mapping[NonEmptyText, TextOrInteger] = field(default_factory=dict)
     """Tags of every job that is created."""
     name: RunId | None = None
     """The run's id. The same job and name attach to the existing run."""
@@ -428,7 +428,10 @@ class Job(Section):
         return job
 
     def with_changes(self, **changes: Any) -> Job:
-        """Return a copy with other values of some fields. Raises JobError."""
+        """Return a copy with other values of some fields. A mapping for a section, such as ``limits``,
+        changes the members that it names and no others: ``job.with_changes(limits={"max_runtime": "2h"})``
+        keeps ``max_cost``. Any other value, such as a section or the mapping of hyperparameters, replaces the
+        field. Raises JobError."""
         job = super().with_changes(**changes)
         object.__setattr__(job, "_file_folder", self._file_folder)
         return job

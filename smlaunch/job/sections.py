@@ -21,6 +21,8 @@ from inspect import CO_VARKEYWORDS, Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.job.read_only_dict import ReadOnlyDict
+from smlaunch.job.written_float import WrittenFloat
 from smlaunch.secrets.masking import MASK, is_secret_name, mask_document
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
@@ -141,9 +143,10 @@ class Section:
         return stated
 
     def with_changes(self: _Self, **changes: Any) -> _Self:
-        """Return a copy with other values of some fields. Raises JobError."""
-        stated = {name: getattr(self, name) for name in self.stated_fields}
-        return type(self)(**{**stated, **changes})
+        """Return a copy with other values of some fields. A mapping for a section, such as ``limits``,
+        changes the members that it names and no others. Any other value, such as a section, a shorthand or
+        the mapping of hyperparameters, replaces the field. Raises JobError."""
+        return type(self)(**_merge_changes(self, changes))
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, in JSON's own types."""
@@ -172,6 +175,18 @@ class Section:
                 masked_value = mask_document(value) if isinstance(value, (dict, tuple, str)) else value
                 fields.append(f"{field.name}={masked_value!r}")
         return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def _merge_changes(section: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section's stated fields with the changes."""
+    fields = {name: getattr(section, name) for name in section.stated_fields}
+    for name, change in changes.items():
+        before = fields.get(name)
+        # Members of a section that is usually a text, such as entry, exclude each other.
+        if isinstance(before, Section) and isinstance(change, Mapping) and not before.IS_USUALLY_TEXT:
+            change = _merge_changes(before, change)
+        fields[name] = change
+    return fields
 
 
 def annotations_of(section_class: type[Section]) -> Mapping[str, Any]:
@@ -215,6 +230,8 @@ def _to_json(value: Any) -> Any:
         return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [_to_json(item) for item in value]
+    if isinstance(value, WrittenFloat):
+        return {"number": value.text}
     return {key: _to_json(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
@@ -236,6 +253,8 @@ def _fill(target: Section, fields: Mapping[Any, Any], location: Location, readin
             value = _default_of(field)
             if value is dataclasses.MISSING:
                 reading.add_problem((*location, field.name), "it is missing")
+        if isinstance(value, dict):
+            value = ReadOnlyDict(value)
         object.__setattr__(target, field.name, value)
     object.__setattr__(target, "_stated_fields", frozenset(fields))
     for key in fields:
@@ -252,7 +271,7 @@ def _reader_for(annotation: Any) -> _Reader:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         base, *rules = arguments
-        is_container = typing.get_origin(base) in (tuple, dict)
+        is_container = typing.get_origin(base) in (tuple, Mapping)
         return _rules_reader(rules, _reader_for(base) if is_container else None)
     if origin is Literal:
         return _rules_reader([FieldRule(functools.partial(_read_choice, arguments))], None)
@@ -261,7 +280,7 @@ def _reader_for(annotation: Any) -> _Reader:
         return functools.partial(_read_optional, _reader_for(inner))
     if origin is tuple:
         return functools.partial(_read_list, _reader_for(arguments[0]))
-    if origin is dict:
+    if origin is Mapping:
         return functools.partial(_read_mapping, _reader_for(arguments[0]), _reader_for(arguments[1]))
     return functools.partial(_read_section, annotation)
 

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from smlaunch.errors import JobError, Problem
+from smlaunch.job.written_float import WrittenFloat
 from smlaunch.text.home_folder import expand_home
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
@@ -40,23 +41,6 @@ _MAX_BYTES = 32_000_000
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 _UNICODE_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
-
-
-class _WrittenFloat(float):
-    """A number that is shown as the file has it: ``2.10`` and ``1e3``, which a version or a name may be."""
-
-    text: str
-
-    def __new__(cls, value: float, text: str) -> _WrittenFloat:
-        number = super().__new__(cls, value)
-        number.text = text
-        return number
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), self.text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,7 +67,7 @@ class _Loader(yaml.SafeLoader):
                 node.start_mark,
             )
         value = super().construct_object(node, deep)
-        return _WrittenFloat(value, node.value) if isinstance(value, float) else value
+        return WrittenFloat(value, node.value) if isinstance(value, float) else value
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         """Return a scalar's text. JSON writes a character beyond U+FFFF as two halves, which are joined."""
@@ -131,7 +115,12 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(_YAML_TAG_PREFIX + "str", text, style=style)
 
 
+def _represent_written_float(dumper: yaml.SafeDumper, number: WrittenFloat) -> yaml.ScalarNode:
+    return dumper.represent_scalar(_YAML_TAG_PREFIX + "float", number.text)
+
+
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(WrittenFloat, _represent_written_float)
 for _name, _pattern, _first in _RESOLVERS:
     _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
     _Loader.add_implicit_resolver(_YAML_TAG_PREFIX + _name, _whole, _first)

@@ -355,6 +355,8 @@ def _key_value_text(key: str, value: Any) -> str:
     value = mask_named_value(key, value)
     if value == MASK:
         return f"{key}={MASK}"
+    if isinstance(value, float):  # as a job file has it
+        return f"{key}={value!r}"
     bare = isinstance(value, str) and shlex.quote(value) == value
     return f"{key}={value if bare else json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 

@@ -26,8 +26,8 @@ TOOLKIT: Mapping[str, str] = {
     "SM_TRAINING_ENV.additional_framework_parameters": "As SM_FRAMEWORK_PARAMS.",
     "SM_TRAINING_ENV.module_dir": "As SM_MODULE_DIR.",
     "SM_USER_ARGS": (
-        "The script's arguments; numbers keep the text that was sent (`0.10` of `--hp lr=0.10`; `lr: 0.10` "
-        "in a job file is the number 0.1)."
+        "The script's arguments; numbers keep the text that was sent (`0.10` of `--hp lr=0.10`, and of "
+        "`lr: 0.10` in a job file)."
     ),
     "TORCHELASTIC_ERROR_FILE": "For torchrun's agent, which only runs with `launcher: torchrun`.",
     "TORCHELASTIC_RUN_ID": "The job's name, the same on all hosts, instead of a random number.",
