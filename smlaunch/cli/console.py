@@ -14,6 +14,7 @@ from smlaunch.secrets.masking import mask_text
 from smlaunch.text.format import wrap_words
 
 if TYPE_CHECKING:
+    from smlaunch.aws.interfaces import CallError
     from smlaunch.data.transfer_progress import TransferProgress
 
 
@@ -56,6 +57,11 @@ def print_message(text: str, *, indent: str = "", **style: Any) -> None:
     """Print a message to stderr, secrets masked, wrapped at words on a terminal. ``indent``: in front of all
     lines but the first."""
     print_labeled("", text, indent=indent, text_style=style)
+
+
+def print_retry(error: CallError, seconds: float) -> None:
+    """Say that a call has failed and is made again after so many seconds."""
+    click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)
 
 
 def print_labeled(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.console import print_message
+from smlaunch.cli.console import print_message, print_retry
 from smlaunch.cli.export_files import write_export_files
 from smlaunch.cli.job_loader import load_job
 from smlaunch.cli.options import (
@@ -89,13 +89,7 @@ def step_functions(
         raise JobError(
             [Problem("--machine-role", "is used with --deploy only; the written files contain no role")]
         )
-    export_options = ExportOptions(
-        out_dir=options.pop("out"),
-        name=options.pop("called"),
-        uploads=not options.pop("no_stage"),
-        as_json=options["as_json"],
-        deploys=deploy,
-    )
+    export_options = ExportOptions.taken_from(options, deploys=deploy)
     # SCRIPT_ARGUMENTS: key of the arguments after "--".
     job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
@@ -149,13 +143,7 @@ def pipeline(ctx: click.Context, /, job_path: str | None, deploy: bool, **option
     Prints the definition. With --out, writes it. With --deploy, prints the ARN of the pipeline. Every
     execution is a new run, named by the service.
     """
-    export_options = ExportOptions(
-        out_dir=options.pop("out"),
-        name=options.pop("called"),
-        uploads=not options.pop("no_stage"),
-        as_json=options["as_json"],
-        deploys=deploy,
-    )
+    export_options = ExportOptions.taken_from(options, deploys=deploy)
     from smlaunch.cli.export_pipeline import deploy_and_report, load_steps, pipeline_role, prepare_steps
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.export.pipeline import DEFINITION_FILE
@@ -193,12 +181,7 @@ def airflow(ctx: click.Context, /, job_path: str | None, **options: Any) -> int:
 
     Prints the file. With --out, writes it.
     """
-    export_options = ExportOptions(
-        out_dir=options.pop("out"),
-        name=options.pop("called"),
-        uploads=not options.pop("no_stage"),
-        as_json=options["as_json"],
-    )
+    export_options = ExportOptions.taken_from(options)
     job = load_job(job_path, options, ctx.meta.get(SCRIPT_ARGUMENTS))
 
     from smlaunch.connection.open_connection import open_connection
@@ -245,6 +228,17 @@ class ExportOptions:
 
     document: dict[str, Any] = field(default_factory=dict)
     """Output of --json."""
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any], *, deploys: bool = False) -> ExportOptions:
+        """Take them out of the command's options, which are then those of the job and its connection."""
+        return cls(
+            out_dir=options.pop("out"),
+            name=options.pop("called"),
+            uploads=not options.pop("no_stage"),
+            as_json=options["as_json"],
+            deploys=deploys,
+        )
 
     def print_json(self) -> None:
         if self.as_json:
@@ -343,17 +337,13 @@ def deploy_and_report(
     export_options: ExportOptions, prepared: PreparedRun, name: str, definition: str, role: str
 ) -> None:
     """Create or update the state machine. Prints its ARN to stdout and the change to stderr."""
-    from smlaunch.aws.interfaces import CallError
     from smlaunch.export.step_functions import machine_arn
     from smlaunch.runs.call_errors import translate_call_errors
     from smlaunch.runs.deploy_state_machine import deploy_state_machine
 
-    def on_retry(error: CallError, seconds: float) -> None:
-        click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)
-
     with translate_call_errors(prepared.target):
         arn = machine_arn(prepared.plan.facts, name)
-        deployment = deploy_state_machine(prepared.target, arn, definition, role, on_retry)
+        deployment = deploy_state_machine(prepared.target, arn, definition, role, print_retry)
     export_options.document |= {"state_machine": deployment.arn, "change": deployment.change}
     start_command = f"aws stepfunctions start-execution --state-machine-arn {deployment.arn}"
     click.echo(f"{deployment.change}; each execution is a run: {start_command}", err=True)

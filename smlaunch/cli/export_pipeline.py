@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.console import print_retry
 from smlaunch.cli.job_loader import load_job
 from smlaunch.cli.options import SCRIPT_ARGUMENTS, GroupedOption
 from smlaunch.errors import JobError, Problem
@@ -127,15 +128,11 @@ def pipeline_role(prepared_runs: Sequence[PreparedRun], pipeline_name: str | Non
 
 def deploy_and_report(target: Target, name: str | None, definition: str, role: str) -> dict[str, str]:
     """Create or update the pipeline; return its members of the JSON output. Prints the change to stderr."""
-    from smlaunch.aws.interfaces import CallError
     from smlaunch.runs.call_errors import translate_call_errors
     from smlaunch.runs.deploy_pipeline import deploy_pipeline
 
-    def on_retry(error: CallError, seconds: float) -> None:
-        click.echo(f"{error.operation}: {error.message}; retrying in {seconds:.0f} s", err=True)
-
     with translate_call_errors(target):
-        deployment = deploy_pipeline(target, name or "", definition, role, on_retry)
+        deployment = deploy_pipeline(target, name or "", definition, role, print_retry)
     start_command = f"aws sagemaker start-pipeline-execution --pipeline-name {name}"
     click.echo(f"{deployment.change}; each execution is a run: {start_command}", err=True)
     return {"pipeline": deployment.arn, "change": deployment.change}
