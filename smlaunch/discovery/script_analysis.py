@@ -90,11 +90,11 @@ def read_script_facts(
         is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
     except OSError as error:
         return ScriptFacts(problem=f"{path} cannot be read: {error.strerror}")
-    if starts_itself and not is_executable:
-        interpreter = {".py": "python", ".sh": "bash"}.get(path.suffix)
-        remedy = "" if interpreter is None else f"begin the command with {interpreter}, or "
+    interpreter = {".py": "python", ".sh": "bash"}.get(path.suffix)
+    if starts_itself and interpreter is not None and not is_executable:
         return ScriptFacts(
-            problem=f"{path} cannot be executed; {remedy}let it be (chmod +x {shlex.quote(str(path))})"
+            problem=f"{path} cannot be executed; begin the command with {interpreter}, or let it be executed "
+            f"(chmod +x {shlex.quote(str(path))})"
         )
     if path.suffix not in SCRIPT_SUFFIXES and not is_executable and not has_interpreter:
         return ScriptFacts(
