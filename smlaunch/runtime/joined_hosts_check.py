@@ -104,7 +104,7 @@ class JoinCheck:
             "smlaunch: warning: hosts trained separately: an optimizer took steps while {}, and no "
             "connection led to another of the {} hosts. To train together, give the trainer the number of "
             "hosts (such as num_nodes={}), or let smlaunch start the ranks, and no launcher of the script's "
-            "own; if hosts should train apart, --strategy share-nothing says so\n"
+            "own\n"
         )
         host_count = len(json.loads(os.environ["SM_HOSTS"]))
         os.write(2, text.format(self._group_text, host_count, host_count).encode())
