@@ -256,7 +256,7 @@ def _flags_among_hyperparameters(job: Job, program: ProgramFacts) -> tuple[tuple
 
 def _lightning_cli_arguments(job: Job, host_count: int, processes_per_host: int | str) -> list[Arg]:
     """Options of LightningCLI by which its Trainer counts the hosts and ranks that there are."""
-    stated = {str(argument).partition("=")[0] for argument in job.args}
+    stated = stated_lightning_cli_values(job)
     arguments: list[Arg] = []
     if host_count > 1 and NUM_NODES_OPTION not in stated:
         arguments.append(Concat((f"{NUM_NODES_OPTION}=", Ref("hosts"))))
@@ -267,6 +267,17 @@ def _lightning_cli_arguments(job: Job, host_count: int, processes_per_host: int 
     ):
         arguments.append(Concat((f"{DEVICES_OPTION}=", Ref("per_host"))))
     return arguments
+
+
+def stated_lightning_cli_values(job: Job) -> dict[str, str]:
+    """Return what the job states of LightningCLI's numbers of hosts and ranks, by the option."""
+    words = script_arguments(job, {})
+    values: dict[str, str] = {}
+    for word, next_word in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name in (NUM_NODES_OPTION, DEVICES_OPTION):
+            values[name] = value if has_value else next_word
+    return values
 
 
 def option_name(argument: ScriptArgument, options: tuple[str, ...]) -> str:

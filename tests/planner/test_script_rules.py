@@ -505,6 +505,19 @@ def test_a_script_for_another_launcher_gets_what_that_would_pass(
             hosts(1, 4),
             ["compute.processes_per_host: train.py:2: Trainer has devices=2, and there are 4 ranks"],
         ),
+        (
+            LIGHTNING_CLI,
+            hosts(2, 2, args=["fit", "--trainer.num_nodes", "1", "--trainer.devices=4"]),
+            [
+                "args: --trainer.num_nodes 1, and there are 2 hosts",
+                "--trainer.devices 4, and there are 2 ranks",
+            ],
+        ),
+        (
+            LIGHTNING_CLI,
+            hosts(2, hyperparameters={"trainer.num_nodes": 4}),
+            ["hyperparameters.trainer.num_nodes: --trainer.num_nodes 4, and there are 2 hosts"],
+        ),
         (TRAINER, hosts(2, args=["-n", "1"]), ["args: --num-nodes 1, and there are 2 hosts; leave it out"]),
         (
             TRAINER,

@@ -24,8 +24,10 @@ from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import (
     ADDRESS_OPTIONS,
     BACKEND_OPTIONS,
+    DEVICES_OPTION,
     NODE_COUNT_OPTIONS,
     NODE_RANK_OPTIONS,
+    NUM_NODES_OPTION,
     RANK_OPTIONS,
     URL_OPTIONS,
     WORLD_SIZE_OPTIONS,
@@ -35,6 +37,7 @@ from smlaunch.planner.script_launch import (
     only_trainer,
     option_name,
     starts_own_ranks,
+    stated_lightning_cli_values,
     stated_values,
     unread_group_options,
 )
@@ -229,16 +232,35 @@ def _fixed_value_problem(name: str, fixed: FixedValue) -> Problem:
     summary="devices or num_nodes of Lightning's Trainer that differ from ranks and hosts",
     source="https://lightning.ai/docs/pytorch/stable/clouds/cluster_intermediate_2.html",
     quote="num_nodes: the number of nodes in the cluster",
-    fields=("entry", "source", "compute", "args", "strategy"),
+    fields=("entry", "source", "compute", "args", "hyperparameters", "strategy"),
     facts=("script",),
     may_be_allowed=True,
 )
 def reject_other_hosts_than_lightning(context: PlanContext) -> Problems:
     """Where both differ from the ranks that there are, Lightning fails, or each rank trains alone."""
-    trainer = only_trainer(context.job, _program(context))
-    if not context.strategy.rendezvous or trainer is None or is_command(context.job):
+    program = _program(context)
+    trainer = only_trainer(context.job, program)
+    if not context.strategy.rendezvous or is_command(context.job):
         return
-    yield from _with_one_change(context, _problems_of_trainer(context, trainer))
+    if trainer is not None:
+        yield from _with_one_change(context, _problems_of_trainer(context, trainer))
+    if program.has_lightning_cli:
+        yield from _with_one_change(context, _problems_of_lightning_cli(context))
+
+
+def _problems_of_lightning_cli(context: PlanContext) -> Problems:
+    processes = context.job.compute.processes_per_host
+    existing = {
+        NUM_NODES_OPTION: (context.hosts, "hosts"),
+        DEVICES_OPTION: (processes if isinstance(processes, int) else None, "ranks per host"),
+    }
+    for name, value in stated_lightning_cli_values(context.job).items():
+        count, noun = existing[name]
+        if value.isdigit() and count is not None and int(value) != count:
+            yield Problem(
+                _field_of_option(context, name),
+                f"{name} {value}, and there are {count} {noun}; leave it out, smlaunch states the number",
+            )
 
 
 def _problems_of_trainer(context: PlanContext, trainer: TrainerCall) -> Problems:
