@@ -108,8 +108,8 @@ LAUNCHERS: list[tuple[str, str | None]] = [
     ("# torchrun x.py\ndeepspeed train.py --deepspeed $@\n", "run.sh:2 starts deepspeed for one host"),
     ("cd src && exec torchrun \\\n  --nproc_per_node 2 train.py\n", "run.sh:1 starts torchrun for one host"),
     ("python3 -m torch.distributed.launch --nproc_per_node=2 a.py\n", "run.sh:1 starts python3 -m torch"),
-    ("torchrun \\\n  --nnodes 2 \\\n  train.py\n", None),
-    ("accelerate launch --num_machines 2 train.py\n", None),
+    ("torchrun \\\n  --nnodes 2 \\\n  train.py\n", "run.sh:1 starts torchrun with the same --node_rank on"),
+    ("accelerate launch --num_machines 2 a.py\n", "run.sh:1 starts accelerate launch with the same --mac"),
     ("torchrun --nproc_per_node 2 --rdzv-endpoint $(first $SM_HOSTS) train.py\n", None),
     ("echo deepspeed.\npython train.py --launcher deepspeed\n", None),
 ]
