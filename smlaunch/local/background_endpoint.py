@@ -79,7 +79,7 @@ def start_endpoint(
 
 
 def _settings_to_json(settings: Settings) -> dict[str, Any]:
-    """Return the members of a background process's configuration that hold its settings. What depends on
+    """Return the fields of a background process's configuration that hold its settings. What depends on
     this process's directory or environment is read here, and its errors reach the user."""
     from smlaunch.local.endpoint_settings import CALL_LOG_VARIABLE
     from smlaunch.local.fault_injection import read_fault_plan

@@ -1,4 +1,4 @@
-"""Names for the types of JSON documents, such as the members of a request or of a response."""
+"""Names for the types of JSON documents, such as the fields of a request or of a response."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def can_take_over_pool(pool_request: JsonMapping, job_request: JsonMapping) -> b
 
 
 def pool_status_at(record: JobRecord, now: float) -> JsonObject | None:
-    """Return the member WarmPoolStatus of a training job at the time ``now`` (seconds since the epoch); None
+    """Return the field WarmPoolStatus of a training job at the time ``now`` (seconds since the epoch); None
     for a job that asks for no warm pool. A pool is stored as Available when its job ends; that its time is
     over is computed here."""
     stored_status = record.result.get(_WARM_POOL_STATUS_FIELD)
@@ -150,5 +150,5 @@ def _available_pools(store: JobStore, region: str, now: float) -> list[JobRecord
 
 
 def _retained_seconds_field(seconds: float) -> dict[str, int]:
-    """Return the member of WarmPoolStatus that says how long the hosts were kept."""
+    """Return the field of WarmPoolStatus that says how long the hosts were kept."""
     return {"ResourceRetainedBillableTimeInSeconds": math.ceil(seconds)}

@@ -62,7 +62,7 @@ from moto.stepfunctions.responses import StepFunctionResponse
 _PARSER = "moto.stepfunctions.parser"
 _POLL_SECONDS = 0.5
 _USER_DATA_FIELDS = ("Parameters", "Result", "ResultSelector", "ItemSelector")
-"""Fields of states whose members are the user's data."""
+"""Fields of states whose content is the user's data."""
 _THRESHOLD_EXCEEDED = StatesErrorNameType.StatesExceedToleratedFailureThreshold
 SDK_NAMES = {
     "s3": "S3",

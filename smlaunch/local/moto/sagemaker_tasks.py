@@ -91,7 +91,7 @@ class SageMakerTask(state_task_service_callback.StateTaskServiceCallback):
         client = self._clients.client_for_role(
             state_credentials.role_arn, "sagemaker", resource_runtime_part.region
         )
-        # botocore rejects unknown members and values of the wrong type.
+        # botocore rejects unknown fields and values of the wrong type.
         response = getattr(client, self._get_boto_service_action())(**normalised_parameters)
         response.pop("ResponseMetadata", None)
         env.stack.append(response)

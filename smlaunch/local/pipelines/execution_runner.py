@@ -324,8 +324,8 @@ class ExecutionRunner:
         """Return the key of a step's result in the cache; None for a step without a cache."""
         if step.max_cache_age_seconds is None:
             return None
-        members = _CACHE_KEY_ARGUMENTS[step.type]
-        arguments = {member: value for member, value in step.arguments.items() if member in members}
+        compared_names = _CACHE_KEY_ARGUMENTS[step.type]
+        arguments = {name: value for name, value in step.arguments.items() if name in compared_names}
         cache_key_json = json.dumps(
             [step.type, resolve_expressions(arguments, self._create_scope())], sort_keys=True
         )
@@ -410,14 +410,14 @@ class ExecutionRunner:
         self._record_by_step_name[record.name] = record
 
     def _finish_step(self, step_name: str, status: str, failure: str | None = None, **changes: Any) -> None:
-        """Record the end of a step. ``changes``: further members of its StepRecord."""
+        """Record the end of a step. ``changes``: further fields of its StepRecord."""
         self._running_job_step_by_name.pop(step_name, None)
         reason = None if failure is None else failure[:MAX_REASON_LENGTH]
         changes = {"status": status, "failure": reason, "ended": time.time(), **changes}
         self._save_step(replace(self._record_by_step_name[step_name], **changes))
 
     def _save_execution(self, **changes: Any) -> None:
-        """Change members of the execution and save it."""
+        """Change fields of the execution and save it."""
         self._execution = replace(self._execution, modified=time.time(), **changes)
         self._services.store.save_execution(self._execution)
 

@@ -15,7 +15,7 @@ from smlaunch.api.job_kinds import PROCESSING, TRAINING
 from smlaunch.local.json_types import JsonMapping, JsonObject
 
 DocumentPath = tuple[str | int, ...]
-"""Path to a value in a JSON document: member names and list indices."""
+"""Path to a value in a JSON document: field names and list indices."""
 
 FUNCTIONS = ("Get", "Std:Join", "Std:JsonGet")
 EXECUTION_VARIABLES = (
@@ -53,8 +53,8 @@ class ExpressionScope(Protocol):
 
 
 def without_nulls(document: JsonMapping) -> JsonObject:
-    """Return an object of a definition without its null members: the SDK, version 3, writes null for some
-    absent members."""
+    """Return an object of a definition without its null fields: the SDK, version 3, writes null for some
+    absent fields."""
     return {name: value for name, value in document.items() if value is not None}
 
 

@@ -48,10 +48,10 @@ class JobClient:
         self._call_log = call_log
         self._operations_by_step_type = {handler.job_kind.name: handler for handler in operations}
 
-    def create_job(self, step_type: str, members: JsonMapping) -> str:
+    def create_job(self, step_type: str, arguments: JsonMapping) -> str:
         """Create a job and return its ARN. Raises ApiError."""
         kind = self._operations_by_step_type[step_type].job_kind
-        with self._log_request_at_end(kind.create_operation, members) as request:
+        with self._log_request_at_end(kind.create_operation, arguments) as request:
             response = self.sagemaker_service.serve(request, Payload(request.stream))
         assert isinstance(response.body, bytes)
         document: dict[str, str] = json.loads(response.body)
@@ -73,9 +73,9 @@ class JobClient:
             operations.stop_job(params)
 
     @contextmanager
-    def _log_request_at_end(self, operation: str, members: JsonMapping) -> Iterator[Request]:
+    def _log_request_at_end(self, operation: str, arguments: JsonMapping) -> Iterator[Request]:
         """Context with the request as a client would send it, which is logged when the context ends."""
-        body = json.dumps(members).encode()
+        body = json.dumps(arguments).encode()
         headers = {"x-amz-target": f"SageMaker.{operation}", "user-agent": _USER_AGENT}
         request = Request("POST", "/", headers, io.BytesIO(body))
         http_status, error_code = 200, ""

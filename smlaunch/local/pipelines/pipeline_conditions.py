@@ -27,7 +27,7 @@ _REQUIRED_FIELDS_BY_CONDITION_TYPE: Mapping[str, frozenset[str]] = {
     "Not": frozenset({"Condition"}),
     "Or": frozenset({"Conditions"}),
 }
-"""By type of condition; no type has optional members."""
+"""By type of condition; no type has optional fields."""
 
 
 def find_condition_problems(condition: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:

@@ -138,8 +138,8 @@ class _DefinitionParser:
             self._add_problem((name,), "must be an object")
             return {}
         execution_config = without_nulls(execution_config)
-        for member in sorted(execution_config.keys() - _EXECUTION_CONFIGS[name]):
-            self._add_problem((name, member), "is not a known member")
+        for field_name in sorted(execution_config.keys() - _EXECUTION_CONFIGS[name]):
+            self._add_problem((name, field_name), "is not a known member")
         self._check_references(execution_config, (name,), None)
         return execution_config
 

@@ -22,9 +22,9 @@ class InvalidCbor(ValueError):
 
 def encode(value: Any) -> bytes:
     """Return a value as one CBOR item: the initial bytes of RFC 8949 (type, and value or length) and the
-    content. Members of an object that are None are left out. Raises TypeError for a type that CBOR does not
+    content. Fields of an object that are None are left out. Raises TypeError for a type that CBOR does not
     have."""
-    if value is None:  # in a list; members of an object are left out below
+    if value is None:  # in a list; fields of an object are left out below
         return b"\xf6"
     if isinstance(value, bool):  # before int, of which it is a subclass
         return b"\xf5" if value else b"\xf4"
@@ -44,9 +44,9 @@ def encode(value: Any) -> bytes:
     if isinstance(value, (list, tuple)):
         return _encode_initial_bytes(_ARRAY, len(value)) + b"".join(map(encode, value))
     if isinstance(value, Mapping):
-        members = [(key, item) for key, item in value.items() if item is not None]
-        return _encode_initial_bytes(_MAP, len(members)) + b"".join(
-            encode(key) + encode(item) for key, item in members
+        fields = [(key, item) for key, item in value.items() if item is not None]
+        return _encode_initial_bytes(_MAP, len(fields)) + b"".join(
+            encode(key) + encode(item) for key, item in fields
         )
     raise TypeError(f"{type(value).__name__} cannot be written as CBOR: {value!r}")
 

@@ -63,7 +63,7 @@ def _format_page_token(sort_by: str, after: tuple[str | float, str]) -> str:
 
 def _parse_page_token(token: str | None, sort_by: str) -> tuple[str | float, str] | None:
     """Parse the NextToken of a list of jobs: the sort key after which the page begins, which is what the last
-    job of the page before has of the member ``sort_by``, and its name. None for the first page. Raises
+    job of the page before has in the field ``sort_by``, and its name. None for the first page. Raises
     ApiError for an invalid token, or one of a list in another order."""
     if not token:
         return None

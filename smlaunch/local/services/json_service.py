@@ -41,7 +41,7 @@ class JsonService(JsonErrors):
     """A service whose ``handlers`` have a method ``create_training_job(params) -> result`` for each
     operation.
 
-    Parameters and results are dicts with the members of the API; times in a result are seconds since the
+    Parameters and results are dicts with the fields of the API; times in a result are seconds since the
     epoch. Methods raise ApiError.
     """
 
@@ -107,7 +107,7 @@ def _raise_for_violations(violations: list[Violation]) -> None:
 
 
 def _without_nulls(parameters: JsonMapping) -> JsonObject:
-    """Remove members that are null, which means the same as a missing member."""
+    """Remove fields that are null, which means the same as a missing field."""
     return {name: _without_nested_nulls(value) for name, value in parameters.items() if value is not None}
 
 

@@ -136,5 +136,5 @@ def _parallelism_configuration(steps: int | None) -> dict[str, int] | None:
     return None if steps is None else {"MaxParallelExecutionSteps": steps}
 
 
-def _without_none(**members: Any) -> JsonObject:
-    return {name: value for name, value in members.items() if value is not None}
+def _without_none(**fields: Any) -> JsonObject:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -232,8 +232,8 @@ class PipelineOperations:
 
     def list_pipeline_parameters_for_execution(self, params: JsonObject) -> JsonObject:
         values = self._get_execution(params).values
-        members = [{"Name": name, "Value": expression_value_text(value)} for name, value in values.items()]
-        return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", members)
+        entries = [{"Name": name, "Value": expression_value_text(value)} for name, value in values.items()]
+        return page_of_entries({"SortOrder": "Ascending", **params}, "PipelineParameters", entries)
 
     def stop_pipeline_execution(self, params: JsonObject) -> JsonObject:
         execution = self._get_execution(params)

@@ -31,10 +31,10 @@ class ProcessingJobOperations(JobOperations):
         return describe_job_of_any_kind(PROCESSING, self._get_job_record(params), DESCRIBED_MEMBERS)
 
     def _summarize(self, record: JobRecord, now: float) -> JsonObject:
-        optional_members = {
+        optional_fields = {
             "FailureReason": record.state.failure_reason,
             "ExitMessage": record.result.get("ExitMessage"),
         }
         return summarize_job_of_any_kind(PROCESSING, record) | {
-            member: value for member, value in optional_members.items() if value is not None
+            name: value for name, value in optional_fields.items() if value is not None
         }

@@ -69,7 +69,7 @@ def find_property_values(document: Document, property_name: str) -> list[Any]:
 
 
 def _iterate_values_at(node: Any, property_path: str) -> Iterable[Any]:
-    """Yield the values at a dotted path of member names below ``node``, a JSON value. A list stands for all
+    """Yield the values at a dotted path of field names below ``node``, a JSON value. A list stands for all
     its entries. The empty path is ``node`` itself."""
     if isinstance(node, Sequence) and not isinstance(node, str):
         for entry in node:

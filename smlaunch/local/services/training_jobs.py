@@ -1,6 +1,6 @@
 """SageMaker's operations on training jobs, and Search.
 
-Parameters are validated before (json_service.py). Responses have the members of the API model, with times in
+Parameters are validated before (json_service.py). Responses have the fields of the API model, with times in
 seconds since the epoch. Messages that clients are known to parse have AWS's wording.
 """
 

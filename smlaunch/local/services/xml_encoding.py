@@ -15,7 +15,7 @@ _INVALID_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def xml_document(name: str, value: Any, namespace: str = "", list_item_tag: str = "") -> bytes:
-    """Encode a document with the root element ``name``. Mappings become elements, and members that are None
+    """Encode a document with the root element ``name``. Mappings become elements, and fields that are None
     are left out. The items of a list are elements ``list_item_tag`` in the list's own element; without that
     tag each item repeats the list's element: ``{"A": [1, 2], "B": None}`` becomes ``<A>1</A><A>2</A>``."""
     element = _encode_element(name, value, list_item_tag)

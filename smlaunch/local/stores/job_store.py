@@ -54,7 +54,7 @@ class JobNameTaken(Exception):
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A stored job. ``request``: the create request without tags; ``result``: further members of the Describe
+    """A stored job. ``request``: the create request without tags; ``result``: further fields of the Describe
     response, such as ModelArtifacts; ``endpoint_id``: of the endpoint that runs it."""
 
     kind: str
@@ -171,7 +171,7 @@ class JobStore:
         return None if changed is None else changed.tags
 
     def add_to_result(self, arn: str, result: JsonMapping) -> JobRecord | None:
-        """Add members to the Describe response of a job."""
+        """Add fields to the Describe response of a job."""
         return self.update_job(arn, lambda record: replace(record, result={**record.result, **result}))
 
     def delete_job(self, arn: str) -> None:

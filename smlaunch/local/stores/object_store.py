@@ -93,6 +93,7 @@ class ObjectStore:
         processes have left. Raises StateDamaged."""
         self.root = root
         self._store_dir = root / "_store"
+        # odd: for keys that cannot be paths; incoming: for files that are not objects yet.
         for folder in (self._store_dir, self._store_dir / "odd", self._store_dir / "incoming"):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (self._store_dir, root, root.parent):
