@@ -27,6 +27,7 @@ from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import Diagnostics, Objection
 from smlaunch.planner.workload_estimate import speedup
+from smlaunch.storage.read_time_estimates import EstimateRange
 from smlaunch.strategies.base import Strategy
 
 MAX_HOSTS = 64
@@ -71,7 +72,7 @@ def choose_compute(
         EvaluatedOption(option, rejection=option.rejection) for option in _generate_options(demand)
     ]
     # Also unsuitable, but only by comparison: several hosts where one is enough.
-    evaluated_options = _reject_hosts_beyond_one_that_suffices(demand, evaluated_options)
+    evaluated_options = _reject_several_hosts_if_one_suffices(demand, evaluated_options)
     suitable = [option for option, rejection in evaluated_options if rejection is None]
     rejected = [(option, rejection) for option, rejection in evaluated_options if rejection is not None]
     if not suitable and not rejected:
@@ -100,21 +101,22 @@ def _job_with_option(job: Job, option: ComputeOption) -> Job:
     return job.with_changes(compute=job.compute.with_changes(**changes))
 
 
-def _reject_hosts_beyond_one_that_suffices(
+def _reject_several_hosts_if_one_suffices(
     demand: ComputeDemand, evaluated_options: Sequence[EvaluatedOption]
 ) -> list[EvaluatedOption]:
-    """Reject several hosts if one suffices, unless ranks do not communicate or the CPUs are the
-    bottleneck."""
+    """Return the options (instance type and number of hosts, each with the rejection that it already has, or
+    None), with those of several hosts rejected if one host of some type is enough. Several hosts remain where
+    ranks do not communicate, or where the CPUs are the bottleneck."""
     one_host_suffices = any(
-        rejection is None and option.host_count == 1 for option, rejection in evaluated_options
+        evaluated.rejection is None and evaluated.option.host_count == 1 for evaluated in evaluated_options
     )
-    if not (one_host_suffices and demand.ranks_communicate and demand.vcpu_per_accelerator is None):
+    if not one_host_suffices or not demand.ranks_communicate or demand.is_cpu_bound:
         return list(evaluated_options)
     return [
-        EvaluatedOption(
-            option, ONE_HOST_SUFFICES if rejection is None and option.host_count > 1 else rejection
-        )
-        for option, rejection in evaluated_options
+        evaluated._replace(rejection=ONE_HOST_SUFFICES)
+        if evaluated.rejection is None and evaluated.option.host_count > 1
+        else evaluated
+        for evaluated in evaluated_options
     ]
 
 
@@ -187,17 +189,18 @@ def _smallest_sufficient_option(
     return last_option
 
 
-def _min_useful_hosts(single_host: ComputeOption) -> int:
-    """Lower bound for the number of hosts: several hosts are at most that many times as fast as one."""
-    demand = single_host.demand
-    single_speedup = (
-        None if demand.measurement is None else speedup(single_host.host_group, demand.measurement)
-    )
-    if single_speedup is None or demand.measurement is None or demand.wanted_seconds is None:
+def _min_useful_hosts(smallest_option: ComputeOption) -> int:
+    """Return a lower bound for the number of hosts that finish in the wanted time: n times as many hosts are
+    at most n times as fast. 1 if nothing is known about the speed."""
+    measurement, wanted_seconds = smallest_option.demand.measurement, smallest_option.demand.wanted_seconds
+    if measurement is None or wanted_seconds is None:
         return 1
-    return math.ceil(
-        single_host.host_count * demand.measurement.seconds / (single_speedup.low * demand.wanted_seconds)
-    )
+    # Relative to the machine that the user measured; None if the catalog cannot compare the two.
+    speed_ratio = speedup(smallest_option.host_group, measurement)
+    if speed_ratio is None:
+        return 1
+    seconds_on_smallest = measurement.seconds / speed_ratio.low
+    return math.ceil(smallest_option.host_count * seconds_on_smallest / wanted_seconds)
 
 
 def _instance_types_to_compare(demand: ComputeDemand) -> Iterator[InstanceType]:
@@ -259,10 +262,6 @@ def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bo
     """The option as a row of the plan."""
     demand = option.demand
     is_one_process = demand.job.compute.processes_per_host is None and starts_one_process(demand.strategy)
-    estimates = (option.estimated_seconds, option.estimated_dollars, option.price_per_hour)
-    seconds, dollars, per_hour = (
-        None if estimate is None else (estimate.low, estimate.high) for estimate in estimates
-    )
     return Candidate(
         strategy=demand.strategy.name,
         instance_type=option.instance.name,
@@ -271,10 +270,14 @@ def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bo
         chosen=chosen,
         rule="" if rejection is None else rejection.rule_id,
         objection="" if rejection is None else rejection.objection.clause,
-        seconds=seconds,
-        dollars=dollars,
-        per_hour=per_hour,
+        seconds=_low_and_high(option.estimated_seconds),
+        dollars=_low_and_high(option.estimated_dollars),
+        per_hour=_low_and_high(option.price_per_hour),
     )
+
+
+def _low_and_high(estimate: EstimateRange | None) -> tuple[float, float] | None:
+    return None if estimate is None else (estimate.low, estimate.high)
 
 
 # ---- when nothing will do --------------------------------------------------------------------------------
@@ -286,12 +289,16 @@ def _report_nearest_option(
     """Add the problem of the option that is nearest to a suitable one, and return the job with its machines.
     Called if all options are rejected, each by the first rule that it breaks: the later that rule, the nearer
     the option; then the lower the estimate that the rule is about; then the cheaper."""
-    option, rejection = min(
-        rejected,
-        key=lambda row: (-row[1].rule_number, row[1].objection.estimate, row[0].listed_price_per_hour),
-    )
-    if not rejection.objection.is_reported_elsewhere:
+    option, rejection = min(rejected, key=lambda pair: _distance_from_suitable(*pair))
+    objection = rejection.objection
+    if not objection.is_reported_elsewhere:
         comparison = f", the nearest of {len(rejected)} that were compared" if len(rejected) > 1 else ""
-        clause, remedy, *_ = rejection.objection
-        diagnostics.add_problem(rejection.field, f"{option.describe()}{comparison}: {clause}; {remedy}")
+        diagnostics.add_problem(
+            rejection.field, f"{option.describe()}{comparison}: {objection.clause}; {objection.remedy}"
+        )
     return _job_with_option(demand.job, option)
+
+
+def _distance_from_suitable(option: ComputeOption, rejection: Rejection) -> tuple[int, float, float]:
+    """Sort key of rejected options; the nearest to a suitable one first."""
+    return -rejection.rule_number, rejection.objection.estimate, option.listed_price_per_hour

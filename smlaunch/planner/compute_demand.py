@@ -96,6 +96,11 @@ class ComputeDemand(PlanContext):
         """Whether each host runs one process, which uses one accelerator."""
         return starts_one_process(self.strategy) and self.capability.accelerator_use != "instance"
 
+    @property
+    def is_cpu_bound(self) -> bool:
+        """Whether preprocessing is so heavy that the CPUs limit the speed of the accelerators."""
+        return self.vcpu_per_accelerator is not None
+
 
 class Rejection(NamedTuple):
     """Why an option is unsuitable."""
@@ -106,7 +111,7 @@ class Rejection(NamedTuple):
     """The job's field that is reported if no option is suitable."""
 
     rule_number: int = 0
-    """How many rules the option satisfies."""
+    """How many rules the option has passed before this one rejected it."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +127,12 @@ class ComputeOption:
     @property
     def host_group(self) -> HostGroup:
         """The option's hosts for the estimates."""
-        bound = self.demand.vcpu_per_accelerator is not None
         return HostGroup(
-            self.instance, self.host_count, self.ranks_per_host, self.demand.ranks_communicate, bound
+            self.instance,
+            self.host_count,
+            self.ranks_per_host,
+            self.demand.ranks_communicate,
+            self.demand.is_cpu_bound,
         )
 
     @property
@@ -222,13 +230,13 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
     type_name = instance_type_of_job(job)
     is_type_unknown = type_name is not None and instances.find_instance_type(type_name) is None
     # Criteria to choose by: a measured time, memory, a wanted time, heavy preprocessing, or data.
-    if is_type_unknown or not _has_criteria(job, strategy):
+    if is_type_unknown or not _states_criteria(job, strategy):
         return None
     workload = job.workload
     # What the script itself can use, by static analysis; strategy and measurement may say otherwise.
     capability = script_capability(facts.script, facts.source.entry)
     # Whether instance types with accelerators are compared, or those without.
-    on_accelerators = _is_accelerated(job, strategy, capability)
+    on_accelerators = _uses_accelerated_types(job, strategy, capability)
     measurement = _read_measurement(job, type_name, on_accelerators)
     if measurement is not None:
         on_accelerators = measurement.on_accelerator
@@ -266,17 +274,19 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
     )
 
 
-def _has_criteria(job: Job, strategy: Strategy) -> bool:
+def _states_criteria(job: Job, strategy: Strategy) -> bool:
     """Whether the job states anything to choose machines by."""
     workload = job.workload
     if workload.time_on_one or workload.model_memory or workload.wanted_time or workload.preprocessing:
         return True
-    by_data = strategy.sized_by_data or workload.kind == "preparation"
-    return by_data and instance_type_of_job(job) is None
+    # The size of the data is a criterion for work such as Spark's and the preparation of data.
+    is_sized_by_data = strategy.sized_by_data or workload.kind == "preparation"
+    return is_sized_by_data and instance_type_of_job(job) is None
 
 
-def _is_accelerated(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:
-    """Whether types with accelerators are compared, or those without."""
+def _uses_accelerated_types(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:
+    """Return whether instance types with accelerators are compared, or else those without. ``capability``:
+    what the script can use, by static analysis."""
     if job.algorithm is not None:
         algorithm = algorithms.find_algorithm(job.algorithm)
         return algorithm is not None and "cpu" not in algorithm.processors
@@ -339,14 +349,13 @@ def _copied_input(job: Job, facts: DiscoveredFacts) -> DataShare:
 
 
 def _fewest_files(job: Job, facts: DiscoveredFacts) -> int | None:
-    """Smallest number of objects among the split channels."""
+    """Return the smallest number of objects among the channels that are split among hosts; None if there are
+    none, or if their objects could not all be counted."""
     channel_names = [name for name, channel in job.inputs.items() if channel.split is not None]
     split_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]
-    return min(
-        (
-            input_facts.objects
-            for input_facts in split_inputs
-            if input_facts.objects and not input_facts.is_truncated
-        ),
-        default=None,
-    )
+    object_counts = [
+        input_facts.objects
+        for input_facts in split_inputs
+        if input_facts.objects and not input_facts.is_truncated
+    ]
+    return min(object_counts, default=None)

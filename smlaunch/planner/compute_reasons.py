@@ -49,21 +49,21 @@ MAX_PREFERENCES = 5
 def suggest_preferences(
     chosen: ComputeOption, similar: Sequence[ComputeOption], diagnostics: Diagnostics
 ) -> None:
-    """Suggest equally suitable types, so that the service can use the first with free capacity."""
+    """Suggest equally suitable types, so that the service can use the first with free capacity. ``similar``:
+    options of about the same price as the chosen one; only on-demand training jobs can state preferences."""
     demand = chosen.demand
-    chosen_shape = (chosen.host_count, chosen.ranks_per_host)
+    is_on_demand = demand.facts.target == "aws" and not demand.job.compute.spot
+    if demand.names_instance_type or not is_on_demand or not demand.strategy.job_kind.trains_model:
+        return
+    # The preferences of a job have one number of hosts, and of ranks on each, in common.
     alternatives = [
         option
         for option in similar
-        if option is not chosen and (option.host_count, option.ranks_per_host) == chosen_shape
+        if option is not chosen
+        and option.host_count == chosen.host_count
+        and option.ranks_per_host == chosen.ranks_per_host
     ]
-    on_demand = demand.facts.target == "aws" and not demand.job.compute.spot
-    if (
-        not alternatives
-        or demand.names_instance_type
-        or not on_demand
-        or not demand.strategy.job_kind.trains_model
-    ):
+    if not alternatives:
         return
     type_names = [option.instance.name for option in (chosen, *alternatives)][:MAX_PREFERENCES]
     diagnostics.add_reason(
@@ -149,8 +149,9 @@ def _one_accelerator_reason(chosen: ComputeOption, suitable: Sequence[ComputeOpt
 def _vcpu_reason(
     chosen: ComputeOption, needed_vcpu: float, evaluated_options: Sequence[EvaluatedOption]
 ) -> str:
-    """Reason for a type chosen by its vCPU per accelerator."""
-    larger_types = [
+    """Return the reason for a type chosen by its vCPU per accelerator, compared with a type that has several
+    of the same accelerators and too few vCPU for them. ``needed_vcpu``: for each accelerator."""
+    types_with_few_vcpu = [
         option.instance.name
         for option, rejection in evaluated_options
         if rejection is not None
@@ -158,11 +159,13 @@ def _vcpu_reason(
         and option.instance.accelerators > 1
         and option.instance.accelerator == chosen.instance.accelerator
     ]
-    larger_type_text = f", where {larger_types[-1]} has too few for its accelerators" if larger_types else ""
-    vcpu_each = chosen.instance.vcpu / chosen.instance.accelerators
+    comparison_text = (
+        f", where {types_with_few_vcpu[-1]} has too few for its accelerators" if types_with_few_vcpu else ""
+    )
+    vcpu_per_accelerator = chosen.instance.vcpu / chosen.instance.accelerators
     return (
         f"Preprocessing keeps {needed_vcpu:g} vCPU busy for each accelerator, and {chosen.instance.name} has "
-        f"{vcpu_each:g}{larger_type_text}: {chosen.describe()}{_estimate_text(chosen)}."
+        f"{vcpu_per_accelerator:g}{comparison_text}: {chosen.describe()}{_estimate_text(chosen)}."
     )
 
 

@@ -103,6 +103,15 @@ def choose_processes_per_host(
         message = "The preferences differ in their accelerators: each host counts its own."
         diagnostics.add_reason("processes.auto", message)
         return AUTO
+    return _processes_for_accelerators(strategy, instance_choice, diagnostics)
+
+
+def _processes_for_accelerators(
+    strategy: Strategy, instance_choice: InstanceChoice, diagnostics: Diagnostics
+) -> int | str:
+    """Return the number of ranks per host by the accelerators of the instance type, usually one for each;
+    ``auto`` for a type that the catalog does not know."""
+    instance_type, catalog_entry = instance_choice
     if catalog_entry is None:
         diagnostics.add_reason(
             "processes.auto",
@@ -114,7 +123,6 @@ def choose_processes_per_host(
             "processes.no-accelerator", f"{instance_type} has no accelerator: one rank per host."
         )
         return 1
-    # Usually one for each accelerator.
     ranks_per_host = strategy.ranks_per_host(catalog_entry)
     ranks_text = (
         "one rank for each" if ranks_per_host == catalog_entry.accelerators else f"{ranks_per_host} ranks"
@@ -156,7 +164,8 @@ def _warn_of_unsuitable_process_count(
 def _local_processes_per_host(
     instance_type: str, catalog_entry: InstanceType | None, facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> int:
-    """Ranks per host on this machine."""
+    """Return the number of ranks per host for a run on this machine: one for each accelerator that a host
+    gets here, whatever the instance type that the job names has."""
     local_accelerators = facts.endpoint.accelerators_per_host or 0
     if local_accelerators:
         diagnostics.add_reason(
@@ -218,24 +227,23 @@ def scale_learning_rate(optimizer: str | None, learning_rate: float | None, rank
 
 
 def advise_scaling(job: Job, ranks: int | None, diagnostics: Diagnostics) -> None:
-    """Add a reason with the scaled rate if several ranks share gradients and the job states batch, rate or
-    optimizer. ``ranks``: None if only the hosts know."""
+    """Add a reason with the scaled learning rate if the job has several ranks, which average their gradients,
+    and states its batch size, learning rate or optimizer; and a warning for a very large batch. ``ranks``: of
+    all hosts; None if only the hosts know."""
     workload = job.workload
     rate_hyperparameter = next((name for name in _RATE_HYPERPARAMETERS if name in job.hyperparameters), None)
-    is_stated = (workload.batch_size, workload.learning_rate, workload.optimizer) != (None, None, None)
-    if ranks is None or ranks < 2 or not (is_stated or rate_hyperparameter):
+    stated_values = (workload.batch_size, workload.learning_rate, workload.optimizer, rate_hyperparameter)
+    if ranks is None or ranks < 2 or all(value is None for value in stated_values):
         return
     scaled = scale_learning_rate(workload.optimizer, workload.learning_rate, ranks)
     diagnostics.add_reason(
         "scaling.learning-rate", _scaling_sentence(job, ranks, scaled, rate_hyperparameter)
     )
-    if (
-        workload.batch_size is not None
-        and scaled.rule == "linear"
-        and workload.batch_size * ranks > MAX_LINEAR_BATCH
-    ):
+    # Of all ranks together.
+    global_batch_size = (workload.batch_size or 0) * ranks
+    if scaled.rule == "linear" and global_batch_size > MAX_LINEAR_BATCH:
         diagnostics.add_warning(
-            f"Batches of {workload.batch_size * ranks:,} samples are larger than the {MAX_LINEAR_BATCH:,} "
+            f"Batches of {global_batch_size:,} samples are larger than the {MAX_LINEAR_BATCH:,} "
             f"up to which the linear rule was seen to lose no accuracy ({GOYAL_2017}): watch how it "
             "converges, or make workload.batch_size smaller."
         )

@@ -33,22 +33,26 @@ from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
 
 
 def detect_strategy_of_script(script: ScriptFacts) -> DetectedStrategy | None:
-    """The strategy that the script's imports indicate; if none, the one that its modules' indicate.
+    """Return the strategy (a way to start ranks, such as ``ddp``) that the script's imports indicate; if
+    none, the one that the imports of its modules indicate.
 
     A library that the program may do without, because it is imported under a condition or in a function,
     counts only where no other one certainly joins the ranks.
     """
-    program = script.program
+    program = script.program  # the script with the modules that it imports
     detected = detect_strategy(script.imports) or detect_strategy(program.imports)
-    certain_imports = script.imports - script.optional_imports, program.imports - program.optional_imports
-    if detected is None or any(
-        find_imported_library(imports, (detected.library,)) is not None for imports in certain_imports
-    ):
+    if detected is None:
+        return None
+    certain_script_imports = script.imports - script.optional_imports
+    certain_program_imports = program.imports - program.optional_imports
+    certain_imports = certain_script_imports | certain_program_imports
+    is_certain = find_imported_library(certain_imports, (detected.library,)) is not None
+    if is_certain:
         return detected
-    for imports in certain_imports:
-        certain = detect_strategy(imports)
-        if certain is not None and certain.joins_hosts:
-            return certain
+    for imports in (certain_script_imports, certain_program_imports):
+        certain_strategy = detect_strategy(imports)
+        if certain_strategy is not None and certain_strategy.joins_hosts:
+            return certain_strategy
     return detected
 
 
@@ -269,13 +273,13 @@ def instance_quota_pattern(job: Job) -> str:
 def relevant_quotas(job: Job) -> tuple[str, ...]:
     """Return the names, in Service Quotas, of the account's quotas that may limit the job; with a workload,
     those of all instance types that the plan compares. Empty if nothing needs to be read."""
+    if not stated_job_kind(job).has_quotas:
+        return ()
     # Of all segments: the most hosts, and every instance type (the default if the job names none).
     compute, max_hosts, type_names = job.compute, max_hosts_of(job), instance_types_of(job)
     is_one_default_host = type_names == (DEFAULT_INSTANCE_TYPE,) and max_hosts == 1 and not compute.spot
     # The job leaves instance type and hosts to the plan, which may choose others than the default.
     plan_compares_types = is_one_default_host and plan_chooses_type(job)
-    if not stated_job_kind(job).has_quotas:
-        return ()
     if is_one_default_host and not plan_compares_types and compute.keep_alive is None:
         # Every account may have one such host, and reading quotas costs requests.
         return ()

@@ -366,8 +366,8 @@ def _plan_first_attempts(
                 launch_spec=compiled.launch_spec,
             )
         )
-        # wall_seconds: from a full segment's start to its planned end.
-        segment_durations.append(min(compiled.template.wall_seconds, remaining_seconds))
+        # planned_seconds: from a full segment's start to its planned end.
+        segment_durations.append(min(compiled.template.planned_seconds, remaining_seconds))
         remaining_seconds -= segment_durations[-1]
     else:
         # The time is not used up after the last segment that a run may have.

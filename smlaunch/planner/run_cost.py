@@ -59,30 +59,40 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
 
 
 def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> PriceRate:
-    """Rate of the most expensive preference; unknown if any price is, as the service chooses the type."""
-    preferences, rates = job.compute.instance_preferences, []
+    """Return the price per hour with the most expensive of the preferred instance types, of which the service
+    chooses one; the price is unknown if that of any type is."""
+    preferences = job.compute.instance_preferences
+    rates: list[PriceRate] = []
     for name in preferences:
-        # The job's price is of the first one, which all figures are for.
-        price = job.compute.price_per_hour if name == preferences[0] else None
-        single_type = job.compute.with_changes(
-            instance_preferences=(), instance_type=name, price_per_hour=price
+        # The price that the job states is that of the first preference.
+        stated_price = job.compute.price_per_hour if name == preferences[0] else None
+        compute_with_one_type = job.compute.with_changes(
+            instance_preferences=(), instance_type=name, price_per_hour=stated_price
         )
-        single_type_job = job.with_changes(compute=single_type)
+        instance_choice = InstanceChoice(name, instances.find_instance_type(name))
         rates.append(
-            compute_price_rate(
-                single_type_job, InstanceChoice(name, instances.find_instance_type(name)), facts
-            )
+            compute_price_rate(job.with_changes(compute=compute_with_one_type), instance_choice, facts)
         )
-    rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
-    highest_rate = rate_without_price or max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
-    if rate_without_price is not None or not highest_rate.dollars_per_hour:
-        return highest_rate
+    rate_without_price = _first_rate_without_price(rates)
+    if rate_without_price is not None:
+        return rate_without_price
+    highest_rate = _highest_rate(rates)
+    if not highest_rate.dollars_per_hour:
+        return highest_rate  # on this machine nothing is billed
     return highest_rate._replace(
         source=(
             f"of {highest_rate.instance_type}, the dearest of {len(preferences)} preferences; "
             f"{highest_rate.source}"
         ),
     )
+
+
+def _first_rate_without_price(rates: Sequence[PriceRate]) -> PriceRate | None:
+    return next((rate for rate in rates if rate.dollars_per_hour is None), None)
+
+
+def _highest_rate(rates: Sequence[PriceRate]) -> PriceRate:
+    return max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
 
 
 def plan_cost(
@@ -105,25 +115,10 @@ def plan_cost(
     that share the cap as the user states it.
     """
     max_cost = job.limits.max_cost
-    rate_without_price = next((rate for rate in rates if rate.dollars_per_hour is None), None)
+    rate_without_price = _first_rate_without_price(rates)
     if rate_without_price is not None:
-        type_name, own_type = rate_without_price.instance_type, own_instance_type(job)
-        if max_cost is not None:
-            diagnostics.add_problem(
-                "limits.max_cost",
-                f"the price of {type_name} is unknown, so that the cap cannot be enforced; "
-                + (
-                    "state compute.price_per_hour"
-                    if type_name == own_type
-                    else f"compute.price_per_hour would be that of {own_type}: take a type with a known "
-                    "price, or leave the cap out"
-                ),
-            )
-        note = rate_without_price.source
-        if type_name == own_type:
-            note += "; compute.price_per_hour states it"
-        return Cost(is_known=False, per_hour=None, maximum=None, note=note)
-    highest_rate = max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
+        return _report_unknown_price(job, rate_without_price, diagnostics)
+    highest_rate = _highest_rate(rates)
     dollars_per_hour = highest_rate.dollars_per_hour or 0.0
     # In this time the hosts wait for a next job, after every segment: it may be submitted late.
     keep_alive_seconds = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
@@ -170,6 +165,26 @@ def plan_cost(
         f"{format_duration(total_seconds)} may cost {uncapped_text}, more than {cap_text}; {suggestion}",
     )
     return uncapped_cost
+
+
+def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: Diagnostics) -> Cost:
+    """Return the cost of a run whose price is unknown, and add a problem if the job states a cap, which then
+    cannot be enforced."""
+    type_name, own_type = rate_without_price.instance_type, own_instance_type(job)
+    note, remedy = rate_without_price.source, "state compute.price_per_hour"
+    if type_name == own_type:
+        note += "; compute.price_per_hour states it"
+    else:
+        remedy = (
+            f"compute.price_per_hour would be that of {own_type}: take a type with a known price, or leave "
+            "the cap out"
+        )
+    if job.limits.max_cost is not None:
+        diagnostics.add_problem(
+            "limits.max_cost",
+            f"the price of {type_name} is unknown, so that the cap cannot be enforced; {remedy}",
+        )
+    return Cost(is_known=False, per_hour=None, maximum=None, note=note)
 
 
 def _suggest_cheaper_run(affordable_seconds: int) -> str:

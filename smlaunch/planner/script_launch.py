@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
-from smlaunch.facts.script_arguments import ScriptArgument, parse_script_arguments
+from smlaunch.facts.script_arguments import ArgumentParserFacts, ScriptArgument, parse_script_arguments
 from smlaunch.facts.script_program import OptionUse, ProgramFacts, TrainerCall
 from smlaunch.job.model import Job
 from smlaunch.runtime.hyperparameters import decode_hyperparameters
@@ -91,17 +91,18 @@ def stated_values(job: Job, program: ProgramFacts) -> dict[str, Any]:
 
 
 def arguments_without(job: Job, program: ProgramFacts, options: Collection[str]) -> list[str]:
-    """Return the job's arguments without these options and their values."""
-    parser = program.parser
+    """Return the job's arguments without these options and their values. ``options``: names, such as
+    ``--local_rank``; the other names that the script gives them are left out too."""
     names = set(options)
     for option in options:
-        argument = None if parser is None else parser.find_option((option,))
-        names |= set() if argument is None else set(argument.names)
+        argument = None if program.parser is None else program.parser.find_option((option,))
+        if argument is not None:
+            names.update(argument.names)
     remaining: list[str] = []
     arguments = iter(map(str, job.args))
     for argument_text in arguments:
         if argument_text in names:
-            next(arguments, None)  # its value
+            next(arguments, None)  # its value, the next argument
         elif argument_text.partition("=")[0] not in names:
             remaining.append(argument_text)
     return remaining
@@ -116,18 +117,23 @@ def starts_own_ranks(job: Job, program: ProgramFacts) -> bool:
 
 
 def needed_processes(job: Job, program: ProgramFacts) -> ProcessNeed | None:
-    """Return how many ranks smlaunch has to start on each host; None where any number will do."""
-    start = program.rank_start
+    """Return how many processes smlaunch has to start on each host for the script, by its source, and why;
+    None where any number will do."""
     if is_command(job):
         return None
-    if start is not None and starts_own_ranks(job, program):
-        sentence = f"{start.place} starts the ranks of its host by {start.function}: one process per host."
+    rank_start = program.rank_start
+    if rank_start is not None and starts_own_ranks(job, program):
+        sentence = (
+            f"{rank_start.place} starts the ranks of its host by {rank_start.function}: one process per host."
+        )
         return ProcessNeed(1, "processes.script-starts-ranks", sentence)
     if program.computes_rank_of_host:
-        place = program.variable_uses[
-            "SM_HOSTS" if "SM_HOSTS" in program.variable_uses else "SM_CURRENT_HOST"
-        ].place
-        sentence = f"The script's rank is the number of its host among SM_HOSTS ({place}): one rank per host."
+        variable_uses = program.variable_uses
+        variable_use = variable_uses.get("SM_HOSTS") or variable_uses["SM_CURRENT_HOST"]
+        sentence = (
+            f"The script's rank is the number of its host among SM_HOSTS ({variable_use.place}): one rank "
+            "per host."
+        )
         return ProcessNeed(1, "processes.rank-of-host", sentence)
     trainer = only_trainer(job, program)
     if trainer is not None and isinstance(trainer.devices, int) and trainer.devices > 0:
@@ -146,9 +152,10 @@ def only_trainer(job: Job, program: ProgramFacts) -> TrainerCall | None:
         return None
     trainer = trainers[0]
     if trainer.devices_option is not None:
-        trainer = trainer._replace(devices=_count_of(option_value(job, program, trainer.devices_option)))
+        devices = _parse_device_count(option_value(job, program, trainer.devices_option))
+        trainer = trainer._replace(devices=devices)
     if trainer.num_nodes_option is not None:
-        num_nodes = _count_of(option_value(job, program, trainer.num_nodes_option))
+        num_nodes = _parse_device_count(option_value(job, program, trainer.num_nodes_option))
         trainer = trainer._replace(num_nodes=num_nodes if isinstance(num_nodes, int) else None)
     return trainer
 
@@ -160,10 +167,11 @@ def option_value(job: Job, program: ProgramFacts, destination: str) -> Any:
     return stated_values(job, program).get(destination, None if argument is None else argument.default)
 
 
-def _count_of(value: Any) -> int | str | None:
-    """A number of devices or hosts as Lightning reads it: of ``"0,1"`` two."""
+def _parse_device_count(value: Any) -> int | str | None:
+    """Return the number of devices or hosts that Lightning takes from an argument: 2 for ``2``, ``[0, 1]``
+    and ``"0,1"``; a text such as ``auto`` as it is; None for anything else."""
     if isinstance(value, str) and "," in value:
-        return len([part for part in value.split(",") if part.strip()])
+        return len([device for device in value.split(",") if device.strip()])
     if isinstance(value, (list, tuple)):
         return len(value)
     try:
@@ -181,64 +189,103 @@ def added_arguments(
     has_accelerators: bool = True,
 ) -> AddedArguments:
     """Return the arguments that the script needs to join its ranks, and that the job does not state.
-    ``has_accelerators``: False for hosts that certainly have none."""
+    ``launcher``: what starts the ranks, smlaunch's runtime or torchrun. ``has_accelerators``: False for hosts
+    that certainly have none."""
     if is_command(job):
         return AddedArguments()
-    parser = program.parser
     trailing: list[Arg] = []
     if program.has_lightning_cli:
-        trailing = list(_lightning_cli_arguments(job, host_count, processes_per_host))
-    if parser is None or launcher not in (RUNTIME, TORCHRUN):
-        return AddedArguments(trailing=tuple(trailing), flags=_flags_among_hyperparameters(job, program))
-    stated = stated_values(job, program)
-    leading: list[Arg] = []
+        trailing = _lightning_cli_arguments(job, host_count, processes_per_host)
+    flags = _flags_among_hyperparameters(job, program)
+    if program.parser is None or launcher not in (RUNTIME, TORCHRUN):
+        return AddedArguments(trailing=tuple(trailing), flags=flags)
+    options = _ScriptOptions(program.parser, stated_values(job, program))
+    spawns_ranks = starts_own_ranks(job, program)
+    has_one_rank = host_count == processes_per_host == 1
+    if launcher == RUNTIME and not spawns_ranks:
+        options.set_value(LOCAL_RANK_OPTIONS, Ref("local_rank"))
+    if spawns_ranks or not has_one_rank:
+        if not has_accelerators:
+            options.replace_default(BACKEND_OPTIONS, "nccl", "gloo")
+        options.set_value(URL_OPTIONS, _URL_FROM_ENVIRONMENT)
+        options.set_value(ADDRESS_OPTIONS, Ref("leader"))
+        options.set_value(PORT_OPTIONS, Ref("port"))
+        if spawns_ranks:
+            _set_options_of_spawning_script(options, program)
+        elif launcher == RUNTIME:
+            _set_rank_options(options, program)
+    if not spawns_ranks:
+        _set_trainer_options(options, job, program, host_count)
+    return AddedArguments(tuple(options.arguments), tuple(trailing), flags)
 
-    def add(options: tuple[str, ...], value: Arg) -> bool:
-        """Add one of the options, unless the job states it. Whether the script has it."""
-        argument = parser.find_option(options)
-        if argument is None or argument.is_flag:
+
+class _ScriptOptions:
+    """The options of a script's parser, and the arguments that set those that the job does not state."""
+
+    def __init__(self, parser: ArgumentParserFacts, value_by_attribute: Mapping[str, Any]) -> None:
+        """``value_by_attribute``: values that the job states, by the attributes that get them."""
+        self._parser = parser
+        self._value_by_attribute = value_by_attribute
+        self.arguments: list[Arg] = []
+
+    def has(self, names: tuple[str, ...]) -> bool:
+        """Whether the script has an option of one of these names."""
+        return self._parser.find_option(names) is not None
+
+    def set_value(self, names: tuple[str, ...], value: Arg) -> bool:
+        """Set the script's option of one of these names, unless the job states it. Return whether the script
+        has such an option, with a value."""
+        option = self._parser.find_option(names)
+        if option is None or option.is_flag:
             return False
-        if argument.destination not in stated:
-            leading.append(Concat((f"{option_name(argument, options)}=", *parts_of(value))))
+        if option.destination not in self._value_by_attribute:
+            self.arguments.append(Concat((f"{option_name(option, names)}=", *parts_of(value))))
         return True
 
-    def add_for(destination: str | None, value: Arg, number: int | None = None) -> None:
-        """Add the option that gets this attribute, unless its default is the number that it would get."""
-        argument = None if destination is None else parser.argument_of(destination)
-        if argument is None or argument.is_positional:
-            return
-        if number is None or _count_of(argument.default) != number:
-            add((argument.long_name,), value)
+    def replace_default(self, names: tuple[str, ...], default: str, value: Arg) -> None:
+        """Set an option that has this default."""
+        option = self._parser.find_option(names)
+        if option is not None and option.default == default:
+            self.set_value(names, value)
 
-    spawns = starts_own_ranks(job, program)
-    has_one_rank = host_count == processes_per_host == 1
-    if not spawns and launcher == RUNTIME:
-        add(LOCAL_RANK_OPTIONS, Ref("local_rank"))
-    if spawns or not has_one_rank:
-        backend = parser.find_option(BACKEND_OPTIONS)
-        if not has_accelerators and backend is not None and backend.default == "nccl":
-            add(BACKEND_OPTIONS, "gloo")
-        reads_rank = "RANK" in program.variable_uses
-        url = parser.find_option(URL_OPTIONS)
-        if url is not None:
-            add(URL_OPTIONS, _URL_FROM_ENVIRONMENT)
-        add(ADDRESS_OPTIONS, Ref("leader"))
-        add(PORT_OPTIONS, Ref("port"))
-        if spawns:
-            has_node_rank = add(NODE_RANK_OPTIONS, Ref("host_rank"))
-            add(NODE_COUNT_OPTIONS, Ref("hosts"))
-            if not has_node_rank and not reads_rank and add(RANK_OPTIONS, Ref("host_rank")):
-                add(WORLD_SIZE_OPTIONS, Ref("hosts"))
-        elif launcher == RUNTIME and not reads_rank and url is not None and add(RANK_OPTIONS, Ref("rank")):
-            add(WORLD_SIZE_OPTIONS, Ref("world_size"))
-        elif launcher == RUNTIME:
-            for name, use in unread_group_options(program).items():
-                add_for(use.destination, Ref(name))
-    for trainer in program.trainer_calls if not spawns else ():
-        add_for(trainer.num_nodes_option, Ref("hosts"), host_count)
-        if isinstance(job.compute.processes_per_host, int):  # otherwise the trainer's devices decide
-            add_for(trainer.devices_option, Ref("per_host"), job.compute.processes_per_host)
-    return AddedArguments(tuple(leading), tuple(trailing), _flags_among_hyperparameters(job, program))
+    def set_attribute(self, attribute: str | None, value: Arg, known_count: int | None = None) -> None:
+        """Set the option whose value gets this attribute, if there is one. ``known_count``: number that
+        ``value`` has on the hosts, if it is known: an option with this default is left alone."""
+        option = None if attribute is None else self._parser.argument_of(attribute)
+        if option is None or option.is_positional:
+            return
+        if known_count is None or _parse_device_count(option.default) != known_count:
+            self.set_value((option.long_name,), value)
+
+
+def _set_options_of_spawning_script(options: _ScriptOptions, program: ProgramFacts) -> None:
+    """Set the number of the host and of all hosts, for a script that starts the ranks of its host itself. If
+    it has no options for them, its rank and world size may mean hosts."""
+    has_node_rank = options.set_value(NODE_RANK_OPTIONS, Ref("host_rank"))
+    options.set_value(NODE_COUNT_OPTIONS, Ref("hosts"))
+    reads_rank_variable = "RANK" in program.variable_uses
+    if not has_node_rank and not reads_rank_variable and options.set_value(RANK_OPTIONS, Ref("host_rank")):
+        options.set_value(WORLD_SIZE_OPTIONS, Ref("hosts"))
+
+
+def _set_rank_options(options: _ScriptOptions, program: ProgramFacts) -> None:
+    """Set rank and world size, for a script whose ranks smlaunch's runtime starts."""
+    reads_rank_variable = "RANK" in program.variable_uses
+    joins_by_options = options.has(URL_OPTIONS) and not reads_rank_variable
+    if joins_by_options and options.set_value(RANK_OPTIONS, Ref("rank")):
+        options.set_value(WORLD_SIZE_OPTIONS, Ref("world_size"))
+        return
+    for ref_name, use in unread_group_options(program).items():
+        options.set_attribute(use.destination, Ref(ref_name))
+
+
+def _set_trainer_options(options: _ScriptOptions, job: Job, program: ProgramFacts, host_count: int) -> None:
+    """Set the options from which Lightning's Trainers take their numbers of hosts and devices."""
+    for trainer in program.trainer_calls:
+        options.set_attribute(trainer.num_nodes_option, Ref("hosts"), known_count=host_count)
+        processes_per_host = job.compute.processes_per_host
+        if isinstance(processes_per_host, int):  # otherwise the trainer's devices decide
+            options.set_attribute(trainer.devices_option, Ref("per_host"), known_count=processes_per_host)
 
 
 def unread_group_options(program: ProgramFacts) -> dict[str, OptionUse]:
@@ -255,16 +302,14 @@ def _flags_among_hyperparameters(job: Job, program: ProgramFacts) -> tuple[tuple
 
 
 def _lightning_cli_arguments(job: Job, host_count: int, processes_per_host: int | str) -> list[Arg]:
-    """Options of LightningCLI by which its Trainer counts the hosts and ranks that there are."""
+    """Return the options of LightningCLI by which its Trainer counts the hosts and ranks that there are,
+    without those that the job states. ``processes_per_host``: a number, or ``auto``."""
     stated = stated_lightning_cli_values(job)
     arguments: list[Arg] = []
     if host_count > 1 and NUM_NODES_OPTION not in stated:
         arguments.append(Concat((f"{NUM_NODES_OPTION}=", Ref("hosts"))))
-    if (
-        isinstance(processes_per_host, int)
-        and DEVICES_OPTION not in stated
-        and host_count * processes_per_host > 1
-    ):
+    has_several_ranks = isinstance(processes_per_host, int) and host_count * processes_per_host > 1
+    if has_several_ranks and DEVICES_OPTION not in stated:
         arguments.append(Concat((f"{DEVICES_OPTION}=", Ref("per_host"))))
     return arguments
 

@@ -18,7 +18,7 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
-from smlaunch.planner.plan_context import Diagnostics, own_instance_type
+from smlaunch.planner.plan_context import Diagnostics, max_hosts_of, own_instance_type
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -32,7 +32,7 @@ STOP_GRACE_SECONDS = 120
 ASSUMED_SAVE_SECONDS = 180.0
 """Time for the last checkpoint and its upload, if its size is unknown."""
 
-SAVE_START_SECONDS = 30.0
+SAVE_SECONDS_BEFORE_UPLOAD = 30.0
 """Time of the last checkpoint without its upload: an assumption."""
 
 MAX_MARGIN_SHARE = 0.25
@@ -52,7 +52,7 @@ MEMORY_COPY_BYTES_PER_SECOND = 2e9
 S3_BYTES_PER_SECOND = 2e8
 """Bytes per second that one host transfers to or from S3: conservative."""
 
-START_SECONDS = 60.0
+HOST_STARTUP_SECONDS = 60.0
 """In a region, from a running host to training ranks: imports, rendezvous, compilation."""
 
 PROVISIONING_SECONDS = 300.0
@@ -82,8 +82,8 @@ class SegmentTemplate(NamedTuple):
     until_step: int | None = None
 
     @property
-    def wall_seconds(self) -> int:
-        """Duration of a full segment that stops itself."""
+    def planned_seconds(self) -> int:
+        """From the start of a full segment to its planned end, or to its limit without a planned end."""
         return (
             self.max_seconds
             if self.stop_after_seconds is None
@@ -163,16 +163,13 @@ def plan_segment_templates(
     segment_changes = job.segments or (SegmentChange(),)
     templates: list[SegmentTemplate] = []
     for index, change in enumerate(segment_changes):
-        max_seconds = min(limit_seconds, total_seconds)
-        if change.length is not None:
-            stated_seconds = parse_duration(change.length)
-            if stated_seconds > limit_seconds:
-                diagnostics.add_problem(
-                    f"segments[{index}].length",
-                    f"{change.length} is longer than the {format_duration(limit_seconds)} that one job may "
-                    "take",
-                )
-            max_seconds = min(max_seconds, stated_seconds)
+        stated_seconds = None if change.length is None else parse_duration(change.length)
+        if stated_seconds is not None and stated_seconds > limit_seconds:
+            diagnostics.add_problem(
+                f"segments[{index}].length",
+                f"{change.length} is longer than the {format_duration(limit_seconds)} that one job may take",
+            )
+        max_seconds = min(limit_seconds, total_seconds, stated_seconds or total_seconds)
         # Reserved before the time limit, for the last checkpoint.
         margin_seconds = _margin_seconds(max_seconds, overheads)
         template = SegmentTemplate(
@@ -185,8 +182,8 @@ def plan_segment_templates(
             # Training step after which the next kind of segment begins.
             until_step=change.until_step,
         )
-        # wall_seconds: from a segment's start to its planned end.
-        if template.wall_seconds <= overheads.start_seconds:
+        # planned_seconds: from the segment's start to its planned end.
+        if template.planned_seconds <= overheads.start_seconds:
             length_field = f"segments[{index}].length" if change.length is not None else "limits.segment"
             diagnostics.add_problem(
                 length_field,
@@ -287,8 +284,8 @@ class SegmentOverheads(NamedTuple):
     checkpoint_stall_seconds: float
     """Interruption of training by one checkpoint."""
 
-    gap_seconds: float
-    """Time between two jobs."""
+    provisioning_seconds: float
+    """Time between two jobs, until the next one has its hosts."""
 
     mtbf_seconds: float
     """Mean time between failures of all hosts together."""
@@ -305,59 +302,59 @@ class SegmentOverheads(NamedTuple):
 
     @classmethod
     def for_job(cls, job: Job, facts: DiscoveredFacts) -> SegmentOverheads:
-        """Return the overheads of a segment (one of the run's sequential jobs), by the number of hosts of the
-        largest one. In a region they include the download of data and checkpoints from S3; hosts of the local
-        endpoint have them already.
+        """Return the overheads of a segment (one of the run's sequential jobs), with as many hosts as the
+        largest segment has.
         """
-        # Size of one checkpoint, by those that the run has saved before; None without any.
+        host_count = max_hosts_of(job)
+        # Mean time between failures of one host; any host's failure interrupts all.
+        host_mtbf_seconds = SPOT_MTBF_SECONDS if job.compute.spot else HOST_MTBF_SECONDS
+        # The run's earlier checkpoints show the size of one; None before the first.
         one_checkpoint_bytes = None if facts.checkpoints is None else facts.checkpoints.step_bytes
-        host_count = max([job.compute.hosts, *(change.compute.hosts or 1 for change in job.segments)])
-        # Mean time between failures: any host's failure interrupts all. One host: 237 days, or 5 on spot.
-        mtbf_seconds = (SPOT_MTBF_SECONDS if job.compute.spot else HOST_MTBF_SECONDS) / host_count
-        # If the size is unknown: a checkpoint interrupts for 1 s, and the last one takes 180 s.
-        stall_seconds, last_save_seconds = ASSUMED_STALL_SECONDS, ASSUMED_SAVE_SECONDS
-        if one_checkpoint_bytes is not None:
-            # Each host copies its part in memory, and training goes on during the upload.
-            stall_seconds = one_checkpoint_bytes / host_count / MEMORY_COPY_BYTES_PER_SECOND
-        if facts.target == "local":
-            if one_checkpoint_bytes is not None:
-                # All hosts are this machine.
-                last_save_seconds = one_checkpoint_bytes / S3_BYTES_PER_SECOND
-            return cls(
-                download_seconds=0.0,
-                start_seconds=0.0,
-                last_save_seconds=last_save_seconds,
-                checkpoint_stall_seconds=stall_seconds,
-                gap_seconds=0.0,
-                mtbf_seconds=mtbf_seconds,
-                host_count=host_count,
-                one_checkpoint_bytes=one_checkpoint_bytes,
-            )
-        if one_checkpoint_bytes is not None:
-            # Each host uploads its part.
-            upload_seconds = one_checkpoint_bytes / host_count / S3_BYTES_PER_SECOND
-            last_save_seconds = SAVE_START_SECONDS + upload_seconds
-        data_bytes = sum(
-            facts.inputs[name].bytes or 0
-            for name, channel in job.inputs.items()
-            if channel.mode == "File" and name in facts.inputs
-        )
-        # The service copies checkpoints to every host too, unless ranks fetch their own parts.
-        checkpoint_bytes = _checkpoint_bytes_at_start(job, facts)
+        is_local = facts.target == "local"
+        # Local hosts exist at once, and have data and checkpoints already.
+        data_bytes = 0 if is_local else _bytes_of_file_channels(job, facts)
+        checkpoint_bytes = 0 if is_local else _checkpoint_bytes_at_start(job, facts)
         download_seconds = (data_bytes + checkpoint_bytes) / S3_BYTES_PER_SECOND
         return cls(
             download_seconds=download_seconds,
-            start_seconds=download_seconds + START_SECONDS,
-            last_save_seconds=last_save_seconds,
-            checkpoint_stall_seconds=stall_seconds,
-            # Until the region provides the next job's hosts.
-            gap_seconds=PROVISIONING_SECONDS,
-            mtbf_seconds=mtbf_seconds,
+            start_seconds=0.0 if is_local else download_seconds + HOST_STARTUP_SECONDS,
+            last_save_seconds=_last_save_seconds(one_checkpoint_bytes, host_count, is_local),
+            checkpoint_stall_seconds=_checkpoint_stall_seconds(one_checkpoint_bytes, host_count),
+            provisioning_seconds=0.0 if is_local else PROVISIONING_SECONDS,
+            mtbf_seconds=host_mtbf_seconds / host_count,
             host_count=host_count,
             one_checkpoint_bytes=one_checkpoint_bytes,
             downloaded_data_bytes=data_bytes,
             downloaded_checkpoint_bytes=checkpoint_bytes,
         )
+
+
+def _last_save_seconds(one_checkpoint_bytes: int | None, host_count: int, is_local: bool) -> float:
+    """Return how long the last checkpoint of a segment and its upload take."""
+    if one_checkpoint_bytes is None:
+        return ASSUMED_SAVE_SECONDS
+    if is_local:
+        # All hosts are this machine, which writes the whole checkpoint.
+        return one_checkpoint_bytes / S3_BYTES_PER_SECOND
+    # Each host uploads its part.
+    return SAVE_SECONDS_BEFORE_UPLOAD + one_checkpoint_bytes / host_count / S3_BYTES_PER_SECOND
+
+
+def _checkpoint_stall_seconds(one_checkpoint_bytes: int | None, host_count: int) -> float:
+    """Return how long one checkpoint interrupts training: each host copies its part in memory, and trains on
+    during the upload."""
+    if one_checkpoint_bytes is None:
+        return ASSUMED_STALL_SECONDS
+    return one_checkpoint_bytes / host_count / MEMORY_COPY_BYTES_PER_SECOND
+
+
+def _bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
+    """Return the size of the inputs that the service copies to each host before training (mode ``File``)."""
+    return sum(
+        facts.inputs[name].bytes or 0
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and name in facts.inputs
+    )
 
 
 def checkpoints_to_keep(job: Job) -> int:
@@ -382,7 +379,7 @@ def expected_schedule(
     overheads = SegmentOverheads.for_job(job, facts)
     checkpoint_interval = _checkpoint_interval(job, overheads)
     # A failed job is followed by a new one.
-    restart_seconds = overheads.gap_seconds + overheads.start_seconds
+    restart_seconds = overheads.provisioning_seconds + overheads.start_seconds
     useful_seconds = sum(
         segment_progress(
             segment=duration,
@@ -407,15 +404,15 @@ def expected_schedule(
         _explain_checkpoint_interval(job, overheads, checkpoint_interval, diagnostics)
     return Schedule(
         total=total_seconds,
-        segment=float(first_template.wall_seconds),
+        segment=float(first_template.planned_seconds),
         start=overheads.start_seconds,
-        gap=overheads.gap_seconds,
+        gap=overheads.provisioning_seconds,
         stall=overheads.checkpoint_stall_seconds,
         interval=checkpoint_interval,
         restart=restart_seconds,
         mtbf=overheads.mtbf_seconds,
         goodput=goodput,
-        makespan=sum(segment_durations) + overheads.gap_seconds * len(segment_durations),
+        makespan=sum(segment_durations) + overheads.provisioning_seconds * len(segment_durations),
         state_bytes=overheads.one_checkpoint_bytes,
     )
 
@@ -477,11 +474,11 @@ def format_seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds:.2g}s"
     whole_seconds = round(seconds)
-    unit_names = {86400: "d", 3600: "h", 60: "m", 1: "s"}
+    unit_symbols = {86400: "d", 3600: "h", 60: "m", 1: "s"}
     for large_unit, small_unit in ((86400, 3600), (3600, 60), (60, 1)):
         if whole_seconds >= large_unit:
             large_count, remaining_seconds = divmod(whole_seconds, large_unit)
             small_count = remaining_seconds // small_unit
-            small_text = f"{small_count}{unit_names[small_unit]}" if small_count else ""
-            return f"{large_count}{unit_names[large_unit]}{small_text}"
+            small_text = f"{small_count}{unit_symbols[small_unit]}" if small_count else ""
+            return f"{large_count}{unit_symbols[large_unit]}{small_text}"
     return f"{whole_seconds}s"

@@ -195,19 +195,22 @@ def report_unknown_account(context: PlanContext) -> Findings:
 
 
 def _unasked_things(context: PlanContext) -> Iterator[str]:
-    """Yield what the account would have told, with what stands for it."""
+    """Yield clauses about what only the account knows, each with the assumption that stands for it."""
     facts = context.facts
     if facts.account == UNKNOWN_ACCOUNT:
         yield f"the account ({UNKNOWN_ACCOUNT} stands for it, also in the bucket {facts.bucket})"
     yield f"whether the bucket {facts.bucket} exists"
-    role = f"{facts.role} stands for it" if UNKNOWN_ROLE in (facts.role or "") else "assumed"
-    yield f"whether there is the execution role ({role})"
-    if quota_names := relevant_quotas(context.job):
+    is_role_known = UNKNOWN_ROLE not in (facts.role or "")
+    role_text = "assumed" if is_role_known else f"{facts.role} stands for it"
+    yield f"whether there is the execution role ({role_text})"
+    quota_names = relevant_quotas(context.job)
+    if quota_names:
         quotas_text = quota_names[0] if len(quota_names) == 1 else f"{len(quota_names)} quotas"
         note = f", though {_default_hosts_text()}" if context.hosts > DEFAULT_HOSTS_PER_JOB else ""
         yield f"the account's quotas ({quotas_text}): they are assumed to suffice{note}"
-    if unread := [name for name, channel in context.job.inputs.items() if not channel.is_local]:
-        yield f"whether there is data for {', '.join(unread)}, and how much"
+    unlisted_inputs = [name for name, channel in context.job.inputs.items() if not channel.is_local]
+    if unlisted_inputs:
+        yield f"whether there is data for {', '.join(unlisted_inputs)}, and how much"
     if context.job.checkpoints is not None and context.job.checkpoints.uri is not None:
         yield f"whether there are checkpoints at {context.job.checkpoints.uri}"
 
@@ -218,7 +221,8 @@ def _hosts_text(context: PlanContext) -> str:
 
 
 def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
-    """Quota by instance type, for the types whose quota is too small."""
+    """Return, for each instance type of the job whose quota is too small for its hosts, the number of hosts
+    that the quota allows."""
     quota_pattern = instance_quota_pattern(context.job)
     limit_by_type = {
         name: context.facts.quotas.get(quota_pattern.format(name)) for name in context.instance_types

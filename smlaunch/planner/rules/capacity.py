@@ -257,25 +257,26 @@ def reject_max_pending_out_of_bounds(context: PlanContext) -> Problems:
     fields=(_MAX_PENDING_FIELD, "compute.instance_type", _PREFERENCES_FIELD, "strategy"),
 )
 def reject_max_pending_without_accelerator(context: PlanContext) -> Problems:
-    if (
-        context.job.limits.max_pending is None
-        or "limits.max_pending" not in context.job_kind.request_path_by_field
-        # Of a type that the catalog lacks nothing is known.
-        or any(is_accelerated(name) or find_instance_type(name) is None for name in context.instance_types)
-    ):
+    """Yield a problem if the job limits its wait for capacity, and none of the instance types that it may run
+    on has an accelerator: the service ignores the limit for them."""
+    sends_max_pending = _MAX_PENDING_FIELD in context.job_kind.request_path_by_field
+    if context.job.limits.max_pending is None or not sends_max_pending:
         return
-    types_text = (
-        f"{context.instance_types[0]} has none"
-        if len(context.instance_types) == 1
-        else f"{', '.join(context.instance_types)} have none"
+    type_names = context.instance_types
+    # A type that the catalog does not know may have one.
+    if any(is_accelerated(name) or find_instance_type(name) is None for name in type_names):
+        return
+    verb = "has" if len(type_names) == 1 else "have"
+    yield Problem(
+        _MAX_PENDING_FIELD,
+        f"it has an effect on types with an accelerator only, and {', '.join(type_names)} {verb} none; leave "
+        "it out",
     )
-    message = f"it has an effect on types with an accelerator only, and {types_text}; leave it out"
-    yield Problem(_MAX_PENDING_FIELD, message)
 
 
-_MIN_SHARING_RANKS = 8
-_RANKS_PER_CPU = 4
-"""More of them on one machine are rarely meant, except to see that a job starts at all."""
+_MAX_UNREPORTED_RANKS = 8
+_MAX_RANKS_PER_CPU = 4
+"""More ranks on one machine are rarely meant, except to see that a job starts at all."""
 
 
 @rule(
@@ -287,12 +288,14 @@ _RANKS_PER_CPU = 4
     fields=("compute.hosts", "compute.processes_per_host", "segments"),
 )
 def warn_of_shared_cpus(context: PlanContext) -> Findings:
-    cpus, processes = context.facts.endpoint.cpus, context.job.compute.processes_per_host
-    ranks = context.hosts * (processes if isinstance(processes, int) else 1)
-    if context.facts.target != "local" or cpus is None or ranks <= _RANKS_PER_CPU * cpus:
+    """Yield a warning if a local job with several hosts, all of them this machine, has so many ranks that
+    they wait for each other's CPU time."""
+    cpu_count, processes = context.facts.endpoint.cpus, context.job.compute.processes_per_host
+    if context.facts.target != "local" or cpu_count is None or context.hosts == 1:
         return
-    if context.hosts > 1 and ranks > _MIN_SHARING_RANKS:
+    rank_count = context.hosts * (processes if isinstance(processes, int) else 1)
+    if rank_count > _MAX_UNREPORTED_RANKS and rank_count > _MAX_RANKS_PER_CPU * cpu_count:
         yield PlanWarning(
-            f"compute.hosts: {context.hosts} hosts with {ranks} ranks together share this machine's "
-            f"{cpus} CPU cores and its memory; to try the job, take fewer, such as --hosts 2."
+            f"compute.hosts: {context.hosts} hosts with {rank_count} ranks together share this machine's "
+            f"{cpu_count} CPU cores and its memory; to try the job, take fewer, such as --hosts 2."
         )

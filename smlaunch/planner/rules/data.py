@@ -214,11 +214,11 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
     if checkpoints is None or checkpoints.uri is None:
         return
     # With one slash at the end, so that only whole folder names are compared.
-    checkpoint_prefix = checkpoints.uri.rstrip("/") + "/"
+    checkpoint_prefix = _as_folder_prefix(checkpoints.uri)
     for name, channel in context.job.inputs.items():
         if channel.is_local:
             continue
-        if channel.uri.rstrip("/") + "/" == checkpoint_prefix:
+        if _as_folder_prefix(channel.uri) == checkpoint_prefix:
             yield Problem(
                 "checkpoints.uri",
                 f"it is inputs.{name}'s prefix too: old checkpoints are deleted there, and all of the data "
@@ -236,14 +236,18 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
                 f"inputs.{name} ({channel.uri}) lies inside it, so that all of the data would be downloaded "
                 "to every host with the checkpoints; use separate prefixes",
             )
-    if context.job.output is not None and (context.job.output.rstrip("/") + "/").startswith(
-        checkpoint_prefix
-    ):
+    output = context.job.output
+    if output is not None and _as_folder_prefix(output).startswith(checkpoint_prefix):
         yield Problem(
             "checkpoints.uri",
             "output is inside it, so that every model would be downloaded to each host with the "
             "checkpoints; use separate prefixes",
         )
+
+
+def _as_folder_prefix(uri: str) -> str:
+    """Return an S3 prefix with one slash at its end."""
+    return uri.rstrip("/") + "/"
 
 
 @rule(
@@ -260,10 +264,10 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
     stated_output = context.job.output
     output_prefix = stated_output or f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
     for name, channel in context.job.inputs.items():
-        if not channel.is_local and (output_prefix.rstrip("/") + "/").startswith(channel.uri):
-            written = "output" if stated_output else "the run's own files"
+        if not channel.is_local and _as_folder_prefix(output_prefix).startswith(channel.uri):
+            content = "output" if stated_output else "the run's own files"
             yield PlanWarning(
-                f"inputs.{name}: {channel.uri} contains {output_prefix}, where {written} will be: jobs that "
+                f"inputs.{name}: {channel.uri} contains {output_prefix}, where {content} will be: jobs that "
                 "start later get that as data too; use separate prefixes."
             )
 

@@ -136,21 +136,29 @@ _PROCESSOR_IN_TAG = re.compile(r"(?:^|-)(cpu|gpu)(?:-|$)")
     may_be_allowed=True,
 )
 def reject_image_for_other_processor(context: PlanContext) -> Problems:
-    """By the tag of an image of AWS's; instance types that the catalog does not know are not compared."""
+    """Yield a problem for each instance type that has GPUs if AWS's image is for CPUs by its tag, or the
+    reverse. Types that the catalog does not know, and Trainium, are not compared."""
     image = context.job.image
-    tag = "" if image is None else image.rpartition("/")[2].partition(":")[2]
-    match = _PROCESSOR_IN_TAG.search(tag)
-    if image is None or match is None or framework_of(image) is None:
+    if image is None or framework_of(image) is None:
         return
-    processor = match[1]
-    for name in context.instance_types:
-        instance = instances.find_instance_type(name)
-        if instance is None or instance.is_neuron or bool(instance.accelerators) == (processor == "gpu"):
+    tag = image.rpartition("/")[2].partition(":")[2]
+    processor_match = _PROCESSOR_IN_TAG.search(tag)
+    if processor_match is None:
+        return
+    image_processor = processor_match[1]
+    for type_name in context.instance_types:
+        instance = instances.find_instance_type(type_name)
+        if instance is None or instance.is_neuron:
             continue
-        other = "cpu" if processor == "gpu" else "gpu"
-        has = f"has {instance.accelerators_text()}" if instance.accelerators else "has no GPU"
-        remedy = f"take the {other} image of the same version, or leave it out"
-        yield Problem("image", f"it is for {processor.upper()}s by its tag, and {name} {has}; {remedy}")
+        type_processor = "gpu" if instance.accelerators else "cpu"
+        if type_processor == image_processor:
+            continue
+        gpus_text = instance.accelerators_text() if instance.accelerators else "no GPU"
+        yield Problem(
+            "image",
+            f"it is for {image_processor.upper()}s by its tag, and {type_name} has {gpus_text}; take the "
+            f"{type_processor} image of the same version, or leave it out",
+        )
 
 
 @rule(

@@ -37,17 +37,16 @@ def reject_training_only_fields(context: PlanContext) -> Problems:
     job, kind = context.job, context.job_kind
     if job.hyperparameters and "hyperparameters" not in kind.request_path_by_field:
         yield Problem("hyperparameters", f"a {kind.noun} has none; give the script args instead")
-    # By field: whether it is stated, and the member without which it has no effect.
-    stated_by_field = {
-        "compute.spot": (job.compute.spot, "compute.spot"),
-        "compute.keep_alive": (job.compute.keep_alive is not None, "compute.keep_alive"),
-        "checkpoints": (job.checkpoints is not None, "checkpoints.uri"),
-        "segments": (bool(job.segments), "checkpoints.uri"),
-        "limits.segment": (job.limits.segment is not None, "checkpoints.uri"),
-        "limits.max_pending": (job.limits.max_pending is not None, "limits.max_pending"),
-    }
-    for field, (is_stated, member) in stated_by_field.items():
-        if is_stated and member not in kind.request_path_by_field:
+    # Each field, whether the job states it, and the field that a kind's requests must have for it.
+    for field, is_stated, needed_field in (
+        ("compute.spot", job.compute.spot, "compute.spot"),
+        ("compute.keep_alive", job.compute.keep_alive is not None, "compute.keep_alive"),
+        ("checkpoints", job.checkpoints is not None, "checkpoints.uri"),
+        ("segments", bool(job.segments), "checkpoints.uri"),
+        ("limits.segment", job.limits.segment is not None, "checkpoints.uri"),
+        ("limits.max_pending", job.limits.max_pending is not None, "limits.max_pending"),
+    ):
+        if is_stated and needed_field not in kind.request_path_by_field:
             yield Problem(field, _unsupported_text(kind))
 
 
@@ -171,12 +170,15 @@ def reject_long_spot_wait_of_algorithm(context: PlanContext) -> Problems:
     facts=("script",),
 )
 def explain_processing_folders(context: PlanContext) -> Findings:
-    job, strategy, kind = context.job, context.strategy, context.job_kind
-    output_dir = kind.constants.get("output_path")  # None: the contract's own folders
+    """Yield where the script of a processing job finds its inputs and writes its output, and a warning if all
+    of its hosts do the same work: none gets a share of an input, and they do not communicate."""
+    job, kind = context.job, context.job_kind
+    output_dir = kind.constants.get("output_path")  # None for training jobs, with the folders of their own
     if output_dir is None or job.entry is None:
         return
-    is_apart = not strategy.joins_hosts and not context.facts.script.reads_resource_config
-    if job.compute.hosts > 1 and is_apart and not any(channel.split for channel in job.inputs.values()):
+    hosts_communicate = context.strategy.joins_hosts or context.facts.script.reads_resource_config
+    has_split_input = any(channel.split for channel in job.inputs.values())
+    if job.compute.hosts > 1 and not hosts_communicate and not has_split_input:
         yield PlanWarning(
             f"No input is split, and {job.program} does not name resourceconfig.json: unless one of its "
             f"modules reads it, {job.compute.hosts} hosts do the same work {job.compute.hosts} times."

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from smlaunch.catalog import instances, regions
+from smlaunch.catalog.instances import InstanceType
 from smlaunch.job.model import parse_duration
 from smlaunch.planner.plan_context import Objection, PlanContext, PlanWarning, instance_quota_pattern
 from smlaunch.planner.rules.rule import Findings, rule
@@ -133,12 +134,15 @@ def reject_machines_unsuited_to_strategy(option: ComputeOption) -> Objections:
     facts=("script",),
 )
 def reject_idle_accelerators(option: ComputeOption) -> Objections:
-    demand, count = option.demand, option.instance.accelerators
+    """Yield an objection to several accelerators per host for a script that uses one, by its source, unless
+    the job states its number of processes."""
+    demand, accelerator_count = option.demand, option.instance.accelerators
     uses_one = demand.is_single_process or demand.capability.accelerator_use == "one"
-    if count > 1 and demand.job.compute.processes_per_host is None and uses_one:
+    if accelerator_count > 1 and uses_one and demand.job.compute.processes_per_host is None:
         program = demand.facts.source.entry or demand.job.program
         yield Objection(
-            f"{program} uses one accelerator, and {count - 1} of its {count} would be idle",
+            f"{program} uses one accelerator, and {accelerator_count - 1} of its {accelerator_count} would "
+            "be idle",
             remedy="let the script use several (docs/planner.md)",
         )
 
@@ -291,27 +295,27 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     # Nothing is billed for local hosts.
     if demand.max_cost is None or demand.facts.target == "local":
         return
-    high_estimate = 0.0 if estimated is None else estimated.high
+    estimated_dollars = 0.0 if estimated is None else estimated.high
     keep_alive = demand.job.compute.keep_alive
     keep_alive_seconds = 0 if keep_alive is None else parse_duration(keep_alive)
     dollars_until_limit = option.listed_price_per_hour * (demand.limit_seconds + keep_alive_seconds) / 3600
+    is_estimate_over_cap = estimated_dollars > demand.max_cost
     # A run of several segments stops itself before its cap.
     is_limit_over_cap = not demand.is_multi_segment and dollars_until_limit > demand.max_cost
-    if not is_limit_over_cap and high_estimate <= demand.max_cost:
+    if not is_limit_over_cap and not is_estimate_over_cap:
         return
-    needed_dollars = max(high_estimate, dollars_until_limit if is_limit_over_cap else 0.0)
+    needed_dollars = max(estimated_dollars, dollars_until_limit if is_limit_over_cap else 0.0)
     limit_text = ""
-    if needed_dollars > high_estimate:
+    if needed_dollars > estimated_dollars:
         limit_text = f" until the time limit of {demand.limit_seconds / 3600:g} h"
     remedy = f"raise it to {format_dollars(math.ceil(needed_dollars * 100) / 100)}"
     # A shorter time limit is enough if the work itself is expected to cost less than the cap.
-    costs_too_much = high_estimate > demand.max_cost
     affordable_seconds = demand.max_cost / option.listed_price_per_hour * 3600 - keep_alive_seconds
-    if not costs_too_much and affordable_seconds >= 60:
+    if not is_estimate_over_cap and affordable_seconds >= 60:
         remedy += f", or shorten limits.max_runtime to {longest_runtime_text(affordable_seconds)}"
     cap_text = format_dollars(demand.max_cost)
     clause = f"may cost {format_dollars(needed_dollars)}{limit_text}, more than {cap_text}"
-    yield Objection(clause, remedy, estimate=needed_dollars if costs_too_much else high_estimate)
+    yield Objection(clause, remedy, estimate=needed_dollars if is_estimate_over_cap else estimated_dollars)
 
 
 @rule(
@@ -339,14 +343,17 @@ def warn_of_region(context: PlanContext) -> Findings:
 
 
 def _describe_missing_type(instance_type: str, region: str) -> str:
-    ec2_type, others = instance_type.removeprefix("ml."), regions.regions_with_type(instance_type) or ()
+    """Return a warning about a type that EC2 does not offer in the region, with the regions that have it and
+    similar types of this region."""
+    ec2_type = instance_type.removeprefix("ml.")
+    other_regions = regions.regions_with_type(instance_type) or ()
     sentence = (
         f"compute.instance_type: the catalog ({regions.table_month()}) has no {ec2_type} of EC2 in {region}, "
-        f"so that SageMaker hardly offers {instance_type} there. {_listing(others)} "
-        f"{'has' if len(others) == 1 else 'have'} it"
+        f"so that SageMaker hardly offers {instance_type} there. {_list_names(other_regions)} "
+        f"{'has' if len(other_regions) == 1 else 'have'} it"
     )
-    alternatives = _similar_types_in_region(instance_type, region)
-    return f"{sentence}; {region} has {_listing(alternatives)}." if alternatives else f"{sentence}."
+    similar_types = _similar_types_in_region(instance_type, region)
+    return f"{sentence}; {region} has {_list_names(similar_types)}." if similar_types else f"{sentence}."
 
 
 def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]:
@@ -358,21 +365,33 @@ def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]
     candidates = [
         candidate
         for candidate in instances.known_types().values()
-        if regions.regions_with_type(candidate.name) is not None
-        and not regions.is_type_missing(candidate.name, region)
-        and not candidate.name.split(".")[1].startswith(RETIRED_FAMILIES)
-        and candidate.is_neuron == wanted.is_neuron
-        and (candidate.accelerators > 0) == (wanted.accelerators > 0)
-        and candidate.accelerators >= wanted.accelerators
-        and (
-            wanted.accelerators
-            or (candidate.vcpu >= wanted.vcpu and candidate.memory_gib >= wanted.memory_gib)
-        )
+        if _is_offered(candidate, region) and _can_replace(candidate, wanted)
     ]
     candidates.sort(key=lambda candidate: (candidate.accelerators, candidate.vcpu, candidate.memory_gib))
     return tuple(candidate.name for candidate in candidates)[:3]
 
 
-def _listing(names: tuple[str, ...]) -> str:
+def _is_offered(instance: InstanceType, region: str) -> bool:
+    """Return whether EC2 offers the type in the region, by the catalog, and has not retired it."""
+    is_type_listed = regions.regions_with_type(instance.name) is not None
+    is_retired = instance.name.split(".")[1].startswith(RETIRED_FAMILIES)
+    return is_type_listed and not regions.is_type_missing(instance.name, region) and not is_retired
+
+
+def _can_replace(instance: InstanceType, wanted: InstanceType) -> bool:
+    """Return whether the instance type has as many accelerators as the wanted one, of the same maker; of
+    types without accelerators, as many processors and as much memory."""
+    if instance.is_neuron != wanted.is_neuron:
+        return False
+    if wanted.accelerators:
+        return instance.accelerators >= wanted.accelerators
+    return (
+        not instance.accelerators
+        and instance.vcpu >= wanted.vcpu
+        and instance.memory_gib >= wanted.memory_gib
+    )
+
+
+def _list_names(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

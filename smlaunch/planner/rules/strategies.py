@@ -22,7 +22,7 @@ _PYTORCH_LIBRARIES = (
 )
 """Libraries that train with PyTorch."""
 
-_VARIABLES_OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+_RANK_VARIABLES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 _ORDER_SOURCE = "docs/strategies.md"
 
@@ -173,13 +173,16 @@ def choose_strategy_of_library(context: JobContext) -> StrategyMatches:
 
 
 def _import_evidence(context: JobContext, library: str) -> str:
-    """The file that imports a library, in words: the script, or one of its modules."""
+    """Return the clause that a library is imported, with the file that does so: the script, or one of its
+    modules."""
     script, entry = context.facts.script, context.facts.source.entry
-    files = script.program.files_of_imports
     if find_imported_library(script.imports, (library,)) is None:
-        names = sorted(name for name in files if name == library or name.startswith(f"{library}."))
-        if names and files[names[0]] != entry:
-            return f"{files[names[0]]}, which {entry} imports, imports {library}"
+        file_by_import = script.program.files_of_imports
+        import_names = sorted(
+            name for name in file_by_import if name == library or name.startswith(f"{library}.")
+        )
+        if import_names and file_by_import[import_names[0]] != entry:
+            return f"{file_by_import[import_names[0]]}, which {entry} imports, imports {library}"
     return f"{entry} imports {library}"
 
 
@@ -223,14 +226,15 @@ def choose_custom_for_single_process(context: JobContext) -> StrategyMatches:
     facts=("script",),
 )
 def choose_custom_without_pytorch(context: JobContext) -> StrategyMatches:
-    """``ddp`` starts several ranks on each host and gives them variables that only PyTorch reads."""
+    """Choose a plain process for a script that would not use several ranks: ``ddp`` starts them on each host
+    and gives them variables (RANK, WORLD_SIZE, ...) that only PyTorch reads."""
     script = context.facts.script
-    uses_pytorch = (
-        find_imported_library(script.imports | script.program.imports, _PYTORCH_LIBRARIES) is not None
-    )
-    reads_ranks = not _VARIABLES_OF_RANKS.isdisjoint(script.program.variable_uses)
-    uses_ranks = uses_pytorch or reads_ranks or context.job.launcher != "runtime"
-    if script.features is not None and not uses_ranks and _takes_one_process_per_host(context):
+    imports = script.imports | script.program.imports
+    uses_pytorch = find_imported_library(imports, _PYTORCH_LIBRARIES) is not None
+    reads_rank_variables = not _RANK_VARIABLES.isdisjoint(script.program.variable_uses)
+    uses_ranks = uses_pytorch or reads_rank_variables or context.job.launcher != "runtime"
+    was_analyzed = script.features is not None
+    if was_analyzed and not uses_ranks and _takes_one_process_per_host(context):
         yield StrategyMatch("custom", f"{context.facts.source.entry} imports nothing of PyTorch's")
 
 
