@@ -63,14 +63,9 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
 def _derive_secondary_status(kind: JobKind, description: Mapping[str, Any]) -> str:
     """Return MaxRuntimeExceeded for a job that was stopped at its time limit, else the status."""
     status: str = description[kind.status_field]
-    limit = get_at_path(description, ("StoppingCondition", "MaxRuntimeInSeconds"))
+    max_runtime_seconds = get_at_path(description, ("StoppingCondition", "MaxRuntimeInSeconds"))
     started_at, ended_at = description.get(kind.start_time_field), description.get(kind.end_time_field)
-    if (
-        status == "Stopped"
-        and limit
-        and started_at
-        and ended_at
-        and (ended_at - started_at).total_seconds() >= limit
-    ):
-        return "MaxRuntimeExceeded"
-    return status
+    if status != "Stopped" or not max_runtime_seconds or not started_at or not ended_at:
+        return status
+    has_used_all_time = (ended_at - started_at).total_seconds() >= max_runtime_seconds
+    return "MaxRuntimeExceeded" if has_used_all_time else status

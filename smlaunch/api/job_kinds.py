@@ -25,11 +25,11 @@ TERMINAL_STATUSES = ("Completed", "Failed", "Stopped")
 """Statuses of a job of any kind that has ended."""
 
 
-def _paths(text_by_key: Mapping[str, str]) -> dict[str, FieldPath]:
-    """Return the paths that are written with dots, such as ``Outputs.0.S3Output``."""
+def _parse_paths(dotted_path_by_field: Mapping[str, str]) -> dict[str, FieldPath]:
+    """Return the paths that are written with dots: ``Outputs.0.S3Output`` is ("Outputs", 0, "S3Output")."""
     return {
-        key: tuple(int(step) if step.isdigit() else step for step in text.split("."))
-        for key, text in text_by_key.items()
+        field_name: tuple(int(part) if part.isdigit() else part for part in dotted_path.split("."))
+        for field_name, dotted_path in dotted_path_by_field.items()
     }
 
 
@@ -182,10 +182,11 @@ def method_name(operation: str) -> str:
 def get_at_path(document: Mapping[str, Any], path: FieldPath) -> Any:
     """Return the value at a path of a request or description; None if it or a part of the path is missing."""
     value: Any = document
-    for step in path:
-        if isinstance(step, int):
-            value = dict(enumerate(value))
-        value = value.get(step)
+    for key_or_index in path:
+        if isinstance(key_or_index, int):
+            value = value[key_or_index] if key_or_index < len(value) else None
+        else:
+            value = value.get(key_or_index)
         if value is None:
             return None
     return value
@@ -193,13 +194,14 @@ def get_at_path(document: Mapping[str, Any], path: FieldPath) -> Any:
 
 def set_at_path(document: dict[str, Any], path: FieldPath, value: Any) -> None:
     """Set the value at a path of a request. Missing objects on the way are made, and lists of one object."""
-    node: Any = document
-    for step, next_step in pairwise(path):
-        if isinstance(step, str):
-            node = node.setdefault(step, [{}] if isinstance(next_step, int) else {})
+    container: Any = document
+    for key_or_index, next_key_or_index in pairwise(path):
+        if isinstance(key_or_index, str):
+            missing_container: Any = [{}] if isinstance(next_key_or_index, int) else {}
+            container = container.setdefault(key_or_index, missing_container)
         else:
-            node = node[step]
-    node[path[-1]] = value
+            container = container[key_or_index]
+    container[path[-1]] = value
 
 
 def runtime_entrypoint(paths: Paths) -> list[str]:
@@ -209,7 +211,7 @@ def runtime_entrypoint(paths: Paths) -> list[str]:
 
 TRAINING = JobKind(
     "Training",
-    request_path_by_field=_paths(
+    request_path_by_field=_parse_paths(
         {
             "name": "TrainingJobName",
             "hyperparameters": "HyperParameters",
@@ -239,7 +241,7 @@ TRAINING = JobKind(
             "compute.spot": "EnableManagedSpotTraining",
         }
     ),
-    input_path_by_field=_paths(
+    input_path_by_field=_parse_paths(
         {
             "name": "ChannelName",
             "data_type": "DataSource.S3DataSource.S3DataType",
@@ -273,7 +275,7 @@ _PROCESSING_PATHS = ProcessingPaths()
 
 PROCESSING = JobKind(
     "Processing",
-    request_path_by_field=_paths(
+    request_path_by_field=_parse_paths(
         {
             "name": "ProcessingJobName",
             "inputs": "ProcessingInputs",
@@ -298,7 +300,7 @@ PROCESSING = JobKind(
             "encrypt_traffic": "NetworkConfig.EnableInterContainerTrafficEncryption",
         }
     ),
-    input_path_by_field=_paths(
+    input_path_by_field=_parse_paths(
         {
             "name": "InputName",
             "uri": "S3Input.S3Uri",

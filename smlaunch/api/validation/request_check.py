@@ -69,16 +69,16 @@ def _check_value(
         yield from _check_bounds(
             shape, measured_number=len(value), value=value, path=path, rule_suffix="_items"
         )
-        for index, item_value in enumerate(value):
-            yield from _check_value(shapes, shape["member"], item_value, (*path, index))
+        for index, item in enumerate(value):
+            yield from _check_value(shapes, shape["member"], item, (*path, index))
     elif type_name == "map":
         yield from _check_bounds(
             shape, measured_number=len(value), value=value, path=path, rule_suffix="_items"
         )
-        for key, item_value in value.items():
+        for key, entry_value in value.items():
             entry_path = (*path, key)
             yield from _check_value(shapes, shape["key"], key, entry_path, map_entry_part="key")
-            yield from _check_value(shapes, shape["value"], item_value, entry_path, map_entry_part="value")
+            yield from _check_value(shapes, shape["value"], entry_value, entry_path, map_entry_part="value")
     elif type_name == "string":
         yield from _check_string(shape, value, path, map_entry_part)
     elif type_name in ("integer", "long", "float", "double"):
@@ -99,13 +99,15 @@ def _check_structure(
     unions without exactly one member, and the violations of its members. None counts as absent. ``shapes``
     are the types of the API model by name. A violation names the broken rule and the limit in it."""
     shape_name_by_member: Mapping[str, str] = shape["members"]
-    present_members = {member: item_value for member, item_value in value.items() if item_value is not None}
+    present_members = {
+        member: member_value for member, member_value in value.items() if member_value is not None
+    }
     for member in shape.get("required", ()):
         if member not in present_members:
             yield Violation((*path, member), None, rule="required", limit=None)
-    for member, item_value in present_members.items():
+    for member, member_value in present_members.items():
         if member in shape_name_by_member:
-            yield from _check_value(shapes, shape_name_by_member[member], item_value, (*path, member))
+            yield from _check_value(shapes, shape_name_by_member[member], member_value, (*path, member))
         else:
             yield Violation((*path, member), member, rule="unknown", limit=tuple(shape_name_by_member))
     if shape.get("union") and len(present_members) != 1:

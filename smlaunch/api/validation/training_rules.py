@@ -90,20 +90,19 @@ def _check_counts_and_volume(resources: Mapping[str, Any]) -> Iterator[Violation
     """Yield violations of the instance counts and of the volume in ResourceConfig: the API model allows 0,
     the service does not."""
     path = ("ResourceConfig",)
-    # All objects that may have an instance type and count, each with its path.
-    entries_with_paths: list[tuple[RequestPath, Mapping[str, Any]]] = [(path, resources)]
+    # All objects that may have an instance type and count, by their paths.
+    entry_by_path: dict[RequestPath, Mapping[str, Any]] = {path: resources}
     for member in ("InstanceGroups", "InstancePreferences"):
-        entries_with_paths += [
-            ((*path, member, index), resource_entry)
-            for index, resource_entry in enumerate(resources.get(member) or ())
-        ]
-    for entry_path, resource_entry in entries_with_paths:
-        if resource_entry.get("InstanceCount") == 0:
+        for index, entry in enumerate(resources.get(member) or ()):
+            entry_path: RequestPath = (*path, member, index)
+            entry_by_path[entry_path] = entry
+    for entry_path, entry in entry_by_path.items():
+        if entry.get("InstanceCount") == 0:
             yield Violation((*entry_path, "InstanceCount"), 0, rule="min", limit=1)
     if resources.get("VolumeSizeInGB") == 0:
         yield Violation((*path, "VolumeSizeInGB"), 0, rule="min", limit=1)
     # A key for the volume cannot be given with instance types that have local disks instead.
-    yield from check_volume_key(path, resources, [resource_entry for _, resource_entry in entries_with_paths])
+    yield from check_volume_key(path, resources, entry_by_path.values())
 
 
 def _check_preferences(
@@ -120,10 +119,10 @@ def _check_preferences(
     if request.get("EnableManagedSpotTraining"):
         message = "Managed spot training cannot be used with InstancePreferences"
         yield service_violation(("EnableManagedSpotTraining",), True, message)
-    preferences_with_count = sum(preference.get("InstanceCount") is not None for preference in preferences)
-    # A count in ResourceConfig is for all preferences.
-    expected_count = 0 if resources.get("InstanceCount") is not None else len(preferences)
-    if preferences_with_count != expected_count:
+    counted_preferences = sum(preference.get("InstanceCount") is not None for preference in preferences)
+    # A count in ResourceConfig is for all preferences, none of which has one then.
+    has_common_count = resources.get("InstanceCount") is not None
+    if counted_preferences != (0 if has_common_count else len(preferences)):
         message = (
             "InstanceCount must be given either in ResourceConfig or in every entry of InstancePreferences"
         )
@@ -155,11 +154,12 @@ def _check_stopping(request: Mapping[str, Any]) -> Iterator[Violation]:
     if max_wait is not None and not is_spot:
         message = "MaxWaitTimeInSeconds can be given only when EnableManagedSpotTraining is true"
         yield service_violation(wait_path, max_wait, message)
-    # The wait includes the run time, which is at most a day by default.
-    lowest_max_wait = DEFAULT_MAX_RUNTIME_SECONDS if max_runtime is None else max_runtime
-    if is_spot and max_wait is not None and max_wait < lowest_max_wait:
+    # The wait includes the run time.
+    effective_max_runtime = DEFAULT_MAX_RUNTIME_SECONDS if max_runtime is None else max_runtime
+    if is_spot and max_wait is not None and max_wait < effective_max_runtime:
         message = (
-            f"MaxWaitTimeInSeconds ({max_wait}) must not be less than MaxRuntimeInSeconds ({lowest_max_wait})"
+            f"MaxWaitTimeInSeconds ({max_wait}) must not be less than MaxRuntimeInSeconds "
+            f"({effective_max_runtime})"
         )
         yield service_violation(wait_path, max_wait, message)
 
@@ -172,7 +172,7 @@ def _check_channels(request: Mapping[str, Any]) -> Iterator[Violation]:
     default_mode = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
     groups = (request.get("ResourceConfig") or {}).get("InstanceGroups") or ()
     known_group_names = {group.get("InstanceGroupName") for group in groups}
-    channels_with_groups = 0  # channels that only some instance groups get
+    grouped_channel_count = 0  # of channels that only some instance groups get
     for index, channel in enumerate(channels):
         path: RequestPath = ("InputDataConfig", index)
         if channel.get("ChannelName") in (".", ".."):
@@ -183,16 +183,16 @@ def _check_channels(request: Mapping[str, Any]) -> Iterator[Violation]:
         input_mode = channel.get("InputMode") or default_mode
         yield from _check_input_mode(path, channel, s3_source, input_mode)
         group_names = s3_source.get("InstanceGroupNames") or ()
-        channels_with_groups += bool(group_names)
-        member_path = (*path, "DataSource", "S3DataSource", "InstanceGroupNames")
+        if group_names:
+            grouped_channel_count += 1
         for group_name in group_names:
             if group_name not in known_group_names:
                 yield service_violation(
-                    member_path,
+                    (*path, "DataSource", "S3DataSource", "InstanceGroupNames"),
                     group_names,
                     f"InstanceGroupNames names {group_name!r}, which is no instance group",
                 )
-    if 0 < channels_with_groups < len(channels):
+    if 0 < grouped_channel_count < len(channels):
         message = "InstanceGroupNames must be given for all channels or for none"
         yield service_violation(("InputDataConfig",), channels, message)
 

@@ -60,13 +60,12 @@ class Violation(NamedTuple):
             return str(self.limit)
         constraint = _AWS_CONSTRAINT_BY_RULE[self.rule](self.limit)
         path, value_text = self.path, _aws_value_text(self.value)
-        if self.map_entry_part:
-            path = path[:-1]  # of the map; the last element is the entry's key
-            if self.map_entry_part == "value":
-                value_text = f"{self.path[-1]}={value_text}"
-            value_text = "{" + value_text + "}"
-            map_member = "keys" if self.map_entry_part == "key" else "value"
-            constraint = f"Map {map_member} must satisfy constraint: [{constraint}]"
+        if self.map_entry_part:  # the path ends in the entry's key
+            *map_path, key = self.path
+            path = tuple(map_path)
+            is_about_key = self.map_entry_part == "key"
+            value_text = f"{{{value_text}}}" if is_about_key else f"{{{key}={value_text}}}"
+            constraint = f"Map {'keys' if is_about_key else 'value'} must satisfy constraint: [{constraint}]"
         quoted_value = value_text if self.value is None else f"'{value_text}'"
         return f"Value {quoted_value} at '{_aws_path_text(path)}' failed to satisfy constraint: {constraint}"
 
@@ -77,13 +76,11 @@ def aws_message(violations: Iterable[Violation]) -> str:
     rule_by_text = {violation.aws_text(): violation.rule for violation in violations}
     model_texts = [text for text, rule in rule_by_text.items() if rule != "service"]
     service_texts = [text for text, rule in rule_by_text.items() if rule == "service"]
-    if model_texts:
-        plural_ending = "s" if len(model_texts) > 1 else ""
-        counted_texts = (
-            f"{len(model_texts)} validation error{plural_ending} detected: {'; '.join(model_texts)}"
-        )
-        return "; ".join([counted_texts, *service_texts])
-    return "; ".join(service_texts)
+    if not model_texts:
+        return "; ".join(service_texts)
+    plural_ending = "s" if len(model_texts) > 1 else ""
+    counted_texts = f"{len(model_texts)} validation error{plural_ending} detected: {'; '.join(model_texts)}"
+    return "; ".join([counted_texts, *service_texts])
 
 
 def _aws_path_text(path: tuple[str | int, ...]) -> str:
@@ -99,10 +96,10 @@ def _aws_value_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        member_texts = [f"{key}={_aws_value_text(item_value)}" for key, item_value in value.items()]
+        member_texts = [f"{key}={_aws_value_text(member)}" for key, member in value.items()]
         return "{" + ", ".join(member_texts) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_aws_value_text(item_value) for item_value in value) + "]"
+        return "[" + ", ".join(_aws_value_text(item) for item in value) + "]"
     return str(value)
 
 
