@@ -54,24 +54,23 @@ def bucket_owners_for_request(
     checkpoint_spec: CheckpointSpec | None,
     caller_account: str,
 ) -> dict[str, str]:
-    """Return the account by bucket name, for the buckets that the job writes to. The request records them for
-    clients that continue the run from another machine, and for ranks that upload their own checkpoints.
+    """Return the owner's account by bucket, for the buckets that the job writes to. The request records them
+    for clients that continue the run from another machine, and for ranks that upload their own checkpoints.
 
-    ``stated_owners``, ``output_uri``: the job's. ``checkpoint_spec``: where and how checkpoints are stored;
-    None if the run saves none. ``caller_account``: the account that submits the job.
+    ``stated_owners``: the owners that the job states. ``output_uri``: the output that it states.
+    ``checkpoint_spec``: where and how checkpoints are stored; None if the run saves none.
+    ``caller_account``: the account that submits the job.
     """
     account_by_bucket: dict[str, str] = {}
     checkpoints_uri = None if checkpoint_spec is None else checkpoint_spec.uri
-    # Ranks upload directly with the role of the caller's account: without another statement the bucket must
-    # be of that account.
-    if checkpoint_spec is not None and checkpoint_spec.upload == DIRECT:
-        checkpoints_bucket = _bucket_of_uri(checkpoints_uri)
-        if checkpoints_bucket is not None:
-            account_by_bucket[checkpoints_bucket] = caller_account
-    # What the job states takes precedence.
+    output_bucket, checkpoints_bucket = _bucket_of_uri(output_uri), _bucket_of_uri(checkpoints_uri)
+    # Ranks that upload directly, instead of the service, check the owner: the caller's own account, unless
+    # the job states another one.
+    ranks_upload = checkpoint_spec is not None and checkpoint_spec.upload == DIRECT
+    if ranks_upload and checkpoints_bucket is not None:
+        account_by_bucket[checkpoints_bucket] = caller_account
     stated_account_by_bucket = owner_by_bucket(stated_owners)
-    for written_uri in (output_uri, checkpoints_uri):
-        bucket = _bucket_of_uri(written_uri)
+    for bucket in (output_bucket, checkpoints_bucket):
         if bucket in stated_account_by_bucket:
             account_by_bucket[bucket] = stated_account_by_bucket[bucket]
     return account_by_bucket

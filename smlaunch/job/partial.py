@@ -13,7 +13,9 @@ _SECTIONS_OF_NAMED_ENTRIES = ("environment", "hyperparameters", "inputs", "optio
 """Sections with independent entries: an invalid entry does not affect the others."""
 
 _PROGRAM_FIELDS = ("entry", "algorithm", "image")
-"""A job runs one of these. Without any, the partial job has a placeholder, which is not checked."""
+"""A job runs one of these."""
+
+_PLACEHOLDER_IMAGE = "unknown"
 
 _SECTIONS_OF_FIELDS = ("compute", "limits", "workload")
 """Sections with independent fields."""
@@ -23,16 +25,16 @@ class PartialJob(NamedTuple):
     """A job without its invalid fields."""
 
     job: Job
-    unknown_fields: tuple[str, ...]
+    removed_fields: tuple[str, ...]
     """Paths of the fields that were left out."""
 
 
 def parse_without_invalid_fields(
     job_mapping: Mapping[str, Any], problems: Iterable[Problem]
 ) -> PartialJob | None:
-    """Return the job that remains without the fields in which ``problems`` were found, with the paths of the
-    removed fields, so that the valid ones can be checked further; None if they are no job even so. The path
-    of a problem is that of a field, or an option of the command line."""
+    """Return the job without the fields in which ``problems`` were found, and the paths of these fields, so
+    that the valid ones can be checked further; None if the rest is no job either. The path of a problem is
+    that of a field, such as ``inputs.train.uri``, or an option of the command line."""
     valid_fields = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in job_mapping.items()
     }
@@ -44,11 +46,11 @@ def parse_without_invalid_fields(
         elif not problem.path.startswith("--"):  # other options in error change nothing in the mapping
             removed_paths.append(_remove_field(valid_fields, problem.path))
     if not any(valid_fields.get(program_field) for program_field in _PROGRAM_FIELDS):
-        # A job without a program is invalid. As the fields count as removed, nobody checks this image.
-        valid_fields["image"] = "unknown"
+        # A job needs a program. As these fields count as removed, the placeholder is never checked.
+        valid_fields["image"] = _PLACEHOLDER_IMAGE
         removed_paths += _PROGRAM_FIELDS
     try:
-        return PartialJob(Job.from_mapping(valid_fields), unknown_fields=tuple(removed_paths))
+        return PartialJob(Job.from_mapping(valid_fields), removed_fields=tuple(removed_paths))
     except JobError:
         return None
 

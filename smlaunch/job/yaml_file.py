@@ -156,11 +156,9 @@ def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dic
         document = yaml.load(content, Loader=_Loader)  # noqa: S506  a SafeLoader with fewer implicit types
     except yaml.MarkedYAMLError as error:
         error_position = error.problem_mark or error.context_mark  # lines and columns from 0
-        location = (
-            f"{document_name}:{error_position.line + 1}:{error_position.column + 1}"
-            if error_position
-            else document_name
-        )
+        location = document_name
+        if error_position:
+            location += f":{error_position.line + 1}:{error_position.column + 1}"
         message = ", ".join(text for text in (error.context, error.problem) if text)
         if "'\\t'" in message:
             message = "a tab; YAML is indented by spaces: replace it by as many as the lines beside it have"
@@ -170,14 +168,9 @@ def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dic
     except (RecursionError, ValueError) as error:
         # ValueError: Python does not convert more than 4,300 digits to a number.
         raise JobError([Problem(document_name, f"cannot be read: {error}")]) from None
-    if _expanded_size(document, {}) > _MAX_VALUES:
-        raise JobError(
-            [
-                Problem(
-                    document_name, f"its aliases make more than {_MAX_VALUES} values, or one contains itself"
-                )
-            ]
-        )
+    if _count_values(document, count_by_id={}) > _MAX_VALUES:
+        message = f"its aliases make more than {_MAX_VALUES} values, or one contains itself"
+        raise JobError([Problem(document_name, message)])
     if document is None:
         raise JobError([Problem(document_name, "the file is empty; at least 'entry: train.py' is needed")])
     if not isinstance(document, dict):
@@ -188,16 +181,17 @@ def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dic
     return document
 
 
-def _expanded_size(value: Any, size_by_id: dict[int, int]) -> int:
-    """Return the number of values in a document, one that several aliases name counted each time. A value
-    that contains itself counts as more than any limit. ``size_by_id``: of lists and mappings seen before."""
+def _count_values(value: Any, count_by_id: dict[int, int]) -> int:
+    """Return how many values a YAML value consists of, itself included. A value that several aliases name is
+    counted each time; one that contains itself counts as more than any limit. ``count_by_id``: of the lists
+    and mappings that have been counted, by ``id()``."""
     if not isinstance(value, (list, dict)):
         return 1
-    if id(value) not in size_by_id:
-        size_by_id[id(value)] = _MAX_VALUES + 1  # while its items are counted: one of them may be itself
+    if id(value) not in count_by_id:
+        count_by_id[id(value)] = _MAX_VALUES + 1  # while its items are counted: one of them may be itself
         items = value.values() if isinstance(value, dict) else value
-        size_by_id[id(value)] = 1 + sum(_expanded_size(item, size_by_id) for item in items)
-    return size_by_id[id(value)]
+        count_by_id[id(value)] = 1 + sum(_count_values(item, count_by_id) for item in items)
+    return count_by_id[id(value)]
 
 
 def dump_job_yaml(mapping: Mapping[str, Any]) -> str:
@@ -223,17 +217,18 @@ def resolve_relative_paths(job_mapping: dict[str, Any], folder: Path) -> dict[st
     entry = job_mapping.get("entry")
     if isinstance(entry, dict) and "script" not in entry and job_mapping.get("source") is None:
         job_mapping = {**job_mapping, "source": "."}
-    return _with_paths(job_mapping, partial(_resolve_path, folder=folder))
+    return _change_paths(job_mapping, partial(_resolve_path, folder=folder))
 
 
 def relative_paths_to(folder: Path, job_mapping: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's mapping with paths that a file in ``folder`` states: the reverse of
+    """Return a job's mapping with its paths made relative to ``folder``, for a job file there: the reverse of
     ``resolve_relative_paths``."""
-    return _with_paths(job_mapping, partial(_path_in_file, folder=folder))
+    return _change_paths(job_mapping, partial(_relative_path_to, folder=folder))
 
 
-def _with_paths(job_mapping: dict[str, Any], change_path: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a job's mapping with other paths: of the script (``entry``), its source folder, and inputs."""
+def _change_paths(job_mapping: dict[str, Any], change_path: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a job's mapping with each of its paths replaced by what ``change_path`` returns for it: of the
+    script (``entry``), its source folder, and inputs."""
     changed_job = dict(job_mapping)
     entry = changed_job.get("entry")
     if isinstance(entry, dict):
@@ -262,11 +257,12 @@ def _resolve_path(value: Any, folder: Path) -> Any:
     return str(folder / expand_home(value))
 
 
-def _path_in_file(value: Any, folder: Path) -> Any:
-    """Return the path as a file in ``folder`` states it. Absolute paths stay."""
-    if folder == Path() or not isinstance(value, str) or "://" in value:
+def _relative_path_to(value: Any, folder: Path) -> Any:
+    """Return a path, which is relative to the working directory, relative to ``folder``; absolute if it is
+    outside. Absolute paths, addresses, and values that the job rejects anyway stay unchanged."""
+    is_path = isinstance(value, str) and "://" not in value
+    is_folder_working_directory = folder == Path()
+    if not is_path or is_folder_working_directory or Path(value).is_absolute():
         return value
     path = Path(value)
-    if path.is_absolute():
-        return value
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute())

@@ -177,7 +177,7 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
     except SmlaunchError:
         return error
     return JobError(
-        [*error.problems, *check_partial_job(partial_job.job, discovered_facts, partial_job.unknown_fields)]
+        [*error.problems, *check_partial_job(partial_job.job, discovered_facts, partial_job.removed_fields)]
     )
 
 

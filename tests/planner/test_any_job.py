@@ -90,7 +90,7 @@ def test_a_plan_or_problems(mapping: dict[str, Any], script: ScriptFacts, files:
     except JobError as error:
         partial = parse_without_invalid_fields(mapping, error.problems)
         assert partial is not None
-        further_problems = check_partial_job(partial.job, world, partial.unknown_fields)
+        further_problems = check_partial_job(partial.job, world, partial.removed_fields)
         assert not set(further_problems) & set(error.problems)
         return
     try:

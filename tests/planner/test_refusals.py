@@ -33,7 +33,7 @@ def problems(job: Mapping[str, Any], facts: DiscoveredFacts) -> list[Problem]:
     except JobError as error:
         partial = parse_without_invalid_fields(job, error.problems)
         assert partial is not None
-        return [*error.problems, *check_partial_job(partial.job, facts, partial.unknown_fields)]
+        return [*error.problems, *check_partial_job(partial.job, facts, partial.removed_fields)]
     with pytest.raises(JobError) as caught:
         make_plan(complete_job, facts, "digits")
     return list(caught.value.problems)
@@ -144,7 +144,7 @@ def test_only_what_cannot_be_read_is_left_out() -> None:
         Job.from_mapping(job)
     partial = parse_without_invalid_fields(job, caught.value.problems)
     assert partial is not None
-    assert set(partial.unknown_fields) == {
+    assert set(partial.removed_fields) == {
         "compute.spot",
         "hyperparameters.model.lr",
         "inputs.a.b",
