@@ -83,16 +83,7 @@ def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -
     try:
         response = client_method(**params)
     except ClientError as error:
-        service_error = error.response.get("Error", {})
-        metadata = error.response.get("ResponseMetadata", {})
-        http_status, retries = (int(metadata.get(name, 0)) for name in ("HTTPStatusCode", "RetryAttempts"))
-        code = str(service_error.get("Code", "Unknown"))
-        message = str(service_error.get("Message", "")) or code
-        # botocore's own call for credentials may be what failed.
-        failed_operation = (
-            error.operation_name if error.operation_name in _CREDENTIAL_OPERATIONS else operation
-        )
-        raise CallError(failed_operation, code, message, http_status, retries) from error
+        raise _to_call_error(operation, error) from error
     except NoCredentialsError as error:
         raise CallError(operation, NO_CREDENTIALS, str(error)) from error
     except _CONFIGURATION_ERRORS as error:
@@ -107,6 +98,23 @@ def call_api(operation: str, client_method: Callable[..., Any], **params: Any) -
         raise CallError(operation, UNREACHABLE, str(error)) from error
     # A dict whose missing members raise CallError.
     return _Response(operation, response) if isinstance(response, dict) else response
+
+
+def _to_call_error(operation: str, error: ClientError) -> CallError:
+    """Return the error of the service's error response. ``operation``: the one that was asked for; botocore's
+    own call for credentials before it may be what failed."""
+    service_error = error.response.get("Error", {})
+    metadata = error.response.get("ResponseMetadata", {})
+    code = str(service_error.get("Code", "Unknown"))
+    message = str(service_error.get("Message", "")) or code
+    has_credential_call_failed = error.operation_name in _CREDENTIAL_OPERATIONS
+    return CallError(
+        error.operation_name if has_credential_call_failed else operation,
+        code,
+        message,
+        int(metadata.get("HTTPStatusCode", 0)),
+        int(metadata.get("RetryAttempts", 0)),
+    )
 
 
 def _describe_credential_error(error: BotoCoreError) -> str:

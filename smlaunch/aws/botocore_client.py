@@ -68,18 +68,20 @@ class SageMakerControlPlane:
         known_kind = self._kind_by_job_name.get(job_name)
         if known_kind is not None:
             return self._describe_job_of_kind(known_kind, job_name)
-        first_error = None
+        errors: list[CallError] = []
         for kind in JOB_KINDS.values():
             try:
                 return self._describe_job_of_kind(kind, job_name)
             except CallError as error:
-                # Without permission to describe other kinds, only the missing training job is known.
-                ignored_codes = () if first_error is None else _ACCESS_DENIED_CODES
-                if error.code not in (*_NO_SUCH_JOB_CODES, *ignored_codes):
+                is_first_kind = not errors
+                # A caller who may not describe jobs of the other kinds has made none.
+                may_be_other_kind = error.code in _NO_SUCH_JOB_CODES or (
+                    error.code in _ACCESS_DENIED_CODES and not is_first_kind
+                )
+                if not may_be_other_kind:
                     raise
-                first_error = first_error or error
-        assert first_error is not None, "there are kinds"
-        raise first_error
+                errors.append(error)
+        raise errors[0]  # there is no such training job
 
     def _describe_job_of_kind(self, kind: JobKind, name: str) -> dict[str, Any]:
         response = self._call(kind.describe_operation, **{kind.name_field: name})
@@ -248,16 +250,16 @@ class S3Storage:
             call_api("PutObject", upload.result)
 
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects; keys without an object are ignored. Raises CallError for the first object that
+        could not be deleted.
+        """
         for start in range(0, len(keys), _MAX_KEYS_PER_DELETE):
-            rows = [{"Key": key} for key in keys[start : start + _MAX_KEYS_PER_DELETE]]
-            request = {"Objects": rows, "Quiet": True}
-            response = call_api("DeleteObjects", self._client.delete_objects, Bucket=bucket, Delete=request)
-            for failed_key in response.get("Errors", []):
-                raise CallError(
-                    "DeleteObjects",
-                    failed_key["Code"],
-                    f"{failed_key['Key']}: {failed_key.get('Message', '')}",
-                )
+            objects = [{"Key": key} for key in keys[start : start + _MAX_KEYS_PER_DELETE]]
+            deletion = {"Objects": objects, "Quiet": True}  # quiet: the response has only errors
+            response = call_api("DeleteObjects", self._client.delete_objects, Bucket=bucket, Delete=deletion)
+            for failed_object in response.get("Errors", []):
+                message = f"{failed_object['Key']}: {failed_object.get('Message', '')}"
+                raise CallError("DeleteObjects", failed_object["Code"], message)
 
     def create_bucket(self, bucket: str, region: str) -> bool:
         """Create a bucket in the region of the client, ``region``, and return True; return False if the
@@ -318,16 +320,16 @@ class CloudWatchLogs:
         return self._get_log_events_page(group, stream, {"startFromHead": False}, None)[0]
 
     def _get_log_events_page(
-        self, group_name: str, stream_name: str, params: dict[str, Any], token: str | None
+        self, group_name: str, stream_name: str, further_params: dict[str, Any], token: str | None
     ) -> tuple[Sequence[LogEvent], str | None]:
         """Return the events of one page of a log stream, and the token of the next page, which is the same
         one at the end of the stream. Without the stream: no events, and the token for the next try.
-        ``params``: further parameters of GetLogEvents. ``token``: of this page; None for the first."""
-        params = {
+        ``further_params``: of GetLogEvents. ``token``: of this page; None for the first."""
+        params: dict[str, Any] = {
             "logGroupName": group_name,
             "logStreamName": stream_name,
             "limit": _LOG_PAGE_EVENTS,
-            **params,
+            **further_params,
         }
         if token is not None:
             params["nextToken"] = token
@@ -355,13 +357,13 @@ class ServiceQuotas:
         wanted_count = len(set(quota_names))
         value_by_quota_name: dict[str, float] = {}
         params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
-        for _ in range(_MAX_QUOTA_PAGES):  # 50; a quota on none of them counts as not listed
+        for _ in range(_MAX_QUOTA_PAGES):
             page = call_api("ListServiceQuotas", self._client.list_service_quotas, **params)
             for quota in page.get("Quotas", []):
                 if quota.get("QuotaName") in quota_names:
                     value_by_quota_name[quota["QuotaName"]] = float(quota["Value"])
-            has_all = len(value_by_quota_name) == wanted_count
-            if has_all or not page.get("NextToken"):
+            has_all_quotas = len(value_by_quota_name) == wanted_count
+            if has_all_quotas or not page.get("NextToken"):
                 break
             params["NextToken"] = page["NextToken"]
         return value_by_quota_name

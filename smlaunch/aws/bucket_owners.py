@@ -78,6 +78,8 @@ def enforce_bucket_owners(client: Any, owners: BucketOwners, *, allow_unknown_ow
 def owner_required_for_request(
     owners: BucketOwners, allow_unknown_owner: bool, operation: str, bucket: str
 ) -> str | None:
+    """Return the account that must own the bucket: its known owner, or else the caller's own account. None
+    for a read from a bucket without a known owner, if ``allow_unknown_owner``."""
     is_read = operation.startswith(_READ_PREFIXES)
     return owners.known_owner(bucket) if allow_unknown_owner and is_read else owners.expected_owner(bucket)
 
@@ -90,22 +92,23 @@ def _add_expected_owner(
     context: dict[str, Any],
     **_unused: object,
 ) -> None:
-    """Add ``ExpectedBucketOwner`` to the parameters of an S3 request, so that S3 refuses it if another
-    account owns the bucket: a handler for botocore, which calls it before each request.
-    ``allow_unknown_owner``: for a read from a bucket without a known owner, add nothing. ``model``:
-    botocore's model of the operation. ``context``: the request's, where _explain_forbidden_response, the
-    handler of the response, finds bucket and owner."""
+    """Add the account that should own the bucket to an S3 request, as ``ExpectedBucketOwner``: S3 refuses the
+    request if another account owns it. botocore calls this handler before each request.
+
+    ``allow_unknown_owner``: reads may go to buckets whose owner is not known. ``params``: the request's,
+    which are changed. ``model``: botocore's model of the operation. ``context``: of the request; the handler
+    of the response (_explain_forbidden_response) finds bucket and owner there.
+    """
     bucket = params.get("Bucket")
-    input_members = model.input_shape.members if model.input_shape else {}
-    if not isinstance(bucket, str) or "ExpectedBucketOwner" not in input_members:
+    parameters_of_operation = model.input_shape.members if model.input_shape else {}
+    if not isinstance(bucket, str) or "ExpectedBucketOwner" not in parameters_of_operation:
         return  # CreateBucket makes a bucket of the caller's own
-    # What the caller of the operation has given comes first; "" (ANY_OWNER) means: do not compare. S3 has no
-    # such value, so it is taken out.
+    # An owner that the code which sends the request has stated comes first.
     expected_owner = params.pop("ExpectedBucketOwner", None)
     if expected_owner is None:
-        # The bucket's known owner, or else the caller's own account; None for any owner.
         expected_owner = owner_required_for_request(owners, allow_unknown_owner, model.name, bucket)
-    if expected_owner:
+    # S3 has no value that means any owner: the parameter is left out.
+    if expected_owner not in (None, ANY_OWNER):
         params["ExpectedBucketOwner"] = expected_owner
         context[_BUCKET_AND_OWNER_KEY] = (bucket, expected_owner)
 
@@ -113,9 +116,9 @@ def _add_expected_owner(
 def _explain_forbidden_response(
     client: Any, http_response: Any, parsed: dict[str, Any], model: Any, context: dict[str, Any], **_: object
 ) -> None:
-    """Explain a 403 of S3, whose message is the same for a wrong bucket owner and for a missing permission: a
-    handler for botocore, which calls it after each request. ``parsed`` is the response that it changes.
-    ``context`` has bucket and owner if the request stated an expected owner."""
+    """Explain a response of S3 with status 403, which is the same for a wrong bucket owner and for a missing
+    permission. botocore calls this handler after each request. ``parsed``: the response, whose error is
+    changed. ``context``: has bucket and owner if the request stated an expected owner."""
     if http_response.status_code != 403 or _BUCKET_AND_OWNER_KEY not in context:
         return
     bucket, expected_owner = context[_BUCKET_AND_OWNER_KEY]

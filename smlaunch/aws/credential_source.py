@@ -110,22 +110,25 @@ _CONTAINER_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER
 def _find_source_of_profile(name: str, profiles: Mapping[str, Mapping[str, Any]]) -> CredentialSource:
     """Return the source of a profile's credentials; for a profile with a role, of those that assume it."""
     seen_names: set[str] = set()
-    while name not in seen_names:  # botocore reports a circle of source profiles
+    while name not in seen_names:
         seen_names.add(name)
         profile = profiles.get(name, {})
-        next_name = profile.get("source_profile") if "role_arn" in profile else None
-        if next_name in (None, name):
+        source_profile = profile.get("source_profile") if "role_arn" in profile else None
+        if source_profile in (None, name):
             return _source_of_settings(name, profile)
-        name = str(next_name)
-    return CredentialSource("none", name)
+        name = str(source_profile)
+    return CredentialSource("none", name)  # a circle of source profiles, which botocore reports
 
 
 def _source_of_settings(name: str, profile: Mapping[str, Any]) -> CredentialSource:
+    """Return the source that the settings of a profile name, without its source profile."""
     for setting, kind in _KIND_BY_SETTING.items():
         if setting in profile:
-            return CredentialSource(kind, name, profile.get("sso_session") if kind == "sso" else None)
-    kind_of_role = _KIND_BY_CREDENTIAL_SOURCE.get(str(profile.get("credential_source")))
-    return CredentialSource("none", name) if kind_of_role is None else CredentialSource(kind_of_role)
+            sso_session = profile.get("sso_session") if kind == "sso" else None
+            return CredentialSource(kind, name, sso_session)
+    # The role of a machine or container, which is of no profile.
+    machine_kind = _KIND_BY_CREDENTIAL_SOURCE.get(str(profile.get("credential_source")))
+    return CredentialSource("none", name) if machine_kind is None else CredentialSource(machine_kind)
 
 
 _KIND_BY_SETTING: Mapping[str, SourceKind] = {

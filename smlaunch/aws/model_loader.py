@@ -89,27 +89,29 @@ class _ReducingFileLoader(JSONFileLoader):
     """Reads botocore's own files as reductions, and all others as they are."""
 
     def load_file(self, file_path: str) -> Any:
-        """Return the content of a file whose path lacks the suffix; None if there is none."""
+        """Return the content of a file, reduced if it is a model of botocore's own; None if there is no such
+        file. ``file_path``: without the suffix."""
         load_full = cache(partial(super().load_file, file_path))
-        own_folder = Loader.BUILTIN_DATA_PATH + os.sep
-        name = file_path.removeprefix(own_folder)
-        reduction = reduction_of(name) if name != file_path else None
-        status = None if reduction is None else _stat_data_file(file_path)
-        if reduction is None or status is None:
+        botocore_folder = Loader.BUILTIN_DATA_PATH + os.sep
+        model_name = file_path.removeprefix(botocore_folder)
+        is_botocores_own = model_name != file_path
+        reduction = reduction_of(model_name) if is_botocores_own else None
+        file_status = None if reduction is None else _stat_data_file(file_path)
+        if reduction is None or file_status is None:
             return load_full()
-        source = [botocore.__version__, name, status.st_size, status.st_mtime_ns]
-        key = json.dumps([_CACHE_VERSION, *source, *reduction.parameters])
-        entry_name = name.replace("/", "-")
-        entry = read_entry(entry_name, key)
-        if entry is not None:
-            content = json.loads(entry)
-        else:
-            full = load_full()
-            try:
-                content = reduction.reduce(full)
-            except (LookupError, TypeError, AttributeError):  # another botocore may have another format
-                return full
-            write_entry(entry_name, key, json.dumps(content, separators=(",", ":")).encode())
+        # The reduced content is cached: read it if file and reduction are still the same, or else make it.
+        source = [botocore.__version__, model_name, file_status.st_size, file_status.st_mtime_ns]
+        cache_key = json.dumps([_CACHE_VERSION, *source, *reduction.parameters])
+        entry_name = model_name.replace("/", "-")
+        cached_json = read_entry(entry_name, cache_key)
+        if cached_json is not None:
+            return reduction.complete(json.loads(cached_json), load_full)
+        full_content = load_full()
+        try:
+            content = reduction.reduce(full_content)
+        except (LookupError, TypeError, AttributeError):  # another botocore may have another format
+            return full_content
+        write_entry(entry_name, cache_key, json.dumps(content, separators=(",", ":")).encode())
         return reduction.complete(content, load_full)
 
 
@@ -131,9 +133,11 @@ def _name_all_operations(session: Any, service: str, class_attributes: dict[str,
             operations = operations.load_full()
         return {xform_name(operation): operation for operation in operations}
 
-    names = "_PY_TO_OP_NAME"
-    if names in class_attributes:
-        class_attributes[names] = ReducedSection(class_attributes[names], load_all_names)
+    operation_by_method = "_PY_TO_OP_NAME"  # the attribute in which botocore has the names
+    if operation_by_method in class_attributes:
+        class_attributes[operation_by_method] = ReducedSection(
+            class_attributes[operation_by_method], load_all_names
+        )
 
 
 def _bind_other_operation(client: Any, event_name: str, **_: object) -> Callable[..., Any] | None:

@@ -43,19 +43,23 @@ def _replace_unreadable_response(operation_model: Any, response_dict: dict[str, 
     if problem is None:
         return
     # By the prefix, _raise_on_unreadable_response recognizes it when botocore's retries are used up.
-    message = _MESSAGE_PREFIX + problem
-    protocol = operation_model.service_model.resolved_protocol
-    # The body of an error in the form of the protocol, with a code that botocore retries (RequestTimeout).
-    if protocol in ("json", "rest-json"):
-        body = json.dumps({"__type": _RETRYABLE_CODE, "message": message})
-    elif protocol in ("rest-xml", "query"):
-        error_element = f"<Error><Code>{_RETRYABLE_CODE}</Code><Message>{message}</Message></Error>"
-        body = error_element if protocol == "rest-xml" else f"<ErrorResponse>{error_element}</ErrorResponse>"
-    else:  # a protocol whose errors are not known here: without retries
-        raise CallError(operation_model.name, UNREADABLE, problem)
+    body = _retryable_error_body(operation_model.service_model.resolved_protocol, _MESSAGE_PREFIX + problem)
+    if body is None:
+        raise CallError(operation_model.name, UNREADABLE, problem)  # without retries
     # botocore now parses this response as an error of the service.
     response_dict["status_code"] = 500
     response_dict["body"] = body.encode()
+
+
+def _retryable_error_body(protocol: str, message: str) -> str | None:
+    """Return the body of an error response that botocore retries, in the form of the service's protocol; None
+    for a protocol whose errors are not known here."""
+    if protocol in ("json", "rest-json"):
+        return json.dumps({"__type": _RETRYABLE_CODE, "message": message})
+    error_element = f"<Error><Code>{_RETRYABLE_CODE}</Code><Message>{message}</Message></Error>"
+    if protocol == "rest-xml":
+        return error_element
+    return f"<ErrorResponse>{error_element}</ErrorResponse>" if protocol == "query" else None
 
 
 def _raise_on_unreadable_response(parsed: dict[str, Any], model: Any, **_: object) -> None:
@@ -88,20 +92,21 @@ def _find_problem_of_success_response(operation_model: Any, response: dict[str, 
     return None
 
 
-def _find_problem_of_error_response(model: Any, response: dict[str, Any]) -> str | None:
-    """Return why an error response is unreadable; None for status 500 and above, which is retried anyway."""
-    has_error_code = model.service_model.resolved_protocol not in ("json", "rest-json") or _is_json_object(
-        response["body"]
-    )
-    return (
-        None
-        if has_error_code or response["status_code"] >= 500
-        else f"the answer has status {response['status_code']} and no error in it"
-    )
+def _find_problem_of_error_response(operation_model: Any, response: dict[str, Any]) -> str | None:
+    """Return why a response with a status from 300 on cannot be the service's error; None if it can, and from
+    500 on, as it is retried anyway. ``operation_model`` is botocore's."""
+    http_status = response["status_code"]
+    expects_json = operation_model.service_model.resolved_protocol in ("json", "rest-json")
+    # XML is not checked: S3's errors may have no body.
+    if http_status >= 500 or not expects_json or _is_json_object(response["body"]):
+        return None
+    return f"the answer has status {http_status} and no error in it"
 
 
-def _expects_body(model: Any) -> bool:
-    members = model.output_shape.members.values() if model.output_shape else ()
+def _expects_body(operation_model: Any) -> bool:
+    """Return whether the operation's responses have members in their bodies, and not all in headers."""
+    output_shape = operation_model.output_shape
+    members = output_shape.members.values() if output_shape else ()
     return any("location" not in member.serialization for member in members)
 
 

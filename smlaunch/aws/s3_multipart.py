@@ -40,7 +40,9 @@ class S3Multipart:
     def complete_multipart_upload(
         self, bucket: str, key: str, upload_id: str, parts: Sequence[UploadedPart]
     ) -> None:
-        part_rows = [
+        """Make an object of the uploaded parts, which are in their order. Not an error if an earlier try has
+        done so."""
+        part_entries = [
             {"PartNumber": number, "ETag": part.etag, "ChecksumSHA256": part.sha256}
             for number, part in enumerate(parts, 1)
         ]
@@ -48,15 +50,15 @@ class S3Multipart:
             "Bucket": bucket,
             "Key": key,
             "UploadId": upload_id,
-            "MultipartUpload": {"Parts": part_rows},
+            "MultipartUpload": {"Parts": part_entries},
         }
         try:
             call_api("CompleteMultipartUpload", self._client.complete_multipart_upload, **params)
         except CallError as error:
+            if error.code != "NoSuchUpload":
+                raise
             # If an earlier try completed it and its response was lost, the object has these parts.
-            if error.code != "NoSuchUpload" or self.get_object_checksum(
-                bucket, key
-            ).sha256 != _composite_sha256(parts):
+            if self.get_object_checksum(bucket, key).sha256 != _composite_sha256(parts):
                 raise
 
     def list_resumable_uploads(self, bucket: str, key: str) -> Sequence[MultipartUpload]:

@@ -124,22 +124,25 @@ def reduction_of(name: str) -> Reduction | None:
 
 
 def _reduce_model(operations: Iterable[str], model: Document) -> Document:
-    """Return a service model with those of the operations that it has, without documentation."""
+    """Return a service model with these operations, as far as it has them, the shapes that they need, and no
+    documentation."""
     shapes = model["shapes"]
     operation_by_name = {
         name: model["operations"][name] for name in operations if name in model["operations"]
     }
     # A response may name any error of the service, also one that the operation does not declare.
-    reached = {name for name, shape in shapes.items() if shape.get("exception")}
-    pending = [*reached, *(name for op in operation_by_name.values() for name in _shape_names_in(op))]
-    while pending:
-        name = pending.pop()
-        reached.add(name)
-        pending.extend(_shape_names_in(shapes[name]) - reached)
+    needed_names = {name for name, shape in shapes.items() if shape.get("exception")}
+    pending_names = list(needed_names)
+    for operation in operation_by_name.values():
+        pending_names.extend(_shape_names_in(operation))
+    while pending_names:
+        name = pending_names.pop()
+        needed_names.add(name)
+        pending_names.extend(_shape_names_in(shapes[name]) - needed_names)
     return {
         **model,
         "operations": _without_documentation(operation_by_name),
-        "shapes": {name: _without_documentation(shapes[name]) for name in shapes if name in reached},
+        "shapes": {name: _without_documentation(shapes[name]) for name in shapes if name in needed_names},
     }
 
 
