@@ -130,21 +130,26 @@ def holds_more_than_public(content: bytes) -> bool:
 
 
 def holds_key(content: bytes) -> bool:
-    """Return whether the content holds a key."""
+    """Return whether a file's content holds a private or secret key, in one of the usual formats."""
     content = _as_utf8(content)
     if is_public_material(content):
         return False
-    has_key_block = any(
-        not _PUBLIC_PEM_KIND.fullmatch(header[1])
-        and _BASE64_DATA.search(content, header.end(), header.end() + _KEY_DATA_WITHIN_BYTES)
-        for header in _ANY_CASE_PEM_HEADER.finditer(content)
-    )
     return (
-        has_key_block
+        _has_secret_pem_block(content)
         or content.startswith(_KEY_FILE_HEADERS)
         or _is_der_private_key(content)
         or _BASE64_TEXT.fullmatch(content) is not None
         or find_secret(content) is not None
+    )
+
+
+def _has_secret_pem_block(content: bytes) -> bool:
+    """Return whether the content has a PEM block (``-----BEGIN ...-----``) of another kind than certificates,
+    public keys and parameters."""
+    return any(
+        not _PUBLIC_PEM_KIND.fullmatch(header[1])
+        and _BASE64_DATA.search(content, header.end(), header.end() + _KEY_DATA_WITHIN_BYTES)
+        for header in _ANY_CASE_PEM_HEADER.finditer(content)
     )
 
 
@@ -164,20 +169,24 @@ def holds_passwords(content: bytes) -> bool:
     return content.startswith(_KEEPASS_MAGIC)
 
 
-def holds_values(content: bytes) -> bool:
-    """Return whether the content holds a value of a secret's name, a value in a secret's format, or bytes
-    that are not text."""
+def holds_secret_values(content: bytes) -> bool:
+    """Return whether a file of settings or a table holds secrets: a value whose name is a secret's, a value
+    in a secret's format, a Kubernetes Secret, or bytes that are not text."""
     text = _decode_text(content)
     if text is None or find_secret(content) is not None or mask_text(text) != text:
         return True
-    pairs = ((pair[1], pair[2].strip("\"'")) for pair in _KEY_VALUE_PAIR.finditer(text))
-    if any(mask_named_value(name, value) != value or _RANDOM_VALUE.fullmatch(value) for name, value in pairs):
-        return True
-    header_row, _, other_rows = text.partition("\n")
-    return bool(_KUBERNETES_SECRET.search(text)) or (
-        bool(other_rows.strip())
-        and any(is_secret_name(cell.strip("\"' \r")) for cell in header_row.split(","))
-    )
+    for pair in _KEY_VALUE_PAIR.finditer(text):
+        name, value = pair[1], pair[2].strip("\"'")
+        if mask_named_value(name, value) != value or _RANDOM_VALUE.fullmatch(value):
+            return True
+    return _KUBERNETES_SECRET.search(text) is not None or _has_secret_column(text)
+
+
+def _has_secret_column(csv_text: str) -> bool:
+    """Return whether a text is a CSV table that has rows, and a column with the name of a secret."""
+    header_row, _, data_rows = csv_text.partition("\n")
+    has_rows = bool(data_rows.strip())
+    return has_rows and any(is_secret_name(column.strip("\"' \r")) for column in header_row.split(","))
 
 
 def _is_der_private_key(content: bytes) -> bool:

@@ -16,7 +16,7 @@ from smlaunch.secrets.file_contents import (
     holds_key_or_bytes,
     holds_more_than_public,
     holds_passwords,
-    holds_values,
+    holds_secret_values,
 )
 
 _GITROB = "github.com/michenriksen/gitrob filesignatures.json"
@@ -66,8 +66,10 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
     *_patterns("passwords", _TOOL_DOCS, "etc/gshadow", ".my.cnf", ".mylogin.cnf", ".msmtprc", ".fetchmailrc"),
     *_patterns("variables", _GITROB, ".env", ".env/"),
     *_patterns("variables", _TOOL_DOCS, ".env.*", ".envrc"),
-    *_patterns("variables", _TOOL_DOCS, ".env?*", content_check=holds_values),  # .env copy, .env-prod, .env1
-    *_patterns("variables", _TOOL_DOCS, ".env.py", "*.env", content_check=holds_values),
+    *_patterns(
+        "variables", _TOOL_DOCS, ".env?*", content_check=holds_secret_values
+    ),  # .env copy, .env-prod, .env1
+    *_patterns("variables", _TOOL_DOCS, ".env.py", "*.env", content_check=holds_secret_values),
     *_patterns("AWS credentials", _GITROB, ".aws/", ".s3cfg", ".boto"),
     *_patterns("AWS credentials", _TOOL_DOCS, ".passwd-s3fs", "rootkey.csv", "*accesskeys.csv"),
     *_patterns("Google credentials", _GITROB, "adc.json", ".config/gcloud/"),
@@ -76,7 +78,7 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
         "Google credentials",
         _TOOL_DOCS,
         *("client_secret*.json", "service-account*.json", "service_account*.json"),
-        content_check=holds_values,
+        content_check=holds_secret_values,
     ),
     *_patterns("Azure credentials", _TOOL_DOCS, ".azure/"),
     *_patterns("Oracle credentials", _TOOL_DOCS, ".oci/"),
@@ -97,7 +99,7 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
         "credentials",
         _TOOL_DOCS,
         *("credentials.csv", "auth.json", "secret.yaml", "secret.yml", "secret.json", "secret.toml"),
-        content_check=holds_values,
+        content_check=holds_secret_values,
     ),
     *_patterns("Docker credentials", _GITROB, ".docker/", ".dockercfg", "dockercfg"),
     *_patterns("Docker credentials", _TOOL_DOCS, ".dockerconfigjson"),
@@ -130,14 +132,13 @@ EXAMPLE_FILE_NAMES = frozenset(
 )
 """Files that are made to be shared: they show which variables exist."""
 
-_PATTERN_BY_NAME = {sign.pattern: sign for sign in SECRET_PATTERNS if not set("*/") & set(sign.pattern)}
-_PATTERN_BY_FOLDER = {sign.pattern[:-1]: sign for sign in SECRET_PATTERNS if sign.pattern.endswith("/")}
+_PATTERN_BY_NAME = {row.pattern: row for row in SECRET_PATTERNS if not set("*/") & set(row.pattern)}
+_PATTERN_BY_FOLDER = {row.pattern[:-1]: row for row in SECRET_PATTERNS if row.pattern.endswith("/")}
 _PATTERN_BY_PARENT_AND_NAME = {
-    sign.pattern: sign for sign in SECRET_PATTERNS if "/" in sign.pattern[:-1] and sign.pattern[-1] != "/"
+    row.pattern: row for row in SECRET_PATTERNS if "/" in row.pattern[:-1] and row.pattern[-1] != "/"
 }
-_PATTERN_BY_GLOB_GROUP = {
-    f"g{number}": sign for number, sign in enumerate(s for s in SECRET_PATTERNS if "*" in s.pattern)
-}
+_GLOB_PATTERNS = [row for row in SECRET_PATTERNS if "*" in row.pattern]
+_PATTERN_BY_GLOB_GROUP = {f"g{number}": row for number, row in enumerate(_GLOB_PATTERNS)}
 
 
 def _glob_regex(pattern: str) -> str:
@@ -146,7 +147,7 @@ def _glob_regex(pattern: str) -> str:
 
 
 _COMBINED_GLOB_REGEX = re.compile(
-    "|".join(f"(?P<{name}>{_glob_regex(sign.pattern)})" for name, sign in _PATTERN_BY_GLOB_GROUP.items()),
+    "|".join(f"(?P<{name}>{_glob_regex(row.pattern)})" for name, row in _PATTERN_BY_GLOB_GROUP.items()),
     re.DOTALL,
 )
 

@@ -122,15 +122,17 @@ def is_secret_name(name: str) -> bool:
     if not words:
         return False
     is_access_key_id = words[-3:] == ["access", "key", "id"]  # masked, although no secret alone
-    # Words such as path, length and url.
-    if words[-1] in _LAST_WORDS_OF_SECRET_METADATA and not is_access_key_id:
-        return False  # TOKEN_PATH, PASSWORD_LENGTH: about a secret, not the secret itself
-    if any(word.endswith(_SECRET_WORD_SUFFIXES) for word in words):  # password, credentials, apikey, ...
+    # TOKEN_PATH, PASSWORD_LENGTH: about a secret, not the secret itself.
+    is_about_secret = words[-1] in _LAST_WORDS_OF_SECRET_METADATA
+    if is_about_secret and not is_access_key_id:
+        return False
+    has_secret_word = any(word.endswith(_SECRET_WORD_SUFFIXES) for word in words)  # password, apikey, ...
+    has_secret_key = any(  # api key, private key, signing keys, ...
+        word in ("key", "keys") and word_before in _WORDS_BEFORE_SECRET_KEY
+        for word_before, word in pairwise(words)
+    )
+    if has_secret_word or has_secret_key:
         return True
-    for word_before, word in pairwise(words):
-        # Before a secret key: api, private, signing, ...
-        if word in ("key", "keys") and word_before in _WORDS_BEFORE_SECRET_KEY:
-            return True
     word_before_last = words[-2] if len(words) > 1 else ""
     return _is_secret_by_last_word(words[-1], word_before_last, is_upper_case=name.isupper())
 
@@ -233,16 +235,15 @@ def mask_named_value(name: str, value: Any) -> Any:
         return value
     if not is_secret_name(name):
         # The user of a DSN (data source name, such as Sentry's) is its key.
-        if isinstance(value, str) and name[-3:].lower() == "dsn":
+        if isinstance(value, str) and name.lower().endswith("dsn"):
             value = _URL_USER.sub(f"://{MASK}@", value)
         return mask_document(value)
-    # Switches, numbers and [CLS] are no tokens; but a password may be a number.
-    is_number_or_switch = isinstance(value, (int, float)) or (
-        isinstance(value, str) and _NON_SECRET_VALUE.fullmatch(value)
-    )
-    if is_number_or_switch and not _NAME_OF_NUMERIC_SECRET.search(name):  # password, credential, ...
-        return value
-    return MASK
+    if _NAME_OF_NUMERIC_SECRET.search(name):  # a password may be a number
+        return MASK
+    # Switches, numbers and [CLS] are no tokens.
+    is_number = isinstance(value, (int, float))
+    is_plain_text = isinstance(value, str) and _NON_SECRET_VALUE.fullmatch(value) is not None
+    return value if is_number or is_plain_text else MASK
 
 
 def mask_document(document: Any) -> Any:
@@ -265,19 +266,20 @@ def mask_document(document: Any) -> Any:
 def mask_arguments(arguments: Iterable[Any]) -> Iterator[Any]:
     """Yield a command's arguments with secrets masked: the X in ``--api-key X``, ``--api-key=X`` and
     ``API_KEY=X``."""
-    pending_option = ""  # name of an option whose value may be the next argument
+    next_option_name = ""  # of an option whose value may be the next argument
     for argument in arguments:
-        option_name, pending_option = pending_option, ""
+        option_name, next_option_name = next_option_name, ""
         if not isinstance(argument, str):
             yield mask_document(argument)
         elif option_name and not argument.startswith("--"):
             yield mask_named_value(option_name, argument)
         elif "=" in argument:
             name_text, _, value_text = argument.partition("=")
-            yield _mask_json_or_text(f"{name_text}={mask_named_value(name_text.lstrip('-'), value_text)}")
+            masked_value = mask_named_value(name_text.lstrip("-"), value_text)
+            yield _mask_json_or_text(f"{name_text}={masked_value}")
         else:
             if argument.startswith("-"):
-                pending_option = argument.lstrip("-")
+                next_option_name = argument.lstrip("-")
             yield mask_document(argument)
 
 
@@ -291,24 +293,30 @@ def mask_argument(argument: str) -> str:
 
 
 def fields_with_secrets(job: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a job's mapping whose values would be masked."""
-    fields = [
-        f"{section}.{key}"
-        for section in ("environment", "hyperparameters", "options", "tags")
-        for key, value in job.get(section, {}).items()
-        if mask_named_value(key, value) != value
-    ]
+    """Return the fields of a job's mapping whose values would be masked, such as ``environment.HF_TOKEN``."""
+    values_by_section = {
+        section: job.get(section, {}) for section in ("environment", "hyperparameters", "options", "tags")
+    }
     arguments = list(job.get("args", ()))
-    if list(mask_arguments(arguments)) != arguments:
-        fields.append("args")
-    for number, change in enumerate(job.get("segments", ())):
-        values = change.get("hyperparameters", {})
-        fields += [
-            f"segments[{number}].hyperparameters.{key}"
-            for key in values
-            if mask_named_value(key, values[key]) != values[key]
-        ]
-    return fields
+    has_secret_argument = list(mask_arguments(arguments)) != arguments
+    values_by_segment = {
+        f"segments[{index}].hyperparameters": segment.get("hyperparameters", {})
+        for index, segment in enumerate(job.get("segments", ()))
+    }
+    return [
+        *_paths_of_secrets(values_by_section),
+        *(["args"] if has_secret_argument else []),
+        *_paths_of_secrets(values_by_segment),
+    ]
+
+
+def _paths_of_secrets(values_by_section: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield ``section.key`` for each value that would be masked. ``values_by_section``: values by key, by
+    section."""
+    for section, value_by_key in values_by_section.items():
+        for key, value in value_by_key.items():
+            if mask_named_value(key, value) != value:
+                yield f"{section}.{key}"
 
 
 def _mask_json_or_text(text: str) -> str:
