@@ -95,6 +95,8 @@ def _open_session(aws_conn_id: str | None, region: str | None) -> tuple[Any, str
 
 
 def _open_other_endpoint(url: str, session: Any, region: str | None) -> Target:
+    """Return a local endpoint that this worker does not know, with the session's credentials. Raises
+    AccountError without credentials or a region."""
     credentials = session.get_credentials()
     region_name = region or session.region_name or os.environ.get("AWS_REGION")
     if credentials is None or not region_name:
@@ -102,4 +104,5 @@ def _open_other_endpoint(url: str, session: Any, region: str | None) -> Target:
         raise AccountError(f"{missing} for {url}: give the worker what `smlaunch local env` prints")
     keys = credentials.get_frozen_credentials()
     target = Target.endpoint(url, str(region_name), keys.access_key, keys.secret_key)
-    return replace(target, environment=dict(os.environ))  # the role, as for a region
+    # The execution role may be in the environment, as for a region.
+    return replace(target, environment=dict(os.environ))

@@ -45,9 +45,10 @@ def run_id_of_try(base: str, try_number: int) -> str:
 
 
 def try_of_run(base: str, run: str) -> int | None:
-    """Return the try that started ``run``; None for a run of another task instance."""
+    """Return the number of the try that started the run with the id ``run``: 2 for ``<base>-t2``; None for a
+    run of another task instance."""
     if run == base:
         return 1
-    head, dash, number = run.rpartition("-t")
-    digits = number.isdigit() and not number.startswith("0")
-    return int(number) if dash and head == base and digits else None
+    base_of_run, separator, number_text = run.rpartition("-t")
+    is_number = number_text.isdigit() and not number_text.startswith("0")
+    return int(number_text) if separator and base_of_run == base and is_number else None

@@ -48,7 +48,8 @@ def choose_start_action(latest_run: LatestRun | None, last_try_before_clear: int
         return StartAction.AWAIT if latest_run.is_stopping else StartAction.ATTACH
     if latest_run.exit_code == 0:
         # A task that was cleared after it had completed has to run again.
-        return StartAction.REPORT if latest_run.started_by_try > last_try_before_clear else StartAction.LAUNCH
+        was_cleared_since = latest_run.started_by_try <= last_try_before_clear
+        return StartAction.LAUNCH if was_cleared_since else StartAction.REPORT
     return StartAction.RESUME if latest_run.is_resumable else StartAction.LAUNCH
 
 

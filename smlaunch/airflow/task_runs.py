@@ -212,17 +212,20 @@ def _describe_latest_run(try_number: int, run: Run) -> LatestRun:
 def _resume_run(
     task_try: TaskTry, run: Run, job: Job, target: Target, on_message: MessageCallback
 ) -> StartedRun:
-    prepared = prepare(job, target, run.name)
-    hashes = {driver.workflow.job_hash for driver in run.chain_drivers}
-    if hashes != {prepared.plan.job_hash} and task_try.has_generated_id:
-        name = run_id_of_try(task_try.base_run_id, task_try.try_number)
-        on_message(f"{run.name} has ended, and the job has changed since; run {name}")
-        return StartedRun(launch(prepare(job, target, name), on_message=on_message))
+    """Continue a run that has ended from its newest checkpoint. If the job has changed since, start a run
+    under this try's own name instead."""
+    prepared_launch = prepare(job, target, run.name)
+    hashes_of_run = {driver.workflow.job_hash for driver in run.chain_drivers}
+    has_job_changed = hashes_of_run != {prepared_launch.plan.job_hash}
+    if has_job_changed and task_try.has_generated_id:
+        new_run_id = run_id_of_try(task_try.base_run_id, task_try.try_number)
+        on_message(f"{run.name} has ended, and the job has changed since; run {new_run_id}")
+        return StartedRun(launch(prepare(job, target, new_run_id), on_message=on_message))
     # Launching an existing run starts nothing; it sets the limits that the job has now.
-    run = launch(prepared, on_message=on_message)
-    on_message(f"run {run.name} is resumed")
-    run.resume()
-    return StartedRun(run, was_resumed=True)
+    resumed_run = launch(prepared_launch, on_message=on_message)
+    on_message(f"run {resumed_run.name} is resumed")
+    resumed_run.resume()
+    return StartedRun(resumed_run, was_resumed=True)
 
 
 def _check_job_unchanged(run: Run, job: Job, target: Target) -> None:

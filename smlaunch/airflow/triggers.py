@@ -14,7 +14,7 @@ from smlaunch.airflow.connection_ref import ConnectionRef
 from smlaunch.airflow.task_runs import format_event
 from smlaunch.aws.interfaces import CallError, LogReader
 from smlaunch.runs.attach_run import attach
-from smlaunch.runs.job_poller import JobPoller, PollWarning
+from smlaunch.runs.job_poller import Event, JobPoller, PollWarning
 from smlaunch.runs.launch_target import Target
 
 Result = TypeVar("Result")
@@ -87,8 +87,7 @@ class SmlaunchTrigger(BaseTrigger):
                     # The operator repeats the request, and fails the task if it must.
                     return str(error)
                 for event in events:
-                    log_event = self.log.warning if isinstance(event, PollWarning) else self.log.info
-                    log_event("%s", format_event(event))
+                    self._log_event(event)
                 if poller.is_finished:
                     return f"{poller.job} has ended"
             seconds_until_due = _MAX_SLEEP_SECONDS if self.wake_at is None else self.wake_at - time.time()
@@ -96,6 +95,10 @@ class SmlaunchTrigger(BaseTrigger):
                 return "due"
             seconds_until_polls = [max(0.0, poller.next_poll_at - time.monotonic()) for poller in pollers]
             await asyncio.sleep(min([*seconds_until_polls, seconds_until_due]))
+
+    def _log_event(self, event: Event) -> None:
+        log = self.log.warning if isinstance(event, PollWarning) else self.log.info
+        log("%s", format_event(event))
 
     async def on_kill(self) -> None:
         """Stop the run at a checkpoint when a person has marked the deferred task as failed or successful.

@@ -15,8 +15,8 @@ from smlaunch.catalog.storage import Figure, find_network
 
 SLOW_NETWORK, STEADY_NETWORK, FAST_NETWORK = "slow-network", "network", "fast-network"
 
-_STEADY_RATE = 25e9 / 8
-_FAST_RATE = 100e9 / 8
+_STEADY_BYTES_PER_SECOND = 25e9 / 8
+_FAST_BYTES_PER_SECOND = 100e9 / 8
 
 
 class SpeedRatio(NamedTuple):
@@ -43,10 +43,9 @@ def relative_speed(instance: InstanceType, reference: InstanceType) -> SpeedRati
     peaks, reference_peaks = _peak_figures(instance), _peak_figures(reference)
     if peaks is None or reference_peaks is None:
         return None
-    ratios = [
-        figure / reference_figure for figure, reference_figure in zip(peaks, reference_peaks, strict=True)
-    ]
-    return SpeedRatio(min(ratios), max(ratios))
+    arithmetic_ratio = peaks.tflops / reference_peaks.tflops
+    bandwidth_ratio = peaks.gb_per_second / reference_peaks.gb_per_second
+    return SpeedRatio(min(arithmetic_ratio, bandwidth_ratio), max(arithmetic_ratio, bandwidth_ratio))
 
 
 def scaling_efficiency(name: str) -> Figure:
@@ -62,13 +61,12 @@ def intra_host_efficiency(instance: InstanceType) -> Figure:
 
 
 def inter_host_efficiency(instance: InstanceType) -> Figure:
-    """Scaling efficiency among hosts of this type."""
-    instance_network = find_network(instance.name)
-    if instance_network is None or instance_network.burst or instance_network.bytes_per_second < _STEADY_RATE:
+    """Return the scaling efficiency among hosts of this type, by its network."""
+    network = find_network(instance.name)
+    if network is None or network.burst or network.bytes_per_second < _STEADY_BYTES_PER_SECOND:
         return scaling_efficiency(SLOW_NETWORK)
-    return scaling_efficiency(
-        FAST_NETWORK if instance_network.bytes_per_second >= _FAST_RATE else STEADY_NETWORK
-    )
+    is_fast = network.bytes_per_second >= _FAST_BYTES_PER_SECOND
+    return scaling_efficiency(FAST_NETWORK if is_fast else STEADY_NETWORK)
 
 
 @cache
@@ -77,9 +75,17 @@ def _efficiencies() -> dict[str, Figure]:
     return {name: Figure(name, unit="share", **row) for name, row in rows.items()}
 
 
-def _peak_figures(instance: InstanceType) -> tuple[float, float] | None:
-    """Arithmetic and memory bandwidth of an accelerator; None if unknown."""
+class _PeakFigures(NamedTuple):
+    """What an accelerator does at most: arithmetic in 16 bits, and reads of its own memory."""
+
+    tflops: float
+    gb_per_second: float
+
+
+def _peak_figures(instance: InstanceType) -> _PeakFigures | None:
+    """Return the peak figures of the type's accelerator; None if they are unknown."""
     table = load_catalog_table("accelerators")["accelerators"]
-    memory = instance.accelerator_memory_gib or 0
-    row = table.get(f"{instance.accelerator} {memory:g} GiB") or table.get(instance.accelerator or "")
-    return None if row is None else (row["tflops"], row["gb_per_second"])
+    memory_gib = instance.accelerator_memory_gib or 0
+    # Some accelerators are sold with different memory.
+    row = table.get(f"{instance.accelerator} {memory_gib:g} GiB") or table.get(instance.accelerator or "")
+    return None if row is None else _PeakFigures(row["tflops"], row["gb_per_second"])

@@ -7,7 +7,6 @@ aws/deep-learning-containers; sources and dates are in images.json. Long tags ar
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -72,16 +71,22 @@ def default_version(family: str, processor: str | None = None) -> str:
 
 
 def find_version(family: str, version_prefix: str) -> str | None:
-    """``2.13`` -> ``2.13.0``, the newest confirmed version with that prefix, otherwise any; None if none
-    is known."""
-    image_versions = _load_image_versions(family)
+    """Return the newest version of the family's images that begins with ``version_prefix``, such as
+    ``2.13.0`` for ``2.13``: a published one if there is any; None if no version is known."""
+    image_versions = _load_image_versions(family)  # oldest first
     if version_prefix in image_versions:
         return version_prefix
-    matching = [
-        version for version in image_versions if re.match(re.escape(version_prefix) + r"[.-]", version)
+    matching_versions = [
+        version
+        for version in image_versions
+        if version.startswith((f"{version_prefix}.", f"{version_prefix}-"))
     ]
-    published = [version for version in matching if image_versions[version].note_id != "ahead"]
-    return (published or matching)[-1] if matching else None
+    # "ahead": the SageMaker SDK names it, and no published image is known.
+    published_versions = [
+        version for version in matching_versions if image_versions[version].note_id != "ahead"
+    ]
+    candidates = published_versions or matching_versions
+    return candidates[-1] if candidates else None
 
 
 def is_region_known(region: str, family: str = "pytorch") -> bool:

@@ -30,8 +30,8 @@ def find_region_mistake(region: str) -> str | None:
     table = load_catalog_table("regions")
     if region in table["without_sagemaker"]:
         partition = partition_of(region)
-        others = [name for name in table["sagemaker"] if partition_of(name) == partition]
-        return f"{region} has no SageMaker ({table['as_of']}); take {' or '.join(others)}"
+        regions_of_partition = [name for name in table["sagemaker"] if partition_of(name) == partition]
+        return f"{region} has no SageMaker ({table['as_of']}); take {' or '.join(regions_of_partition)}"
     if region in table["sagemaker"] or _REGION_NAME.fullmatch(region):
         return None
     return f"there is no AWS region {region!r}{did_you_mean(region, known_regions())}"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -76,18 +75,21 @@ class Registry(Generic[Entry]):
     def __getitem__(self, name: str) -> Entry:
         """Raises KeyError for an unknown name, and JobError for a package's entry that cannot be used."""
         if name in self._without_packages:
-            entry = self._without_packages[name]
-            return cast("Entry", _load(entry)) if isinstance(entry, str) else entry
+            entry_or_address = self._without_packages[name]
+            if isinstance(entry_or_address, str):
+                return cast("Entry", _load(entry_or_address))
+            return entry_or_address
         address = _installed(self._group)[name]
         try:
-            loaded = _load(address)  # code of another package runs here
+            entry = _load(address)  # code of another package runs here
         except Exception as error:
             raise self._load_error(name, address, f"{type(error).__name__}: {error}") from error
         required_class = cast("type[object]", _load(self._entry_class))
-        if not isinstance(loaded, required_class) and required_class not in getattr(loaded, "__mro__", ()):
+        is_subclass = required_class in getattr(entry, "__mro__", ())
+        if not is_subclass and not isinstance(entry, required_class):
             required_name = self._entry_class.replace(":", ".")
             raise self._load_error(name, address, f"it is no {required_name}")
-        return cast("Entry", loaded)
+        return cast("Entry", entry)
 
     def _load_error(self, name: str, address: str, reason: str) -> JobError:
         subject = repr(name) if self._field else f"the {self._noun} {name!r}"
@@ -119,13 +121,27 @@ def _installed(group: str) -> Mapping[str, str]:
 
 @cache
 def _is_any_installed() -> bool:
-    """Return whether a package has an entry point for smlaunch. This takes 1 ms; the import of
+    """Return whether an installed package has an entry point for smlaunch. This takes 1 ms; the import of
     importlib.metadata takes 45 ms, which every plan would need, since rules of packages apply to it."""
-    for folder in sys.path:
-        with suppress(OSError):
-            for name in os.listdir(folder or os.curdir):  # noqa: PTH208 - faster, and every plan waits for it
-                if name.endswith((".dist-info", ".egg-info")):
-                    with suppress(OSError):
-                        if b"[smlaunch." in Path(folder, name, "entry_points.txt").read_bytes():
-                            return True
-    return False
+    return any(
+        _has_own_entry_point(Path(import_folder, name))
+        for import_folder in sys.path
+        for name in _list_names(import_folder or os.curdir)
+        if name.endswith((".dist-info", ".egg-info"))
+    )
+
+
+def _list_names(folder: str) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - faster, and every plan waits for it
+    except OSError:
+        return []
+
+
+def _has_own_entry_point(metadata_folder: Path) -> bool:
+    """Return whether a package's metadata have an entry point of one of smlaunch's groups."""
+    try:
+        return b"[smlaunch." in Path(metadata_folder, "entry_points.txt").read_bytes()
+    except OSError:
+        return False

@@ -105,9 +105,11 @@ class HostProfile(NamedTuple):
 
     def _s3_rates(self) -> tuple[float, float]:
         """Minimum and maximum download rate from S3, in bytes per second."""
-        max_rate = self.network_bytes_per_second * storage_figure("s3_network_share").low
-        min_rate = min(storage_figure("s3_download").low, max_rate)
-        return min_rate, max(min_rate, max_rate if math.isfinite(max_rate) else storage_figure("nvme").high)
+        network_limit = self.network_bytes_per_second * storage_figure("s3_network_share").low
+        min_rate = min(storage_figure("s3_download").low, network_limit)
+        # If the network is unknown: no faster than the fastest disk.
+        max_rate = network_limit if math.isfinite(network_limit) else storage_figure("nvme").high
+        return min_rate, max(min_rate, max_rate)
 
     def download_time(self, host_data: DataShare, *, to_disk: bool = True) -> EstimateRange:
         """Time to download all data before training begins."""
@@ -129,11 +131,9 @@ class HostProfile(NamedTuple):
         other."""
         first_byte_wait = storage_figure("s3_first_byte") if first_byte is None else first_byte
         stream_rate = storage_figure("s3_stream")
-        min_readers, max_readers = self.reader_counts
         # There are at most as many active readers as files.
-        min_readers, max_readers = (
-            max(1, min(count, math.ceil(host_data.files))) for count in (min_readers, max_readers)
-        )
+        file_count = max(1, math.ceil(host_data.files))
+        min_readers, max_readers = (min(count, file_count) for count in self.reader_counts)
         network_limit = self.network_bytes_per_second * storage_figure("s3_network_share").low
         return EstimateRange(
             low=max(

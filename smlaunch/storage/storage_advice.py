@@ -212,16 +212,15 @@ def _choose_sagemaker_option(context: AdviceContext) -> tuple[str, list[str]]:
 def _choose_for_processing(context: AdviceContext, reasons: list[str]) -> tuple[str, list[str]]:
     """Best option of a processing job, which has only the input modes File and Pipe."""
     if context.fits_disk:
-        explanation = (
+        copy_reason = (
             "Inputs of a processing job are copied or piped: it is the copy, and splitting it over several "
+            "hosts (ShardedByS3Key over shards of one size) makes it shorter."
         )
-        explanation += "hosts (ShardedByS3Key over shards of one size) makes it shorter."
-        return FILE, [*reasons[:-1], explanation]
-    explanation = (
+        return FILE, [*reasons[:-1], copy_reason]
+    return PIPE, [
         "It does not fit on the host's disk, and inputs of a processing job are copied or piped: a pipe, "
-    )
-    explanation += "read in order, or more hosts, until a share fits on each."
-    return PIPE, [explanation]
+        "read in order, or more hosts, until a share fits on each."
+    ]
 
 
 # ---- on Slurm --------------------------------------------------------------------------------------------
@@ -301,29 +300,16 @@ def _packing_gain(host: HostProfile, host_data: DataShare) -> EstimateRange:
 
 def _additional_notes(context: AdviceContext) -> tuple[str, ...]:
     """Return what else the user should know: what is unknown and assumed, and what limits the estimates."""
-    note_texts: list[str] = []
     access, host = context.access, context.host
     if access.platform == "slurm":
-        note_texts.append(
+        return (
             "A node's disk may be full of other users' files: check what is free in $SLURM_TMPDIR before the "
-            "copy, and fall back to shared storage with large reads."
+            "copy, and fall back to shared storage with large reads.",
         )
-        return tuple(note_texts)
-    if host.instance is None:
-        note_texts.append(
-            "Without an instance type (--instance-type) memory, disk and network are not known."
-        )
-    elif host.instance.nvme_gb is None:
-        note_texts.append(f"Whether {host.instance.name} has NVMe disks is not known; a volume is assumed.")
-    # An infinite rate: the catalog does not know the network.
-    elif math.isinf(host.network_bytes_per_second):
-        note_texts.append(f"The network of {host.instance.name} is not known; times have no limit by it.")
-    # A burst: the full network rate lasts for minutes only.
-    elif _has_burst_network(host):
-        note_texts.append(
-            f"{host.instance.name} has its network of {host.network_bytes_per_second * 8 / 1e9:g} Gb/s for "
-            "some minutes only; a long download is slower than estimated."
-        )
+    note_texts: list[str] = []
+    instance_note = _note_about_instance(host)
+    if instance_note is not None:
+        note_texts.append(instance_note)
     if host.hosts > 1 and not access.is_data_split:
         note_texts.append(
             f"Every one of {host.hosts} hosts reads everything; with a share for each (split: bytes) it is "
@@ -338,10 +324,23 @@ def _additional_notes(context: AdviceContext) -> tuple[str, ...]:
     return tuple(note_texts)
 
 
-def _has_burst_network(host: HostProfile) -> bool:
-    """Whether the instance type has its network rate for minutes only."""
-    network = None if host.instance is None else find_network(host.instance.name)
-    return network is not None and network.burst
+def _note_about_instance(host: HostProfile) -> str | None:
+    """Return what is unknown about the host's disk and network, or that its network rate is no lasting one;
+    None if there is nothing to note."""
+    if host.instance is None:
+        return "Without an instance type (--instance-type) memory, disk and network are not known."
+    type_name = host.instance.name
+    if host.instance.nvme_gb is None:
+        return f"Whether {type_name} has NVMe disks is not known; a volume is assumed."
+    network = find_network(type_name)
+    if network is None:
+        return f"The network of {type_name} is not known; times have no limit by it."
+    if network.burst:
+        return (
+            f"{type_name} has its network of {network.bytes_per_second * 8 / 1e9:g} Gb/s for some minutes "
+            "only; a long download is slower than estimated."
+        )
+    return None
 
 
 def _assumed_figures(platform: Platform, host: HostProfile) -> tuple[Figure, ...]:

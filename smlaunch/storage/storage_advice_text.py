@@ -116,20 +116,23 @@ def _option_table_lines(advice: StorageAdvice) -> Iterator[str]:
             times.append(option.total_time(epochs))
         time_texts = ["-" if time_range is None else str(time_range) for time_range in times]
         table_rows.append([option.name, _VERDICT_TEXT[option.verdict], *time_texts])
-    column_widths = [max(map(len, column_cells)) for column_cells in zip(*table_rows, strict=True)]
-    lines = [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row_cells, column_widths, strict=True)).rstrip()
-        for row_cells in table_rows
-    ]
+    heading_line, *option_lines = _align_columns(table_rows)
     # Without times the table needs no heading.
     if has_times:
-        yield lines[0]
-    for line, option in zip(lines[1:], advice.options, strict=True):
+        yield heading_line
+    for line, option in zip(option_lines, advice.options, strict=True):
         yield line
         # What to do first is explained above the table.
         if option.verdict != "first":
             yield from wrap_paragraph(option.explanation, _INDENT, _INDENT)
+
+
+def _align_columns(table_rows: list[list[str]]) -> Iterator[str]:
+    """Yield the rows as indented lines, with the cells of a column below each other."""
+    column_widths = [max(map(len, column_cells)) for column_cells in zip(*table_rows, strict=True)]
+    for cells in table_rows:
+        padded_cells = (cell.ljust(width) for cell, width in zip(cells, column_widths, strict=True))
+        yield "  " + "  ".join(padded_cells).rstrip()
 
 
 def _has_startup(option: StorageOption) -> bool:

@@ -124,14 +124,12 @@ class AdviceContext:
 
     @property
     def fits_memory(self) -> bool:
-        """Whether a host's data is at most about 10 GB and fits in the host's free memory."""
-        memory = self.host.memory_bytes
-        fits = memory is None or self.host_data.bytes <= memory
-        return (
-            self.host_data.bytes <= storage_figure("memory_bytes").low
-            and fits
-            and not self.dataset.is_truncated
-        )
+        """Whether a host's data is at most about 10 GB and fits in the host's free memory; False if the data
+        was not counted to its end."""
+        free_bytes = self.host.memory_bytes
+        fits_free_memory = free_bytes is None or self.host_data.bytes <= free_bytes
+        is_small = self.host_data.bytes <= storage_figure("memory_bytes").low
+        return is_small and fits_free_memory and not self.dataset.is_truncated
 
     @property
     def fits_disk(self) -> bool:
@@ -139,9 +137,10 @@ class AdviceContext:
 
     @property
     def suits_local_disk(self) -> bool:
-        """Whether a host's data is at most about 100 GB and fits on the host's disk."""
-        small = self.host_data.bytes <= storage_figure("local_bytes").low and not self.dataset.is_truncated
-        return small and self.fits_disk
+        """Whether a host's data is at most about 100 GB and fits on the host's disk; False if the data was
+        not counted to its end."""
+        is_small = self.host_data.bytes <= storage_figure("local_bytes").low
+        return is_small and self.fits_disk and not self.dataset.is_truncated
 
 
 def list_sagemaker_options(context: AdviceContext) -> tuple[StorageOption, ...]:
@@ -219,7 +218,6 @@ def _fastfile_option(context: AdviceContext) -> StorageOption:
         return StorageOption(
             name=FASTFILE, verdict="cannot", explanation="a processing job has no such input"
         )
-    epoch_time = context.host.stream_time(context.data_to_read)
     if context.access.random_access:
         return StorageOption(
             name=FASTFILE,
@@ -227,21 +225,17 @@ def _fastfile_option(context: AdviceContext) -> StorageOption:
             explanation="every random read is a request of its own, answered after 0.1 to 0.2 s",
             startup=ZERO_SECONDS,
         )
-    # Many small files that are not packed into shards first.
-    if context.dataset.has_small_files and not context.pack_first and context.dataset.files > 1:
+    epoch_time = context.host.stream_time(context.data_to_read)
+    reads_small_files = (
+        context.dataset.has_small_files and context.dataset.files > 1 and not context.pack_first
+    )
+    explanation = "starts at once; every epoch streams from S3 again"
+    if reads_small_files:
         explanation = "starts at once; every small file is a request that a reader waits for, in every epoch"
-        return StorageOption(
-            name=FASTFILE,
-            verdict="works",
-            explanation=explanation,
-            startup=ZERO_SECONDS,
-            first_epoch=epoch_time,
-            later_epoch=epoch_time,
-        )
     return StorageOption(
         name=FASTFILE,
         verdict="works",
-        explanation="starts at once; every epoch streams from S3 again",
+        explanation=explanation,
         startup=ZERO_SECONDS,
         first_epoch=epoch_time,
         later_epoch=epoch_time,
@@ -322,7 +316,9 @@ def _express_option(context: AdviceContext) -> StorageOption:
 def _etl_option(context: AdviceContext) -> StorageOption:
     """Return the option of ETL before training, for large text tables."""
     table_bytes = context.dataset.table_bytes or 0
-    if 2 * table_bytes >= context.dataset.bytes > storage_figure("local_bytes").low:
+    is_mostly_tables = 2 * table_bytes >= context.dataset.bytes
+    is_large = context.dataset.bytes > storage_figure("local_bytes").low
+    if is_mostly_tables and is_large:
         return StorageOption(
             name=ETL,
             verdict="first",
@@ -339,21 +335,19 @@ def _etl_option(context: AdviceContext) -> StorageOption:
 
 def packing_option(context: AdviceContext) -> StorageOption:
     """Return the option of packing the files into shards before training."""
-    files, shards = (
-        math.ceil(context.dataset.files),
-        math.ceil(DataShare(bytes=context.dataset.bytes, files=0).as_shards().files),
-    )
-    count_text = f"{files:,} files of {size_text(context.dataset.mean_bytes)} on average"
-    shards_text = f"{shards:,} tar shard{'s' if shards != 1 else ''} of about 150 MB"
+    dataset = context.dataset
+    shard_count = math.ceil(DataShare(bytes=dataset.bytes, files=0).as_shards().files)
+    files_text = f"{math.ceil(dataset.files):,} files of {size_text(dataset.mean_bytes)} on average"
+    shards_text = f"{shard_count:,} tar shard{'s' if shard_count != 1 else ''} of about 150 MB"
     if context.access.platform == "slurm":
         explanation = (
-            f"{count_text} go into {shards_text}: shared file systems have a quota of files, and many small "
+            f"{files_text} go into {shards_text}: shared file systems have a quota of files, and many small "
             "ones slow them down"
         )
     else:
         download_time = context.host.download_time(context.host_data)
         explanation = (
-            f"{count_text} are as many requests, {download_time} before training; in {shards_text} only "
+            f"{files_text} are as many requests, {download_time} before training; in {shards_text} only "
             "their size counts"
         )
     return StorageOption(name=SHARDS, verdict="first", explanation=explanation)

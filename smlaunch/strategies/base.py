@@ -298,14 +298,12 @@ class Strategy:
     def find_all_warnings(self, context: LaunchContext) -> list[str]:
         """Warnings of this strategy (``find_warnings``) and of every strategy."""
         warnings = self.find_warnings(context)
-        relevant_libraries = (*self.libraries, *self.other_libraries)
-        if (
-            self.libraries
-            and context.entry_point.endswith(".py")
-            and find_imported_library(context.imports, relevant_libraries) is None
-        ):
-            sentence = self.unimported_warning(context)
-            return [*warnings, f"{context.entry_point} {sentence}"] if sentence else warnings
+        usable_libraries = (*self.libraries, *self.other_libraries)
+        imports_no_library = find_imported_library(context.imports, usable_libraries) is None
+        if self.libraries and context.entry_point.endswith(".py") and imports_no_library:
+            clause = self.unimported_warning(context)
+            if clause:
+                return [*warnings, f"{context.entry_point} {clause}"]
         return warnings
 
     def unimported_warning(self, context: LaunchContext) -> str:

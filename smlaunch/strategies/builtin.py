@@ -133,8 +133,8 @@ def _find_channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iter
     """Yield the problems of the job's input channels, the named inputs of the training job: required ones
     that are missing, and names, input modes and content types that the algorithm does not know.
     """
-    for alternative_names in algorithm.required_channels:  # one of each group is needed
-        if not any(name in context.channels for name in alternative_names):
+    for alternative_names in algorithm.required_channels:  # one channel of these names is needed
+        if context.channels.keys().isdisjoint(alternative_names):
             names_text = " or ".join(map(repr, alternative_names))
             message = f"{context.algorithm} needs a channel {names_text}; it has none"
             yield Problem("inputs", message)
@@ -157,26 +157,27 @@ def _find_channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iter
 def _explain_unread_content_type(
     algorithm: Algorithm, name: str, channel: Channel, context: LaunchContext
 ) -> str | None:
-    """Why the algorithm does not read the channel's content type."""
+    """Return the problem of a channel whose content type the algorithm does not read; None for one that it
+    reads, and for channels with other content than data."""
     content_type = channel.content_type
     if content_type is None or name not in DATA_CHANNELS:
         return None
-    media_type = content_type.partition(";")[0].strip().lower()  # `text/csv; label_size=0`
+    media_type = content_type.partition(";")[0].strip().lower()  # of `text/csv; label_size=0`
     if media_type in algorithm.content_types:
         return None
-    files = ", ".join(f"{file} ({CONTENT_TYPES[file][0]})" for file in algorithm.files)
-    return f"{context.algorithm} does not read {content_type!r}; it reads {files}"
+    formats_text = ", ".join(
+        f"{file_format} ({CONTENT_TYPES[file_format][0]})" for file_format in algorithm.files
+    )
+    return f"{context.algorithm} does not read {content_type!r}; it reads {formats_text}"
 
 
 def _find_spot_problems(algorithm: Algorithm, context: LaunchContext) -> Iterator[Problem]:
-    """With no checkpoint prefix the rule for all spot jobs reports the same."""
-    max_runtime_seconds = context.max_runtime_seconds or 0
-    if (
-        context.is_spot
-        and not algorithm.checkpoints
-        and context.checkpoints is not None
-        and max_runtime_seconds > MAX_WAIT_SECONDS
-    ):
+    """Yield a problem if a spot job may run for more than an hour with an algorithm that saves no
+    checkpoints, although the job states a prefix for them. Without a prefix the rule for all spot jobs
+    reports that."""
+    if not context.is_spot or algorithm.checkpoints or context.checkpoints is None:
+        return
+    if (context.max_runtime_seconds or 0) > MAX_WAIT_SECONDS:
         message = f"{context.algorithm} saves no checkpoints: on spot it may take an hour including its wait"
         yield Problem("limits.max_runtime", f"{message}; shorten it, or take hosts on demand")
 
@@ -186,15 +187,11 @@ def _find_gpu_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator
     ``instance_spec`` is the catalog's entry for the type; None where it has none.
     """
     instance_spec = context.instance_spec
-    if (
-        instance_spec is None
-        or not instance_spec.accelerators
-        or instance_spec.is_neuron
-        or "gpu" not in algorithm.processors
-    ):
+    has_gpus = instance_spec is not None and instance_spec.accelerators > 0 and not instance_spec.is_neuron
+    if instance_spec is None or not has_gpus or "gpu" not in algorithm.processors:
         return
-    # ml.g5.xlarge is of the family g5.
-    if context.instance_type.split(".")[1] not in DOCUMENTED_GPU_FAMILIES:
+    instance_family = context.instance_type.split(".")[1]  # g5 of ml.g5.xlarge
+    if instance_family not in DOCUMENTED_GPU_FAMILIES:
         families_text = ", ".join(DOCUMENTED_GPU_FAMILIES[:-1]) + f" and {DOCUMENTED_GPU_FAMILIES[-1]}"
         yield (
             f"That built-in algorithms run on {context.instance_type} is unconfirmed: the guide names "
@@ -212,7 +209,7 @@ def _find_gpu_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator
 
 
 def _find_content_type_warnings(algorithm: Algorithm, context: LaunchContext) -> Iterator[str]:
-    """Channels without a content type."""
+    """Yield a warning if data channels state no content type, and the algorithm reads several formats."""
     untyped_channels = [
         name
         for name, channel in context.channels.items()

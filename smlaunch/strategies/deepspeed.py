@@ -38,20 +38,20 @@ class DeepSpeed(DDP):
     }
 
     def find_problems(self, context: LaunchContext) -> list[Problem]:
+        """Return what is wrong with the job's options for DeepSpeed, and with the configuration that they, a
+        hyperparameter or an argument name; one that the source does not have is not checked."""
         problems = super().find_problems(context)
         config_option = context.options.get("config")
-        if config_option is not None and (
-            not isinstance(config_option, str) or config_option not in context.json_files
-        ):
+        is_in_source = isinstance(config_option, str) and config_option in context.json_files
+        if config_option is not None and not is_in_source:
             message = f"{config_option!r} is not a .json file in the source, which it is relative to"
             return [*problems, Problem("options.config", message)]
         config_name, field = _find_config(context)
-        if config_name in context.json_files:
+        config_json = context.json_files.get(config_name)
+        if config_json is not None:
             data_parallel_ranks = _count_data_parallel_ranks(context)
-            problems += [
-                Problem(field, f"{config_name}: {message}")
-                for message in find_config_problems(context.json_files[config_name], data_parallel_ranks)
-            ]
+            for message in find_config_problems(config_json, data_parallel_ranks):
+                problems.append(Problem(field, f"{config_name}: {message}"))
         return problems
 
     def find_warnings(self, context: LaunchContext) -> list[str]:
@@ -77,14 +77,12 @@ class DeepSpeed(DDP):
 
 
 def _count_data_parallel_ranks(context: LaunchContext) -> int | None:
-    """Number of data-parallel ranks; None if unknown: with ``auto`` ranks, or if some of them share a
-    model."""
-    shares_model = any(name.startswith(_MODEL_PARALLEL_MODULES) for name in context.imports)
-    return (
-        context.host_count * context.processes_per_host
-        if isinstance(context.processes_per_host, int) and not shares_model
-        else None
-    )
+    """Return the number of data-parallel ranks, of which each trains on its own part of a batch; None if it
+    is unknown: the number of ranks is ``auto``, or some of them may hold one model together."""
+    may_shard_model = any(name.startswith(_MODEL_PARALLEL_MODULES) for name in context.imports)
+    if may_shard_model or not isinstance(context.processes_per_host, int):
+        return None
+    return context.host_count * context.processes_per_host
 
 
 def _find_config(context: LaunchContext) -> tuple[str, str]:
@@ -94,17 +92,18 @@ def _find_config(context: LaunchContext) -> tuple[str, str]:
     config_option = context.options.get("config")
     if config_option is not None:
         return str(config_option), "options.config"
-    for key in ("deepspeed_config", "deepspeed"):
-        value = context.hyperparameters.get(key)
-        if isinstance(value, str):
-            return value, f"hyperparameters.{key}"
+    for parameter in ("deepspeed_config", "deepspeed"):
+        hyperparameter = context.hyperparameters.get(parameter)
+        if isinstance(hyperparameter, str):
+            return hyperparameter, f"hyperparameters.{parameter}"
         for index, argument in enumerate(context.args):
-            name, equals_sign, value_text = argument.partition("=")
-            if name != f"--{key}":
+            name, equals_sign, file_name = argument.partition("=")
+            if name != f"--{parameter}":
                 continue
-            if not equals_sign:  # the value is the next argument, if there is one
-                value_text = "".join(context.args[index + 1 : index + 2])
-            return value_text, f"args[{index}]"
+            if not equals_sign:  # the file name is the next argument, if there is one
+                next_arguments = context.args[index + 1 :]
+                file_name = next_arguments[0] if next_arguments else ""
+            return file_name, f"args[{index}]"
     return "", ""
 
 
@@ -149,9 +148,10 @@ def _find_batch_size_problems(settings: Mapping[str, Any], data_parallel_ranks: 
     if train_batch is None and micro_batch is None:
         yield f"it names neither {_TRAIN_BATCH} nor {_MICRO_BATCH}; DeepSpeed needs one of them"
         return
-    if train_batch is None or data_parallel_ranks is None or invalid_keys:
-        return  # the sizes fit, or it cannot be told
+    if invalid_keys or train_batch is None or data_parallel_ranks is None:
+        return  # without train_batch the sizes always fit
     accumulation_steps = sizes[_ACCUMULATION]
+    # DeepSpeed derives what is not given.
     if micro_batch is None:
         accumulation_steps = accumulation_steps or 1
         micro_batch = max(1, train_batch // data_parallel_ranks // accumulation_steps)

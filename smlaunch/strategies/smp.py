@@ -98,7 +98,7 @@ def _find_option_problems(context: LaunchContext) -> list[Problem]:
     problems: list[Problem] = []
     for name in (*_PARALLEL_DEGREES, *_OTHER_NUMBERS):
         minimum = 1 if name in _PARALLEL_DEGREES else 0  # 0 for example for random_seed
-        if name in options and not _is_int_from(minimum, options[name]):
+        if name in options and not _is_int_of_at_least(minimum, options[name]):
             message = f"a whole number of at least {minimum} is needed, not {options[name]!r}"
             problems.append(Problem(f"options.{name}", message))
     if problems:
@@ -119,5 +119,5 @@ def _find_option_problems(context: LaunchContext) -> list[Problem]:
     return problems
 
 
-def _is_int_from(minimum: int, value: Any) -> bool:
+def _is_int_of_at_least(minimum: int, value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum

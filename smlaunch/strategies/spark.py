@@ -155,18 +155,23 @@ class Spark(Strategy):
 
 
 def _choose_cores_and_memory(context: LaunchContext) -> tuple[int | None, str | None, str | None]:
-    """Cores of each host, memory of an executor and of the driver; None leaves it to Spark.
+    """Return the cores of each host, and the memory of an executor and of the driver, such as ``8g``: as the
+    job's options state them, otherwise by its instance type. None leaves it to Spark.
 
     Hosts of the local endpoint share one machine, whatever type the job names.
     """
-    options, instance_spec = context.options, context.instance_spec
-    cores, memory, driver_memory = (options.get(name) for name in ("cores", "memory", "driver_memory"))
+    cores = context.options.get("cores")
+    executor_memory = context.options.get("memory")
+    driver_memory = context.options.get("driver_memory")
     if context.target == "local":
-        cores = cores or 1
-    elif instance_spec is not None:
-        # A tenth is reserved for the system; of the rest, a fifth each is for the driver and Python workers.
-        heap_mib = int(instance_spec.memory_gib * 1024 * 0.9) - _DAEMONS_MIB
-        cores = cores or instance_spec.vcpu
-        memory = memory or f"{heap_mib * 3 // 5}m"
-        driver_memory = driver_memory or f"{heap_mib // 5}m"
-    return cores, memory, driver_memory
+        return cores or 1, executor_memory, driver_memory
+    instance_spec = context.instance_spec
+    if instance_spec is None:
+        return cores, executor_memory, driver_memory
+    # A tenth is reserved for the system; of the rest, a fifth each is for the driver and Python workers.
+    available_mib = int(instance_spec.memory_gib * 1024 * 0.9) - _DAEMONS_MIB
+    return (
+        cores or instance_spec.vcpu,
+        executor_memory or f"{available_mib * 3 // 5}m",
+        driver_memory or f"{available_mib // 5}m",
+    )
