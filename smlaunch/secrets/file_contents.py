@@ -130,7 +130,7 @@ def holds_more_than_public(content: bytes) -> bool:
 
 
 def holds_key(content: bytes) -> bool:
-    """Return whether a file's content holds a private or secret key, in one of the usual formats."""
+    """Return whether the content holds a key."""
     content = _as_utf8(content)
     if is_public_material(content):
         return False
@@ -170,8 +170,8 @@ def holds_passwords(content: bytes) -> bool:
 
 
 def holds_secret_values(content: bytes) -> bool:
-    """Return whether a file of settings or a table holds secrets: a value whose name is a secret's, a value
-    in a secret's format, a Kubernetes Secret, or bytes that are not text."""
+    """Return whether the content holds a value of a secret's name, a value in a secret's format, or bytes
+    that are not text."""
     text = _decode_text(content)
     if text is None or find_secret(content) is not None or mask_text(text) != text:
         return True

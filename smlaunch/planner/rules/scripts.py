@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ignored_reason
 from smlaunch.facts.interpreter_call import arguments_of_python_file, interpreter_call
-from smlaunch.facts.script_arguments import find_argument_mistakes
-from smlaunch.facts.script_program import ProgramFacts, distribution_of
+from smlaunch.facts.script_arguments import ArgumentParserFacts, find_argument_mistakes
+from smlaunch.facts.script_program import ProgramFacts, VariableUse, distribution_of
 from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import (
@@ -54,38 +54,45 @@ def _script_fields(*fields: str) -> tuple[str, ...]:
     may_be_allowed=True,
 )
 def reject_invalid_script_arguments(context: PlanContext) -> Iterator[Finding]:
-    """A script that certainly parses its command line so fails before it trains."""
+    """Yield a problem for each argument that the script's parser rejects, as the script then fails before it
+    trains; a warning if the script may parse its command line otherwise."""
     job, parser = context.job, _program(context).parser
     if parser is None or job.options:
         return
-    stated_path = "args"
+    arguments = _arguments_of_script(context, parser)
+    if arguments is None:
+        return
+    field_of_arguments = "entry.command" if is_command(job) and not job.args else "args"
+    for mistake in find_argument_mistakes(parser, arguments):
+        names = [option.lstrip("-") for option in mistake.names]
+        hyperparameters = [name for name in names if name in job.hyperparameters]
+        field = f"hyperparameters.{hyperparameters[0]}" if hyperparameters else field_of_arguments
+        if parser.is_certain:
+            yield Problem(field, mistake.message)
+        else:
+            yield PlanWarning(f"{field}: {mistake.message}.")
+
+
+def _arguments_of_script(context: PlanContext, parser: ArgumentParserFacts) -> list[str] | None:
+    """Return the arguments that the script gets: those of the job, and those that smlaunch adds. None for a
+    command that does not show the script's."""
+    job, program = context.job, _program(context)
     if is_command(job):
         command_arguments = arguments_of_python_file(job.entry.command if job.entry is not None else ())
-        if command_arguments is None:
-            return
-        stated_path = "args" if job.args else "entry.command"
-        argv = [*command_arguments, *script_arguments(job, {})]
-    else:
-        count = job.compute.processes_per_host or 1
-        added = added_arguments(
-            job, _program(context), context.hosts, count, context.launcher, context.has_accelerators
-        )
-        argv = [
-            *(text_of_arg(arg, _example_of) for arg in added.leading),
-            *script_arguments(job, parser.flags()),
-            *(text_of_arg(arg, _example_of) for arg in added.trailing),
-        ]
-    for mistake in find_argument_mistakes(parser, argv):
-        keys = [name.lstrip("-") for name in mistake.names]
-        path = next((f"hyperparameters.{key}" for key in keys if key in job.hyperparameters), stated_path)
-        if parser.is_certain:
-            yield Problem(path, mistake.message)
-        else:
-            yield PlanWarning(f"{path}: {mistake.message}.")
+        return None if command_arguments is None else [*command_arguments, *script_arguments(job, {})]
+    processes_per_host = job.compute.processes_per_host or 1
+    added = added_arguments(
+        job, program, context.hosts, processes_per_host, context.launcher, context.has_accelerators
+    )
+    return [
+        *(text_of_arg(arg, _example_of_host_value) for arg in added.leading),
+        *script_arguments(job, parser.flags()),
+        *(text_of_arg(arg, _example_of_host_value) for arg in added.trailing),
+    ]
 
 
-def _example_of(ref: Ref) -> str:
-    """A text that a parser takes for any value that only the host knows, also for a number."""
+def _example_of_host_value(ref: Ref) -> str:
+    """Return a text in place of a value that only the host knows; a parser takes it for a number too."""
     return "0"
 
 
@@ -115,13 +122,18 @@ def reject_unknown_allowed_rule(context: PlanContext) -> Problems:
     may_be_allowed=True,
 )
 def reject_value_of_flag(context: PlanContext) -> Problems:
+    """Yield a problem for each hyperparameter that is a flag of the script, and neither true nor false."""
     parser = _program(context).parser
-    for name in parser.flags() if parser is not None else ():
+    if parser is None:
+        return
+    for name in parser.flags():
         value = context.job.hyperparameters.get(name)
         if value is not None and str(value).lower() not in ("true", "false"):
-            option = parser.find_option((f"--{name}", f"-{name}")) if parser is not None else None
-            place = f" ({option.place})" if option is not None else ""
-            message = f"--{name} takes no value{place}; write {name}=true, or leave it out, not {value!r}"
+            option = parser.find_option((f"--{name}", f"-{name}"))
+            place_text = f" ({option.place})" if option is not None else ""
+            message = (
+                f"--{name} takes no value{place_text}; write {name}=true, or leave it out, not {value!r}"
+            )
             yield Problem(f"hyperparameters.{name}", message)
 
 
@@ -138,18 +150,24 @@ def reject_value_of_flag(context: PlanContext) -> Problems:
     may_be_allowed=True,
 )
 def reject_relative_import_of_script(context: PlanContext) -> Problems:
-    entry, found = context.job.entry, _program(context).relative_import
-    if entry is None or found is None or entry.module is not None:
+    """Yield a problem for a script with a relative import, unless it is run as a module of its package."""
+    entry, relative_import = context.job.entry, _program(context).relative_import
+    if entry is None or relative_import is None or entry.module is not None:
         return
-    call = interpreter_call(entry.command) if entry.command else None
-    if entry.command and (call is None or call.module is not None):
-        return  # another program may run the file as a module
-    clause = f"{found.place}: a file that runs as a script is in no package, so {found.statement!r} fails"
-    if not found.module:
-        yield Problem("entry", f"{clause}; write {found.absolute_statement!r}")
+    if entry.command:
+        python_call = interpreter_call(entry.command)
+        if python_call is None or python_call.module is not None:
+            return  # another program may run the file as a module
+    clause = (
+        f"{relative_import.place}: a file that runs as a script is in no package, so "
+        f"{relative_import.statement!r} fails"
+    )
+    module, folder = relative_import.module, relative_import.folder
+    if not module:
+        yield Problem("entry", f"{clause}; write {relative_import.absolute_statement!r}")
     else:
-        source = f" --source {shlex.quote(found.folder)}" if found.folder else ""
-        yield Problem("entry", f"{clause}; run it as a module: smlaunch run -m {found.module}{source}")
+        source_option = f" --source {shlex.quote(folder)}" if folder else ""
+        yield Problem("entry", f"{clause}; run it as a module: smlaunch run -m {module}{source_option}")
 
 
 @rule(
@@ -165,19 +183,19 @@ def reject_unknown_command(context: PlanContext) -> Iterator[Finding]:
     command = context.facts.script.unknown_command
     if command is None:
         return
-    file = command.similar_file
+    file, remedy = command.similar_file, ""
     if file is not None and PurePosixPath(file).name == command.name:
-        remedy = f"; it is a file of the source: write {_started_as(file)}"
-    else:
-        remedy = f", did you mean {_started_as(file)}?" if file is not None else ""
+        remedy = f"; it is a file of the source: write {_command_of_file(file)}"
+    elif file is not None:
+        remedy = f", did you mean {_command_of_file(file)}?"
     if command.is_certain:
         yield Problem("entry", f"there is no program {command.name!r} on the PATH of the hosts{remedy}")
     else:
         yield PlanWarning(f"entry: {command.name!r} is a program of the image, if it has one{remedy}")
 
 
-def _started_as(file: str) -> str:
-    """The words of a command that start a file of the source."""
+def _command_of_file(file: str) -> str:
+    """Return the command that starts a file of the source, such as ``python train.py``."""
     interpreter = {".py": "python ", ".sh": "bash "}.get(PurePosixPath(file).suffix, "./")
     return f"{interpreter}{shlex.quote(file)}"
 
@@ -195,42 +213,54 @@ def _started_as(file: str) -> str:
     may_be_allowed=True,
 )
 def reject_missing_channels(context: PlanContext) -> Iterator[Finding]:
-    """Also warns of a given channel that a script that reads others does not read."""
+    """Yield a problem for each channel that the script reads (by its variable, SM_CHANNEL_TRAIN for an input
+    train) and that is no input of the job; and a warning for each input that the script does not read, if it
+    has all that it reads."""
     job, program = context.job, _program(context)
-    read_channels = {
-        name[len(_CHANNEL_VARIABLE) :]: use
-        for name, use in program.variable_uses.items()
-        if name.startswith(_CHANNEL_VARIABLE) and name not in job.environment
+    # By the channel's name in upper case, as in its variable.
+    use_by_channel = {
+        variable[len(_CHANNEL_VARIABLE) :]: use
+        for variable, use in program.variable_uses.items()
+        if variable.startswith(_CHANNEL_VARIABLE) and variable not in job.environment
     }
-    given_by_variable = {name.upper(): name for name in job.inputs}
-    unread = [given for variable, given in given_by_variable.items() if variable not in read_channels]
-    for variable, use in read_channels.items():
-        if variable in given_by_variable:
-            continue
-        channel = variable.lower()
-        similar = nearest_match(channel, unread) or (unread[0] if len(unread) == 1 else None)
-        clause = f"{use.place} reads {_CHANNEL_VARIABLE}{variable}, and no input is called {channel}"
-        if similar is not None:
-            unread_clause = "which nothing reads" if program.was_read else "if nothing else reads it"
-            remedy = f"call {similar!r}, {unread_clause}, so: --input {channel}={job.inputs[similar].uri}"
-        else:
-            remedy = f"give it: --input {channel}=URI"
-        if use.is_required:
-            yield Problem("inputs", f"{clause}; {remedy}")
-        elif similar is not None:
-            yield PlanWarning(f"inputs: {clause}; {remedy}.")
-    if not program.was_read or program.reads_any_channel:
+    given_channels = {name.upper() for name in job.inputs}
+    unread_inputs = [name for name in job.inputs if name.upper() not in use_by_channel]
+    missing_channels = [channel for channel in use_by_channel if channel not in given_channels]
+    for channel in missing_channels:
+        yield from _report_missing_channel(context, channel.lower(), use_by_channel[channel], unread_inputs)
+    may_read_other_channels = not program.was_read or program.reads_any_channel
+    if missing_channels or may_read_other_channels:
         return
-    missing = [variable for variable in read_channels if variable not in given_by_variable]
-    for name in unread:
-        if not missing and not _is_named_by_arguments(context, name):
-            variable = f"{_CHANNEL_VARIABLE}{name.upper()}"
+    for name in unread_inputs:
+        if not _is_named_by_arguments(context, name):
             source_path = context.facts.source.input_paths.get(name)
-            elsewhere = "" if source_path is None else f" ({source_path} is not sent with the source)"
+            note = "" if source_path is None else f" ({source_path} is not sent with the source)"
             yield PlanWarning(
-                f"inputs.{name}: nothing in {context.facts.source.entry} reads {variable} or names "
-                f"/opt/ml/input/data/{name}, where the data is{elsewhere}."
+                f"inputs.{name}: nothing in {context.facts.source.entry} reads "
+                f"{_CHANNEL_VARIABLE}{name.upper()} or names /opt/ml/input/data/{name}, where the data "
+                f"is{note}."
             )
+
+
+def _report_missing_channel(
+    context: PlanContext, channel: str, use: VariableUse, unread_inputs: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield a problem if the script cannot do without the channel; otherwise a warning if an input that
+    nothing reads may be meant. ``use``: where the script reads the channel's variable."""
+    clause = f"{use.place} reads {_CHANNEL_VARIABLE}{channel.upper()}, and no input is called {channel}"
+    only_unread_input = unread_inputs[0] if len(unread_inputs) == 1 else None
+    meant_input = nearest_match(channel, unread_inputs) or only_unread_input
+    if meant_input is None:
+        if use.is_required:
+            yield Problem("inputs", f"{clause}; give it: --input {channel}=URI")
+        return
+    unread_clause = "which nothing reads" if _program(context).was_read else "if nothing else reads it"
+    uri = context.job.inputs[meant_input].uri
+    remedy = f"call {meant_input!r}, {unread_clause}, so: --input {channel}={uri}"
+    if use.is_required:
+        yield Problem("inputs", f"{clause}; {remedy}")
+    else:
+        yield PlanWarning(f"inputs: {clause}; {remedy}.")
 
 
 def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
@@ -254,27 +284,30 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
     may_be_allowed=True,
 )
 def reject_missing_packages(context: PlanContext) -> Problems:
-    missing = []
-    for package in context.facts.script.missing_packages:
-        file = package.file_not_sent
-        if file is not None:
-            reason = context.facts.source.why_not_sent(file) or ignored_reason(file)
-            message = f"{package.place} imports {package.name}, and {file} is not sent: it {reason}"
+    """Yield a problem for each import of a file that is not sent, or of a module that its package lacks; and
+    one for all packages that have to be installed."""
+    packages_to_install = []
+    for missing in context.facts.script.missing_packages:
+        unsent_file = missing.file_not_sent
+        if unsent_file is not None:
+            reason = context.facts.source.why_not_sent(unsent_file) or ignored_reason(unsent_file)
+            message = f"{missing.place} imports {missing.name}, and {unsent_file} is not sent: it {reason}"
             yield Problem("source", message)
-        elif package.package is not None:
-            message = f"{package.place} imports {package.name}, which the package {package.package!r} lacks"
+        elif missing.package is not None:
+            message = f"{missing.place} imports {missing.name}, which the package {missing.package!r} lacks"
             yield Problem("entry", message)
         else:
-            missing.append(package)
-    if not missing:
+            packages_to_install.append(missing)
+    if not packages_to_install:
         return
-    imports = ", ".join(f"{package.name} ({package.place})" for package in missing)
-    distributions = list(dict.fromkeys(distribution_of(package.name) for package in missing))
-    install, lines = " ".join(distributions), "that line" if len(distributions) == 1 else "these lines"
+    imports_text = ", ".join(f"{missing.name} ({missing.place})" for missing in packages_to_install)
+    # Names on PyPI, such as scikit-learn for the import sklearn.
+    distributions = list(dict.fromkeys(distribution_of(missing.name) for missing in packages_to_install))
+    lines_text = "that line" if len(distributions) == 1 else "these lines"
     yield Problem(
         "entry",
-        f"the hosts' Python lacks what the script imports: {imports}; pip install {install}, or name a "
-        f"requirements file with {lines} (--requirements FILE)",
+        f"the hosts' Python lacks what the script imports: {imports_text}; pip install "
+        f"{' '.join(distributions)}, or name a requirements file with {lines_text} (--requirements FILE)",
     )
 
 
@@ -355,34 +388,37 @@ def reject_unreadable_requirements(context: PlanContext) -> Problems:
     facts=("script",),
 )
 def warn_of_lost_files(context: PlanContext) -> Findings:
-    stated = _stated_options(context)
-    model_path_texts = ("/opt/ml/",)
-    lost = [
-        saved
-        for saved in _program(context).saved_files
-        if not saved.path.startswith(model_path_texts)
-        and "://" not in saved.path
-        and not (saved.option is not None and saved.option.lstrip("-").replace("-", "_") in stated)
+    """Yield a warning if the script saves files outside of /opt/ml, at paths that are literals or defaults of
+    its options."""
+    program = _program(context)
+    stated_attributes = stated_values(context.job, program).keys()
+    lost_files = [
+        saved_file
+        for saved_file in program.saved_files
+        if not saved_file.path.startswith("/opt/ml/")
+        and "://" not in saved_file.path
+        # The job states another path.
+        and _attribute_of_option(saved_file.option) not in stated_attributes
     ]
-    if not lost:
+    if not lost_files:
         return
-    first = lost[0]
-    others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    first_file = lost_files[0]
+    others_text = f" (and {len(lost_files) - 1} more)" if len(lost_files) > 1 else ""
     remedy = 'write it to os.environ["SM_MODEL_DIR"]'
-    if first.option is not None:
-        remedy = f"give the script {first.option} /opt/ml/model{_slash_name(first.path)}"
+    if first_file.option is not None:
+        remedy = f"give the script {first_file.option} /opt/ml/model{_suffix_of_file(first_file.path)}"
     yield PlanWarning(
-        f"{first.place} saves to {first.path!r}{others}, which is lost with the host: only /opt/ml/model is "
-        f"uploaded at the end; {remedy}."
+        f"{first_file.place} saves to {first_file.path!r}{others_text}, which is lost with the host: only "
+        f"/opt/ml/model is uploaded at the end; {remedy}."
     )
 
 
-def _slash_name(path: str) -> str:
-    """``/model.pt`` of a path to a file; empty for a folder."""
+def _attribute_of_option(option: str | None) -> str | None:
+    """Return the attribute that gets an option's value by default: ``save_dir`` for ``--save-dir``."""
+    return None if option is None else option.lstrip("-").replace("-", "_")
+
+
+def _suffix_of_file(path: str) -> str:
+    """Return ``/model.pt`` for a path to such a file; an empty text for a folder."""
     name = path.rstrip("/").rpartition("/")[2]
     return f"/{name}" if "." in name.strip(".") else ""
-
-
-def _stated_options(context: PlanContext) -> Mapping[str, object]:
-    """Values of the script's options that the job states, by attribute."""
-    return stated_values(context.job, _program(context))
