@@ -109,7 +109,7 @@ def step_functions(
             prepared_run.plan,
             machine_name,
             fixed_run_id=job.name,  # None: each execution is a new run
-            embed=embed,
+            with_embedding_task=embed == "task",
             time_scale=connection.target.polling.time_scale,
         )
         # A machine of many shards reads a file of them, which is uploaded with the rest.

@@ -320,7 +320,9 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
     from smlaunch.local.executors import load_executor
 
     executor = load_executor(info.executor)
-    without_effect, refused = api_support.notes_of_recorded_and_rejected_fields(executor.runs_images)
+    recorded_members, rejected_members = api_support.notes_of_recorded_and_rejected_fields(
+        executor.runs_images
+    )
     return EndpointFacts(
         hosts=executor.describe_isolation(info.isolation),
         max_hosts=executor.max_hosts,
@@ -328,8 +330,8 @@ def describe_endpoint_facts(info: EndpointInfo) -> EndpointFacts:
         runs_images=executor.runs_images,
         same_python=info.pid == os.getpid() and executor.uses_endpoint_python,
         warnings=tuple(executor.warnings(info.isolation)),
-        recorded_members=without_effect,
-        rejected_members=refused,
+        recorded_members=recorded_members,
+        rejected_members=rejected_members,
     )
 
 

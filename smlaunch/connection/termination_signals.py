@@ -18,9 +18,9 @@ _masks_before_fork = threading.local()
 
 @contextmanager
 def exit_on_termination() -> Iterator[None]:
-    """End the program by SystemExit at the first of these signals, and at once at the second. A signal that
-    the program handles or ignores itself is left alone, and so are all outside of the main thread, where
-    Python allows no change."""
+    """Let SIGTERM and SIGHUP raise SystemExit within the context; a second signal ends the program at once. A
+    signal that the program handles or ignores itself is left alone, and so are all outside of the main
+    thread, where Python allows no change."""
     may_change_signals = threading.current_thread() is threading.main_thread()
     changed_signals = [
         number for number in _SIGNALS if may_change_signals and signal.getsignal(number) is signal.SIG_DFL

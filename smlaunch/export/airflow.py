@@ -79,17 +79,18 @@ def export_airflow(
     its field.
     """
     template = build_run_template(plan, fixed_run_id=fixed_run_id, time_scale=time_scale)
-    problems = [*_name_problems(dag_id, fixed_run_id), *_unsupported_field_problems(template)]
+    problems = [*_dag_id_problems(dag_id, fixed_run_id), *_unsupported_field_problems(template)]
     if problems:
         raise JobError(problems)
     return {f"{dag_id}.py": "".join(_iter_dag_file_sections(template, dag_id))}
 
 
-def _name_problems(name: str, run: str | None) -> Iterator[Problem]:
-    if run is None and not (is_run_id(name) and len(name) + _TIME_SUFFIX_LENGTH <= MAX_RUN_ID_LENGTH):
-        max_length = MAX_RUN_ID_LENGTH - _TIME_SUFFIX_LENGTH
+def _dag_id_problems(dag_id: str, fixed_run_id: str | None) -> Iterator[Problem]:
+    """Yield a problem if a run of the DAG, named ``<dag_id>-<time>``, would have no valid run id."""
+    max_length = MAX_RUN_ID_LENGTH - _TIME_SUFFIX_LENGTH
+    if fixed_run_id is None and not (is_run_id(dag_id) and len(dag_id) <= max_length):
         text = (
-            f"{name!r}, followed by the time of a DAG run, is no valid run id: lower-case letters, digits "
+            f"{dag_id!r}, followed by the time of a DAG run, is no valid run id: lower-case letters, digits "
             f"and single dashes, at most {max_length} characters; choose another --called"
         )
         yield Problem("--called", text)
@@ -206,6 +207,8 @@ def _checkpoint_bucket_owner(template: RunTemplate, checkpoints: TextTemplate) -
 
 
 def _print_log_argument(template: RunTemplate) -> str:
+    """Return the line of the DAG file that says whether the operator prints the job's log; empty for an
+    operator that cannot."""
     if template.kind is not TRAINING:
         return ""  # the operators of other kinds have no such argument, or ignore it (provider 9.39.0)
     if all("InstanceType" in variant.request["ResourceConfig"] for variant in template.variants):
@@ -239,7 +242,7 @@ def _request_function_source(variant: VariantTemplate, number: int) -> str:
     )
 
 
-_VARIABLE_EXPRESSIONS = {
+_F_STRING_FIELD_BY_VARIABLE = {
     JobVariable.RUN: "{RUN}",
     JobVariable.SEGMENT: "{segment}",
     JobVariable.ATTEMPT: "{ATTEMPT}",
@@ -251,16 +254,18 @@ _VARIABLE_EXPRESSIONS = {
 }
 
 
-def _to_python_expression(value: TextTemplate | NumberTemplate) -> _PythonExpression:
-    if isinstance(value, NumberTemplate):
-        return _PythonExpression(_VARIABLE_EXPRESSIONS[value.variable].strip("{}"))
-    text = "".join(
-        _VARIABLE_EXPRESSIONS[piece]
-        if isinstance(piece, JobVariable)
-        else json.dumps(_escape_jinja(piece))[1:-1].replace("{", "{{").replace("}", "}}")
-        for piece in value.pieces
-    )
-    return _PythonExpression(f'f"{text}"')
+def _to_python_expression(template: TextTemplate | NumberTemplate) -> _PythonExpression:
+    """Return the Python expression for a value with variables, such as ``f"{RUN}-s{segment}"``."""
+    if isinstance(template, NumberTemplate):
+        return _PythonExpression(_F_STRING_FIELD_BY_VARIABLE[template.variable].strip("{}"))
+    f_string_content = ""
+    for piece in template.pieces:
+        if isinstance(piece, JobVariable):
+            f_string_content += _F_STRING_FIELD_BY_VARIABLE[piece]
+        else:
+            quoted_piece = json.dumps(_escape_jinja(piece))
+            f_string_content += quoted_piece[1:-1].replace("{", "{{").replace("}", "}}")
+    return _PythonExpression(f'f"{f_string_content}"')
 
 
 _JINJA = re.compile(r"\{\{|\{%|\{#")

@@ -30,6 +30,7 @@ from smlaunch.export.pipeline_step_order import (
 )
 from smlaunch.export.pipeline_steps import (
     PlannedStep,
+    StepResult,
     build_job_step,
     cached_run_id,
     requirement_failed_condition,
@@ -129,7 +130,7 @@ class _DefinitionWriter:
         requirements. What follows a chain is written once for each segment in which it may finish."""
         written_steps: list[dict[str, Any]] = []
         for planned_step in self._planned_step_by_name.values():
-            # One mapping (chain -> segment in which it finished) for each way to this step.
+            # Each is a mapping: chain -> segment in which it has finished.
             for finished_segments in self._step_order.finished_segments_before(planned_step.name):
                 written_steps += self._steps_of_job(planned_step, finished_segments)
         return [*written_steps, *self._shared_condition_steps()]
@@ -147,10 +148,10 @@ class _DefinitionWriter:
             yield from self._requirement_condition_steps(planned_step, finished_segments)
 
     def _shared_condition_steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the Condition steps for jobs behind several gates at once. A gate is a step with a condition,
-        on which later steps depend. Jobs behind the same gates share a Condition step, one for each
-        combination of segments in which the chains before them may finish (a chain is a job that goes on in
-        several segments)."""
+        """Yield the Condition steps for jobs that depend on several gates at once. A gate is a step with a
+        condition, which must hold for later steps to run. Jobs after the same gates share a Condition step,
+        one for each combination of segments in which the chains before them may finish (a chain is a job that
+        goes on in several segments)."""
         first_step_by_gates: dict[tuple[str, ...], PlannedStep] = {}
         gates_by_step = self._step_order.nearest_gates_by_step
         for planned_step in self._planned_step_by_name.values():
@@ -166,28 +167,30 @@ class _DefinitionWriter:
         self, planned_step: PlannedStep, finished_segments: FinishedSegments
     ) -> Iterator[dict[str, Any]]:
         """Yield a Condition step for each segment of a chain (a training that goes on in one job after the
-        other): if training has finished, the steps behind the chain follow; otherwise its next segment, or a
-        Fail step after the last one. ``finished_segments``: segment in which each chain before has finished;
-        the names of steps end in them, since a step is written once for each combination."""
+        other): if training has finished, the steps after the chain follow; otherwise its next segment, or a
+        Fail step after the last one. ``finished_segments``: by the name of each earlier chain, the number of
+        the segment in which it has finished. A step is written once for each combination of these numbers,
+        and its name ends in them."""
         last_segment_number = len(planned_step.segments)
         for segment_number in range(1, last_segment_number + 1):
-            path_after_segment = {**finished_segments, planned_step.name: segment_number}
+            finished_in_this_segment = {**finished_segments, planned_step.name: segment_number}
             if segment_number < last_segment_number:
                 step_when_unfinished = self._job_step(planned_step, segment_number + 1, finished_segments)
             else:
                 step_when_unfinished = self._fail_step_without_segments_left(planned_step, finished_segments)
-            # With requirements, the steps behind the chain are in the branch of their condition instead.
-            steps_when_finished = (
-                []
-                if planned_step.step.requirements
-                else self._first_job_steps_behind((planned_step.name,), path_after_segment)
-            )
+            steps_when_finished: list[dict[str, Any]] = []
+            # With requirements, the steps after the chain are in the branch of their condition instead.
+            if not planned_step.step.requirements:
+                steps_when_finished = self._job_steps_after_gates(
+                    (planned_step.name,), finished_in_this_segment
+                )
             condition_name = self._full_step_name(
                 planned_step, planned_step.generated_name("Finished", segment_number), finished_segments
             )
-            condition = training_finished_condition(self._result_step_name(planned_step, path_after_segment))
+            last_step_name = self._result_step_name(planned_step, finished_in_this_segment)
+            condition = training_finished_condition(last_step_name)
             yield _condition_step(condition_name, [condition], steps_when_finished, [step_when_unfinished])
-            yield from self._requirement_condition_steps(planned_step, path_after_segment)
+            yield from self._requirement_condition_steps(planned_step, finished_in_this_segment)
 
     def _fail_step_without_segments_left(
         self, planned_step: PlannedStep, finished_segments: FinishedSegments
@@ -215,7 +218,7 @@ class _DefinitionWriter:
             fail_name = self._name_of_requirement_step(planned_step, "Fail", number, finished_segments)
             unmet_name = self._name_of_requirement_step(planned_step, "Unmet", number, finished_segments)
             yield _condition_step(unmet_name, conditions, [_fail_step(fail_name, message)], [])
-        following_steps = self._first_job_steps_behind((planned_step.name,), finished_segments)
+        following_steps = self._job_steps_after_gates((planned_step.name,), finished_segments)
         if planned_step.step.requirements and following_steps:
             conditions = self._gate_conditions(planned_step, finished_segments)
             met_name = self._name_of_requirement_step(planned_step, "Met", None, finished_segments)
@@ -246,7 +249,7 @@ class _DefinitionWriter:
             )
         ]
         name = self._full_step_name(first_job, first_job.generated_name("Ready"), finished_segments)
-        return _condition_step(name, conditions, self._first_job_steps_behind(gates, finished_segments), [])
+        return _condition_step(name, conditions, self._job_steps_after_gates(gates, finished_segments), [])
 
     def _gate_conditions(
         self, gate_job: PlannedStep, finished_segments: FinishedSegments
@@ -259,39 +262,46 @@ class _DefinitionWriter:
             for requirement in gate_job.step.requirements
         ]
 
-    def _first_job_steps_behind(
+    def _job_steps_after_gates(
         self, gates: tuple[str, ...], finished_segments: FinishedSegments
     ) -> list[dict[str, Any]]:
-        """First steps of the jobs behind exactly these gates."""
-        jobs_behind = [
-            job
-            for job in self._planned_step_by_name.values()
-            if self._step_order.nearest_gates_by_step[job.name] == gates
+        """Return the job step, of a chain that of the first segment, of each job whose nearest gates are
+        exactly these."""
+        return [
+            self._job_step(planned_step, 1, finished_segments)
+            for planned_step in self._planned_step_by_name.values()
+            if self._step_order.nearest_gates_by_step[planned_step.name] == gates
         ]
-        return [self._job_step(job, 1, finished_segments) for job in jobs_behind]
 
     def _job_step(
-        self, job: PlannedStep, segment: int, finished_segments: FinishedSegments
+        self, planned_step: PlannedStep, segment_number: int, finished_segments: FinishedSegments
     ) -> dict[str, Any]:
-        needed_jobs = [self._planned_step_by_name[name] for name in sorted(job.step.required_steps)]
-        results = {
-            needed_job.name: step_result(needed_job, self._result_step_name(needed_job, finished_segments))
-            for needed_job in needed_jobs
-        }
-        input_steps = {source.step for source in job.step.inputs.values()}
-        # Steps behind a gate wait for it anyway.
-        depends_on = [
-            results[name].step
-            for name in dict.fromkeys(job.step.after)
-            if name not in input_steps and not is_gate_step(self._planned_step_by_name[name])
+        """Return the Training or Processing step of one segment of a job, with references to the results of
+        the steps that it needs."""
+        result_by_step: dict[str, StepResult] = {}
+        for needed_name in sorted(planned_step.step.required_steps):
+            needed_step = self._planned_step_by_name[needed_name]
+            result_step_name = self._result_step_name(needed_step, finished_segments)
+            result_by_step[needed_name] = step_result(needed_step, result_step_name)
+        # The references to its inputs make it wait for their steps, and the branch of a gate for the gate.
+        input_step_names = {step_output.step for step_output in planned_step.step.inputs.values()}
+        awaited_step_names = [
+            result_by_step[name].step
+            for name in dict.fromkeys(planned_step.step.after)
+            if name not in input_step_names and not is_gate_step(self._planned_step_by_name[name])
         ]
-        name = self._full_step_name(job, job.segment_name(segment), finished_segments)
         return build_job_step(
-            job, segment, name, run_id_pieces_of(job, self._run_id_by_cached_step), results, depends_on
+            planned_step,
+            segment_number,
+            self._full_step_name(planned_step, planned_step.segment_name(segment_number), finished_segments),
+            run_id_pieces_of(planned_step, self._run_id_by_cached_step),
+            result_by_step,
+            awaited_step_names,
         )
 
     def _result_step_name(self, job: PlannedStep, finished_segments: FinishedSegments) -> str:
-        """Name of the step that has the result of a job on a path."""
+        """Return the name of the step that has the result of a job: of a chain, that of the segment in which
+        it has finished."""
         return self._full_step_name(
             job, job.segment_name(finished_segments[job.name] if job.is_chain else 1), finished_segments
         )
@@ -310,7 +320,7 @@ def _check_name_length(job: PlannedStep, name: str) -> str:
         text = (
             f"{name!r} would be a step name, which has at most {MAX_NAME_LENGTH} characters; shorten the name"
         )
-        raise JobError([job.step.step_problem("name", text)])
+        raise JobError([job.step.problem_at("name", text)])
     return name
 
 

@@ -116,9 +116,9 @@ class StepLinks:
     def required_steps(self) -> frozenset[str]:
         return frozenset(self.after) | {source.step for source in self.inputs.values()}
 
-    def step_problem(self, where: str, message: str) -> Problem:
-        """A problem at a path below that of the step."""
-        return Problem(f"{self.path}.{where}" if self.path else where, message)
+    def problem_at(self, path_in_step: str, message: str) -> Problem:
+        """Return a problem of a field of this step, such as ``inputs.train``, by its path in the file."""
+        return Problem(f"{self.path}.{path_in_step}" if self.path else path_in_step, message)
 
     def job_problem(self, problem: Problem) -> Problem:
         """A problem of the job, with its path in the pipeline file."""
@@ -186,20 +186,23 @@ class _Reader:
         """Links of all steps, also of those whose job cannot be parsed."""
 
     def read(self, document: Mapping[str, Any]) -> PipelineFile:
+        """Return the pipeline that a YAML document describes: its valid steps, and all problems."""
         self._check_keys("", document, _TOP_KEYS)
         name = document.get("pipeline")
         if name is not None and not (isinstance(name, str) and PIPELINE_NAME.fullmatch(name)):
             self._add_problem("pipeline", f"{name!r} is not a valid name: letters, digits and dashes")
             name = None
-        value = document.get("steps")
-        if not isinstance(value, list) or not value:
+        step_documents = document.get("steps")
+        if not isinstance(step_documents, list) or not step_documents:
             self._add_problem("steps", "a list with at least one step is needed")
-            value = []
-        steps = [
-            step for index, item in enumerate(value) if (step := self._parse_step(item, f"steps[{index}]"))
+            step_documents = []
+        parsed_steps = [
+            self._parse_step(step_document, f"steps[{index}]")
+            for index, step_document in enumerate(step_documents)
         ]
+        valid_steps = tuple(step for step in parsed_steps if step is not None)
         self._problems += _link_problems(self._links)
-        return PipelineFile(name, tuple(steps), tuple(self._problems))
+        return PipelineFile(name, valid_steps, tuple(self._problems))
 
     def _add_problem(self, path: str, message: str) -> None:
         self._problems.append(Problem(path, message))
@@ -229,7 +232,7 @@ class _Reader:
         links = StepLinks(
             name=str(step_name),
             inputs={channel: step_input.output for channel, step_input in step_inputs.items()},
-            after=self._parse_texts(document.get("after"), f"{path}.after"),
+            after=self._parse_text_or_list(document.get("after"), f"{path}.after"),
             path=path,
         )
         self._links.append(links)  # also of a step whose job is invalid: other steps may refer to it
@@ -326,7 +329,7 @@ class _Reader:
         # The address stands for the output while the job is planned; the export replaces it by a reference.
         return _StepInput(output, {"uri": output.placeholder_uri, **known_options})
 
-    def _parse_texts(self, document: Any, path: str) -> tuple[str, ...]:
+    def _parse_text_or_list(self, document: Any, path: str) -> tuple[str, ...]:
         """Return a text, or a list of texts, of the pipeline file as a tuple; empty for None, and after
         adding a problem. ``path``: of the value in the file."""
         if document is None:
@@ -342,9 +345,9 @@ class _Reader:
         """Return the conditions on a step's result, such as ``accuracy >= 0.9``. Adds a problem for an
         invalid one. ``path``: of the list in the file, such as ``steps[0].require``."""
         requirements: list[Requirement] = []
-        for index, condition_text in enumerate(self._parse_texts(document, path)):
+        for index, condition_text in enumerate(self._parse_text_or_list(document, path)):
             match = _REQUIREMENT.fullmatch(condition_text)  # "value_name operator threshold"
-            threshold = None if match is None else _parse_finite(match["threshold"])
+            threshold = None if match is None else _parse_finite_number(match["threshold"])
             if match is None or threshold is None:
                 rule_text = f"write NAME, one of {' '.join(OPERATORS)}, and a number"
                 message = f"{condition_text!r} is not a condition; {rule_text}"
@@ -392,11 +395,11 @@ def _link_problems(steps: Sequence[StepLinks]) -> Iterator[Problem]:
     path_by_name: dict[str, str] = {}
     for step in steps:
         if step.name in path_by_name:
-            yield step.step_problem("name", f"{step.name!r} is also the name of {path_by_name[step.name]}")
+            yield step.problem_at("name", f"{step.name!r} is also the name of {path_by_name[step.name]}")
         path_by_name.setdefault(step.name, step.path)
         for path_in_step, referenced_name in _references_by_path(step):
             if referenced_name not in names:
-                yield step.step_problem(
+                yield step.problem_at(
                     path_in_step,
                     f"there is no step {referenced_name!r}{did_you_mean(referenced_name, names)}",
                 )
@@ -416,7 +419,7 @@ def _references_by_path(step: StepLinks) -> Iterator[tuple[str, str]]:
         yield f"after[{index}]", awaited_name
 
 
-def _parse_finite(text: str) -> float | None:
+def _parse_finite_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -56,32 +56,31 @@ class StepOrder:
 
 
 def build_step_order(jobs: Sequence[PlannedStep]) -> StepOrder:
-    """Compute the gates of all steps. Raises CycleError."""
-    step_by_name = {job.name: job for job in jobs}
+    """Find the gates before each step: the steps with a condition on which it depends, directly or through
+    other steps. Raises CycleError."""
+    job_by_name = {job.name: job for job in jobs}
     gates_by_step: dict[str, frozenset[str]] = {}
-    for step in sort_steps([job.step for job in jobs]):
-        needed_jobs = [step_by_name[name] for name in sorted(step.required_steps & gates_by_step.keys())]
-        own_gates = {job.name for job in needed_jobs if is_gate_step(job)}
-        gates_by_step[step.name] = frozenset(
-            own_gates.union(*(gates_by_step[job.name] for job in needed_jobs))
-        )
+    for step in sort_steps([job.step for job in jobs]):  # each after the steps that it needs
+        gates: set[str] = set()
+        for needed_name in step.required_steps & gates_by_step.keys():
+            gates |= gates_by_step[needed_name]
+            if is_gate_step(job_by_name[needed_name]):
+                gates.add(needed_name)
+        gates_by_step[step.name] = frozenset(gates)
+
+    def is_nearest_gate(gate: str, gates: frozenset[str]) -> bool:
+        return not any(gate in gates_by_step[other_gate] for other_gate in gates)
+
     nearest_gates_by_step = {
-        name: tuple(
-            sorted(
-                gate
-                for gate in gate_names
-                if not any(gate in gates_by_step[other_gate] for other_gate in gate_names)
-            )
-        )
-        for name, gate_names in gates_by_step.items()
+        name: tuple(sorted(gate for gate in gates if is_nearest_gate(gate, gates)))
+        for name, gates in gates_by_step.items()
+    }
+    segment_count_by_chain = {
+        name: len(job_by_name[name].segments) for name in gates_by_step if job_by_name[name].is_chain
     }
     segment_counts_by_step = {
-        name: {
-            gate: len(step_by_name[gate].segments)
-            for gate in gates_by_step
-            if gate in gate_names and step_by_name[gate].is_chain
-        }
-        for name, gate_names in gates_by_step.items()
+        name: {chain: count for chain, count in segment_count_by_chain.items() if chain in gates}
+        for name, gates in gates_by_step.items()
     }
     return StepOrder(gates_by_step, nearest_gates_by_step, segment_counts_by_step)
 
@@ -165,51 +164,48 @@ def _input_problems(
     """Yield a problem for each input of a step that asks a training step for what it does not have: folders,
     or single objects to read one by one (mode FastFile). The output of a training job is one model archive. A
     channel is an input of a job, by its name; a template is a job's request with variables."""
-    for channel, step_output in planned_step.step.inputs.items():
+    step = planned_step.step
+    for channel, step_output in step.inputs.items():
         producing_step = planned_step_by_name.get(step_output.step)
         # An unknown step is reported by the parser of the file; a job that trains nothing writes objects.
         if producing_step is None or not producing_step.template.kind.trains_model:
             continue
-        path = f"inputs.{channel}"
+        archive_text = f"what {producing_step.name!r} trained is one archive"
         if step_output.folder:
-            yield planned_step.step.step_problem(
-                path, f"what {producing_step.name!r} trained is one archive, without folders"
-            )
+            yield step.problem_at(f"inputs.{channel}", f"{archive_text}, without folders")
         if planned_step.plan.job.inputs[channel].mode == "FastFile":
-            yield planned_step.step.step_problem(
-                path, f"what {producing_step.name!r} trained is one archive; take mode File"
-            )
+            yield step.problem_at(f"inputs.{channel}", f"{archive_text}; take mode File")
 
 
 def _requirement_problems(planned_step: PlannedStep) -> Iterator[Problem]:
     """Yield a problem for each requirement (condition such as ``accuracy >= 0.9``) on a value that the step's
-    job does not produce: of a training job a metric, of a processing job ``<JSON file>:<path in it>``.
-    ``index``: of the requirement in the step's list."""
-    for requirement in planned_step.step.requirements:
-        path_in_step = f"require[{requirement.index}]"
-        kind = planned_step.template.kind
-        if not kind.metric_definitions:
-            if not _is_value_of_file(requirement.value_name):
-                yield planned_step.step.step_problem(
-                    path_in_step,
-                    f"a {kind.noun} has no metrics; ask for one of its files: "
-                    "evaluation.json:accuracy >= 0.9",
+    job does not produce: of a training job a metric, of a processing job ``<JSON file>:<path in it>``."""
+    step, job_kind = planned_step.step, planned_step.template.kind
+    is_built_in_algorithm = planned_step.plan.job.algorithm is not None  # its metrics have any name
+    for requirement in step.requirements:
+        value_name, problem_text = requirement.value_name, ""
+        if not job_kind.metric_definitions:
+            if not _has_form_of_file_value(value_name):
+                problem_text = (
+                    f"a {job_kind.noun} has no metrics; ask for one of its files: "
+                    "evaluation.json:accuracy >= 0.9"
                 )
-            continue
-        # The metrics of a built-in algorithm have names of their own.
-        is_script = planned_step.plan.job.algorithm is None
-        if is_script and not _is_metric(requirement.value_name):
-            problem_text = "is no metric that a script can print (smlaunch: metric NAME=VALUE)"
-            yield planned_step.step.step_problem(path_in_step, f"{requirement.value_name!r} {problem_text}")
+        elif not is_built_in_algorithm and not _can_script_report_metric(value_name):
+            problem_text = (
+                f"{value_name!r} is no metric that a script can print (smlaunch: metric NAME=VALUE)"
+            )
+        if problem_text:
+            yield step.problem_at(f"require[{requirement.index}]", problem_text)
 
 
-def _is_value_of_file(value_name: str) -> bool:
+def _has_form_of_file_value(value_name: str) -> bool:
     """Return whether a name has the form ``<file>:<path in its JSON>``."""
     file_name, separator, json_path = value_name.partition(":")
     return bool(separator and file_name and json_path) and file_name.strip("/") == file_name
 
 
-def _is_metric(name: str) -> bool:
+def _can_script_report_metric(name: str) -> bool:
+    """Return whether the line ``smlaunch: metric NAME=VALUE`` with this name reports this very metric."""
     from smlaunch.contract.progress_line import parse_line
 
     parsed_line = parse_line(f"smlaunch: metric {name}=1")
@@ -222,24 +218,25 @@ def _cache_problems(
     """Yield a problem for each reason why a step's results cannot be cached and reused by another execution
     (with the same request): checkpoints, or an input that differs. A chain is a job that goes on in several
     segments, from checkpoint to checkpoint."""
-    if planned_step.step.cache_seconds is None:  # no caching is asked for
+    step = planned_step.step
+    if step.cache_seconds is None:  # no caching is asked for
         return
     if planned_step.is_chain:
-        yield planned_step.step.step_problem(
+        yield step.problem_at(
             "cache", f"a chain's checkpoints {_CHECKPOINTS_NOT_CACHED}; only a job without any can be cached"
         )
     elif planned_step.template.checkpoints_prefix is not None:
-        yield planned_step.step.step_problem(
+        yield step.problem_at(
             "cache", f"its checkpoints {_CHECKPOINTS_NOT_CACHED}; leave the job's checkpoints out, or this"
         )
-    for channel, step_output in planned_step.step.inputs.items():
+    for channel, step_output in step.inputs.items():
         producing_step = planned_step_by_name.get(step_output.step)
         if producing_step is not None and producing_step.step.cache_seconds is None:
             problem_text = (
                 f"its input {channel!r} differs in every execution, as step {producing_step.name!r} is not "
                 "cached; cache both steps or neither"
             )
-            yield planned_step.step.step_problem("cache", problem_text)
+            yield step.problem_at("cache", problem_text)
 
 
 _CHECKPOINTS_NOT_CACHED = "are the execution's own, and the next execution would take them for its own"

@@ -221,11 +221,11 @@ def _set_input_uri(kind: JobKind, arguments: Mapping[str, Any], channel: str, ur
 def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
     """Add to a request the metric definitions (name and regex of a log line) that the pipeline's conditions
     read. Some kinds of jobs have no metrics, and those of a built-in algorithm are fixed."""
-    member = planned_step.template.kind.metric_definitions
-    if not member or planned_step.plan.job.algorithm is not None:
+    request_path = planned_step.template.kind.metric_definitions
+    if not request_path or planned_step.plan.job.algorithm is not None:
         return
     regex_by_metric = _required_metric_regexes(planned_step)
-    metric_definitions = list(get_at_path(request, member) or [])
+    metric_definitions = list(get_at_path(request, request_path) or [])
     defined_names = {metric["Name"] for metric in metric_definitions}
     metric_definitions += [
         {"Name": metric_name, "Regex": regex}
@@ -233,7 +233,7 @@ def _add_metrics(planned_step: PlannedStep, request: dict[str, Any]) -> None:
         if metric_name not in defined_names  # the user's own definition wins
     ]
     if metric_definitions:
-        set_at_path(request, member, metric_definitions)
+        set_at_path(request, request_path, metric_definitions)
 
 
 def _required_metric_regexes(planned_step: PlannedStep) -> dict[str, str]:
@@ -290,15 +290,17 @@ class StepResult:
     uri: Mapping[str, str]
 
 
-def step_result(job: PlannedStep, step: str) -> StepResult:
-    kind = job.template.kind
-    # In references an entry of a list goes by its name.
-    output_entry = f"['{kind.constants.get('output_name')}']"
-    property_path = "".join(
-        output_entry if isinstance(member, int) else f".{member}"
-        for member in kind.model_artifacts or kind.request_path_by_field["output"]
-    )
-    return StepResult(step, {"Get": f"Steps.{step}{property_path}"})
+def step_result(planned_step: PlannedStep, step_name: str) -> StepResult:
+    """Return a reference to what a step of the pipeline writes, such as
+    ``Steps.<step>.ModelArtifacts.S3ModelArtifacts``: the trained model, or the output of a processing job."""
+    kind = planned_step.template.kind
+    property_reference = f"Steps.{step_name}"
+    for member in kind.model_artifacts or kind.request_path_by_field["output"]:
+        if isinstance(member, int):  # an entry of a list, which references call by its name
+            property_reference += f"['{kind.constants.get('output_name')}']"
+        else:
+            property_reference += f".{member}"
+    return StepResult(step_name, {"Get": property_reference})
 
 
 def training_finished_condition(step: str) -> dict[str, Any]:
@@ -343,12 +345,15 @@ def _condition(operator: str, value: Mapping[str, Any], bound: float) -> dict[st
     return {"Type": OPERATORS[operator], "LeftValue": value, "RightValue": bound}
 
 
-def property_file_names(job: PlannedStep) -> dict[str, str]:
-    """Names of the property files of a step, by output file."""
-    if job.template.kind.metric_definitions:
+def property_file_names(planned_step: PlannedStep) -> dict[str, str]:
+    """Return the name of a property file for each JSON file in the job's output that requirements read, by
+    that file. Pipelines can read values only of declared property files. Jobs with metrics need none."""
+    if planned_step.template.kind.metric_definitions:
         return {}
-    files = dict.fromkeys(requirement.value_name.partition(":")[0] for requirement in job.step.requirements)
-    return {file: f"file-{number}" for number, file in enumerate(files, 1)}
+    required_files = [
+        requirement.value_name.partition(":")[0] for requirement in planned_step.step.requirements
+    ]
+    return {file: f"file-{number}" for number, file in enumerate(dict.fromkeys(required_files), 1)}
 
 
 # ---- segments and retries --------------------------------------------------------------------------------

@@ -175,11 +175,12 @@ class RunTemplate:
         segment_number = 1
         while remaining_seconds is not None and remaining_seconds > 0:
             # The newest variant that has begun; the first one begins at segment 1.
-            variant_index, variant = [
-                (index, candidate)
-                for index, candidate in enumerate(self.variants)
-                if candidate.first_segment <= segment_number
-            ][-1]
+            variant_index = max(
+                index
+                for index, variant in enumerate(self.variants)
+                if variant.first_segment <= segment_number
+            )
+            variant = self.variants[variant_index]
             max_runtime_seconds = min(variant.max_runtime_seconds, remaining_seconds)
             if max_runtime_seconds < variant.min_job_seconds and segment_number > 1:
                 return
@@ -206,15 +207,17 @@ def build_run_template(
         build_run_template(shard, fixed_run_id=fixed_run_id and shard.run, time_scale=time_scale)
         for shard in plan.shard_plans
     )
-    workflow = _without_uncountable_caps(plan.workflow)
-    is_shared_prefix = plan.job.checkpoints is not None and plan.job.checkpoints.uri is not None
-    checkpoints = _checkpoints_prefix(workflow, fixed_run_id, is_shared_prefix)
+    workflow = _without_limits_that_cannot_be_counted(plan.workflow)
+    is_user_prefix = plan.job.checkpoints is not None and plan.job.checkpoints.uri is not None
+    checkpoints_prefix = _checkpoints_prefix(workflow, fixed_run_id, is_user_prefix)
     return RunTemplate(
         title=plan.job.program,
         fixed_run_id=fixed_run_id,
         workflow=workflow,
-        variants=tuple(_variant_template(workflow, variant, checkpoints) for variant in workflow.variants),
-        checkpoints_prefix=checkpoints,
+        variants=tuple(
+            _variant_template(workflow, variant, checkpoints_prefix) for variant in workflow.variants
+        ),
+        checkpoints_prefix=checkpoints_prefix,
         max_training_seconds=workflow.policy.total_seconds,
         max_billed_seconds=max_billed_seconds(workflow),
         role=plan.facts.role or "",
@@ -226,7 +229,7 @@ def build_run_template(
     )
 
 
-def _without_uncountable_caps(workflow: Workflow) -> Workflow:
+def _without_limits_that_cannot_be_counted(workflow: Workflow) -> Workflow:
     """The workflow with the caps that an orchestrator can count: the service's answer about a processing job,
     for example, has no number of seconds, so that each attempt has the whole time limit. ``_price_problems``
     refuses a cap on the cost of several attempts."""
@@ -257,18 +260,20 @@ def _unsupported_field_problems(plan: RunPlan) -> Sequence[Problem]:
 
 def _price_problems(plan: RunPlan) -> Iterator[Problem]:
     """Yield a problem if the cost of a run, or of one of its shards, cannot be limited."""
-    for shard_plan in [plan, *plan.shard_plans]:
-        kind = job_kind_of(shard_plan.workflow.variants[0].request)
-        if shard_plan.workflow.policy.max_cost is not None and not kind.reports_seconds:
+    for workflow in [plan.workflow, *(shard_plan.workflow for shard_plan in plan.shard_plans)]:
+        if workflow.policy.max_cost is None:
+            continue
+        kind = job_kind_of(workflow.variants[0].request)
+        if not kind.reports_seconds:
             yield Problem(
                 "limits.max_cost",
                 f"an orchestrator cannot count the time of several attempts of a {kind.noun}; leave it or "
                 "limits.attempts out, or use `smlaunch run`",
             )
             return
-        hourly_prices = {variant.price_per_hour for variant in shard_plan.workflow.variants}
+        hourly_prices = {variant.price_per_hour for variant in workflow.variants}  # None: not known
         has_one_known_price = len(hourly_prices) == 1 and all(hourly_prices)
-        if shard_plan.workflow.policy.max_cost is not None and not has_one_known_price:
+        if not has_one_known_price:
             yield Problem(
                 "limits.max_cost",
                 "an orchestrator cannot add up the cost of segments with different or unknown prices; "
@@ -353,32 +358,38 @@ def _replace_job_name(uri: str, run: str) -> TextTemplate:
 
 
 def _variant_template(
-    workflow: Workflow, variant: SegmentVariant, checkpoints: TextTemplate | None
+    workflow: Workflow, variant: SegmentVariant, checkpoints_prefix: TextTemplate | None
 ) -> VariantTemplate:
+    """Return the template of a variant, which is the request of consecutive segments (jobs in a row): its
+    request, and where the job allows it the same request on demand, for when no spot capacity comes."""
     single_variant_workflow = replace(
         workflow, variants=(replace(variant, first_segment=1, until_step=None),)
     )
     has_fallback = variant.is_spot and workflow.policy.on_demand_fallback
-    stop_after = variant.stop_after_seconds
+    stop_after_seconds = variant.stop_after_seconds  # the planned end of a job
     return VariantTemplate(
         first_segment=variant.first_segment,
         until_step=variant.until_step,
-        request=_build_request_template(single_variant_workflow, checkpoints, None),
-        on_demand_request=_build_request_template(single_variant_workflow, checkpoints, False)
+        request=_build_request_template(single_variant_workflow, checkpoints_prefix, uses_spot=None),
+        on_demand_request=_build_request_template(
+            single_variant_workflow, checkpoints_prefix, uses_spot=False
+        )
         if has_fallback
         else None,
         max_runtime_seconds=variant.max_runtime_seconds,
-        end_margin_seconds=None if stop_after is None else variant.max_runtime_seconds - stop_after,
+        end_margin_seconds=None
+        if stop_after_seconds is None
+        else variant.max_runtime_seconds - stop_after_seconds,
         min_job_seconds=math.ceil(min(variant.min_useful_seconds, variant.max_runtime_seconds)),
     )
 
 
 def _build_request_template(
-    workflow: Workflow, checkpoints_prefix: TextTemplate | None, uses_spot: bool | None
+    workflow: Workflow, checkpoints_prefix: TextTemplate | None, *, uses_spot: bool | None
 ) -> RequestTemplate:
-    """Return the request of a workflow in which values that differ
-    between runs and jobs (run id, segment, attempt, newest step) are variables: the orchestrator fills them
-    in before each job. ``uses_spot``: None for the job's own choice."""
+    """Return the request of a workflow in which values that differ between runs and jobs (run id, segment,
+    attempt, newest step) are variables: the orchestrator fills them in before each job. ``uses_spot``: None
+    for the job's own choice."""
     # The request of a second attempt has all members that later ones have.
     request = build_job_request(workflow, segment=1, attempt=2, newest_checkpoint_step=0, spot=uses_spot)
     request[job_kind_of(request).name_field] = JOB_NAME_TEMPLATE
@@ -431,8 +442,8 @@ def _insert_output_variables(request: dict[str, Any], run_id: str) -> None:
 
 
 def _to_plain_text(value: TextTemplate | NumberTemplate) -> Any:
-    """Return plain text for a template without variables."""
-    if isinstance(value, NumberTemplate) or any(isinstance(word, JobVariable) for word in value.pieces):
+    """Return plain text for a template without variables; any other template as it is."""
+    if isinstance(value, NumberTemplate) or any(isinstance(piece, JobVariable) for piece in value.pieces):
         return value
     return "".join(value.pieces)
 

@@ -73,21 +73,25 @@ _ERROR_PREFIX = "SageMaker."
 """Prefix of the error names of both SageMaker integrations in Step Functions."""
 
 
-def transient_errors() -> list[str]:
-    """Names of transient errors in Step Functions, with and without the suffix Exception."""
-    names = {code if code.endswith("Exception") else f"{code}Exception" for code in TRANSIENT_ERRORS}
-    return [_ERROR_PREFIX + name for name in sorted(names)] + [
-        name for name in sorted(names) if "Throttl" in name
-    ]
+def retryable_error_names() -> list[str]:
+    """Return the names under which Step Functions reports the transient errors of SageMaker's API:
+    ``SageMaker.<code>Exception``. Errors of throttling also come without the prefix."""
+    exception_names = sorted(
+        {code if code.endswith("Exception") else f"{code}Exception" for code in TRANSIENT_ERRORS}
+    )
+    prefixed_names = [_ERROR_PREFIX + name for name in exception_names]
+    throttling_names = [name for name in exception_names if "Throttl" in name]
+    return prefixed_names + throttling_names
 
 
-def transient_words() -> list[str]:
-    """Codes of transient errors, to search for in a Cause; without codes that contain another one."""
-    return [
-        code
-        for code in sorted(TRANSIENT_ERRORS)
-        if not any(other != code and other in code for other in TRANSIENT_ERRORS)
-    ]
+def shortest_transient_codes() -> list[str]:
+    """Return the codes of transient errors to search for in the text of an error. A code that contains
+    another one is left out, since a search for the other one finds it too."""
+
+    def contains_other_code(code: str) -> bool:
+        return any(other != code and other in code for other in TRANSIENT_ERRORS)
+
+    return [code for code in sorted(TRANSIENT_ERRORS) if not contains_other_code(code)]
 
 
 def job_states(template: RunTemplate) -> dict[str, State]:
@@ -167,7 +171,7 @@ def _create_states(template: RunTemplate) -> dict[str, State]:
             to_asl_parameters(request),
             None,
             DESCRIBE_JOB,
-            retriers=[retrier(transient_errors(), CREATE_BACKOFF, template.time_scale)],
+            retriers=[retrier(retryable_error_names(), CREATE_BACKOFF, template.time_scale)],
             catchers=[catcher(["States.ALL"], "$.job.fault", DESCRIBE_JOB)],
         )
         for variant_index, variant in enumerate(template.variants)
@@ -238,9 +242,9 @@ def _wait_for_end_states(template: RunTemplate) -> dict[str, State]:
         for status in ("Completed", "Failed", "Stopped")
         if classify_ending(status, "", "") is not None
     ]
-    counted_events = {"n.$": states_math_add("$.events.n", EVENTS_PER_DESCRIBE), "hop.$": "$.events.hop"}
+    event_count = {"n.$": states_math_add("$.events.n", EVENTS_PER_DESCRIBE), "hop.$": "$.events.hop"}
     description = {"job.$": states_merge_defaults("$.defaults.job", "$.description")}
-    limits = seconds_by_run_limit(template)
+    run_limits = seconds_by_run_limit(template)  # "training" or "billed" time, or both
     states = {
         CHECK_ENDED: choice_state(
             "A job whose create was not answered may still run.",
@@ -251,23 +255,23 @@ def _wait_for_end_states(template: RunTemplate) -> dict[str, State]:
             "Looked at seldom.", COUNT_DESCRIBE, seconds=template.scale_seconds(DESCRIBE_INTERVAL_SECONDS)
         ),
         COUNT_DESCRIBE: pass_state(
-            "A look takes room in the history.", counted_events, "$.events", CHECK_DESCRIBE_HISTORY
+            "A look takes room in the history.", event_count, "$.events", CHECK_DESCRIBE_HISTORY
         ),
         CHECK_DESCRIBE_HISTORY: _history_check_state("An execution may have 25,000 events.", DESCRIBE_JOB),
         READ_DESCRIPTION: pass_state(
             "With a default for each member that an answer may lack.",
             description,
             "$.description",
-            COUNT_TIME if limits else AFTER_JOB_END,
+            COUNT_TIME if run_limits else AFTER_JOB_END,
         ),
     }
-    if limits:
-        duration_members = {"training": "TrainingTimeInSeconds", "billed": "BillableTimeInSeconds"}
+    if run_limits:
+        duration_member_by_limit = {"training": "TrainingTimeInSeconds", "billed": "BillableTimeInSeconds"}
         remaining = {
             f"{limit}.$": states_subtract(
-                f"$.remaining.{limit}", f"$.description.job.{duration_members[limit]}"
+                f"$.remaining.{limit}", f"$.description.job.{duration_member_by_limit[limit]}"
             )
-            for limit in limits
+            for limit in run_limits
         }
         states[COUNT_TIME] = pass_state("Failed jobs count too.", remaining, "$.remaining", AFTER_JOB_END)
     return states
@@ -283,26 +287,27 @@ def _history_check_state(comment: str, next_state: str) -> State:
 
 
 def _create_failure_states(template: RunTemplate) -> dict[str, State]:
-    """Return the states after a create that made no job: a wait before the same create, or the run's end."""
+    """Return the states after a call that created no job: a wait before the same call, or the run's end.
+    ``$.job.fault`` is the error of that call, ``$.describe_error`` that of the search for the job."""
     fault_path, describe_error_path = "$.job.fault", "$.describe_error"
-    cause = f"{fault_path}.Cause"
+    cause_path = f"{fault_path}.Cause"
     max_waits = int(QUOTA_BACKOFF.total_seconds / QUOTA_BACKOFF.max_seconds)
     waited_too_long = comparison_rule("$.position.waits", "NumericGreaterThanEquals", max_waits)
     is_transient = or_rule(
         *(
-            comparison_rule(f"{fault_path}.{field}", "StringMatches", f"*{word}*")
-            for field in ERROR_FIELDS
-            for word in transient_words()
+            comparison_rule(f"{fault_path}.{field}", "StringMatches", f"*{code}*")
+            for field in ERROR_FIELDS  # Error and Cause
+            for code in shortest_transient_codes()
         )
     )
     has_no_error = comparison_rule(f"{fault_path}.Error", "StringEquals", "")
     is_quota_error = comparison_rule(f"{fault_path}.Error", "StringMatches", "*ResourceLimitExceeded*")
-    is_quota_unused = comparison_rule(cause, "StringMatches", "*with current utilization of 0 *")
+    is_quota_unused = comparison_rule(cause_path, "StringMatches", "*with current utilization of 0 *")
     one_more_wait = next_job_context(
         template, EVENTS_PER_WAIT, {"waits": states_math_add("$.position.waits", 1)}
     )
     no_answer_text = states_format(
-        ["no job could be made or seen: ", cause, "; ", f"{describe_error_path}.Cause"]
+        ["no job could be made or seen: ", cause_path, "; ", f"{describe_error_path}.Cause"]
     )
     return {
         CHECK_CREATED: choice_state(
@@ -330,10 +335,10 @@ def _create_failure_states(template: RunTemplate) -> dict[str, State]:
         COUNT_WAIT: pass_state(
             "The same job again, under the same name.", one_more_wait, None, CHECK_HISTORY
         ),
-        "Quota is too small": error_state(EXIT_REFUSED, "Waiting would not help.", cause),
+        "Quota is too small": error_state(EXIT_REFUSED, "Waiting would not help.", cause_path),
         "May not look": error_state(EXIT_REFUSED, "See permissions.json.", f"{describe_error_path}.Cause"),
-        "May not create": error_state(EXIT_REFUSED, "Of the machine's role: permissions.json.", cause),
-        "Request is refused": error_state(EXIT_BAD_JOB, "By the service, in its own words.", cause),
+        "May not create": error_state(EXIT_REFUSED, "Of the machine's role: permissions.json.", cause_path),
+        "Request is refused": error_state(EXIT_BAD_JOB, "By the service, in its own words.", cause_path),
         "No answer for too long": error_state(
             EXIT_SERVICE, "A new execution under the same name goes on from here.", no_answer_text
         ),

@@ -150,18 +150,17 @@ def _map_statements(template: RunTemplate, definition: Mapping[str, Any], name: 
             yield _allow_statement("WatchShards", actions, [map_executions])
 
 
-def _outcome_statements(template: RunTemplate, resources: set[str]) -> Iterator[Statement]:
-    if template.checkpoints_prefix is None or "aws-sdk:s3:getObject" not in resources:
+def _outcome_statements(template: RunTemplate, service_integrations: set[str]) -> Iterator[Statement]:
+    """Yield the statements for reading and deleting outcome files, which jobs write below the prefix of the
+    checkpoints. ``service_integrations``: those that the states use, such as ``aws-sdk:s3:getObject``."""
+    if template.checkpoints_prefix is None or "aws-sdk:s3:getObject" not in service_integrations:
         return
-    bucket, key = _object_pattern(template.checkpoints_prefix)
+    bucket, key_pattern = _object_pattern(template.checkpoints_prefix)
     bucket_arn = f"arn:{template.partition}:s3:::{bucket}"
-    yield _bucket_statement(
-        template, "ReadOutcome", "s3:GetObject", f"{bucket_arn}/{key}{OUTCOME_PATH_PREFIX}*"
-    )
-    if "aws-sdk:s3:deleteObject" in resources:
-        yield _bucket_statement(
-            template, "ClearOutcome", "s3:DeleteObject", f"{bucket_arn}/{key}{OUTCOME_PATH_PREFIX}*"
-        )
+    outcome_files_arn = f"{bucket_arn}/{key_pattern}{OUTCOME_PATH_PREFIX}*"
+    yield _bucket_statement(template, "ReadOutcome", "s3:GetObject", outcome_files_arn)
+    if "aws-sdk:s3:deleteObject" in service_integrations:
+        yield _bucket_statement(template, "ClearOutcome", "s3:DeleteObject", outcome_files_arn)
     # No condition on s3:prefix: a GetObject of a missing object has no prefix, and would get 403 again.
     yield _bucket_statement(template, "TellMissingFromForbidden", "s3:ListBucket", bucket_arn)
 

@@ -50,10 +50,6 @@ PERMISSIONS_FILE = "permissions.json"
 TRUST_FILE = "trust.json"
 TASK_FILE = "task.asl.json"
 
-TASK = "task"
-MACHINE = "machine"
-"""What to export: a Task state to embed in another state machine, or the machine alone."""
-
 _MACHINE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 """Names that may be logged; CreateStateMachine allows more characters."""
 
@@ -63,14 +59,14 @@ def export_step_functions(
     machine_name: str,
     *,
     fixed_run_id: str | None = None,
-    embed: str = MACHINE,
+    with_embedding_task: bool = False,
     time_scale: float = 1.0,
     max_inline_shards: int = MAX_INLINE_SHARDS,
 ) -> dict[str, str]:
     """Return the files of an export by name.
 
-    ``machine_name``: of the state machine. ``fixed_run_id``: None makes every execution a new run. ``embed``:
-    TASK adds a file with a Task state that starts the machine from another state machine.
+    ``machine_name``: of the state machine. ``fixed_run_id``: None makes every execution a new run.
+    ``with_embedding_task``: add TASK_FILE, a Task state that starts the machine from another state machine.
     ``max_inline_shards``: more shards (one run per part of the data) are not in the definition but in
     ITEMS_FILE, which a Distributed Map reads from S3. Raises JobError with everything in the plan that the
     state machine cannot do.
@@ -90,7 +86,7 @@ def export_step_functions(
     }
     if not is_inline_map:
         files[ITEMS_FILE] = json.dumps(map_items, indent=1, ensure_ascii=True) + "\n"
-    if embed == TASK:  # the other choice, MACHINE, adds nothing
+    if with_embedding_task:
         files[TASK_FILE] = to_json(embedded_task(template, machine_name))
     return files
 

@@ -16,10 +16,10 @@ CANDIDATE_COLUMNS = ("instances", "ranks", "time", "price", "per hour")
 
 
 def candidate_as_dict(candidate: Candidate) -> dict[str, Any]:
-    """Row of ``plan --json``: estimates as [best, worst]."""
+    """Return a compared choice of hosts as a row of ``plan --json``. Estimates are pairs: best, worst."""
 
-    def bounds(span: tuple[float, float] | None, digits: int) -> list[float] | None:
-        return None if span is None else [round(span[0], digits), round(span[1], digits)]
+    def rounded_pair(estimate: tuple[float, float] | None, digits: int) -> list[float] | None:
+        return None if estimate is None else [round(amount, digits) for amount in estimate]
 
     return {
         "strategy": candidate.strategy,
@@ -30,9 +30,9 @@ def candidate_as_dict(candidate: Candidate) -> dict[str, Any]:
         "chosen": candidate.chosen,
         "rule": candidate.rule or None,
         "because": candidate.objection or None,
-        "seconds": bounds(candidate.seconds, 0),
-        "dollars": bounds(candidate.dollars, 2),
-        "per_hour": bounds(candidate.per_hour, 4),
+        "seconds": rounded_pair(candidate.seconds, 0),
+        "dollars": rounded_pair(candidate.dollars, 2),
+        "per_hour": rounded_pair(candidate.per_hour, 4),
     }
 
 

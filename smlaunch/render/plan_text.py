@@ -338,13 +338,14 @@ def _argument_text(argument: Arg) -> str:
     if isinstance(argument, Concat):
         return "".join(map(_argument_text, argument.parts))
     if isinstance(argument, str):
+        # A control character must not reach the terminal; JSON escapes it.
         return shlex.quote(argument) if argument.isprintable() else json.dumps(argument)
     if argument.name == "source":
         # A file of the user's source: shown as the user knows it, relative to the source.
         return shlex.quote(argument.suffix.lstrip("/"))
     if argument.name == "hyperparameters":
         return "[hyperparameters as --key value]"
-    if argument.name == "python":
+    if argument.name == "python":  # the interpreter of the hosts
         return argument.name
     offset_text = f"+{argument.offset}" if argument.offset else ""
     return f"{argument.prefix}<{argument.name}{offset_text}>{argument.suffix}"
@@ -357,8 +358,9 @@ def _key_value_text(key: str, value: Any) -> str:
         return f"{key}={MASK}"
     if isinstance(value, float):  # as a job file has it
         return f"{key}={value!r}"
-    bare = isinstance(value, str) and shlex.quote(value) == value
-    return f"{key}={value if bare else json.dumps(value, ensure_ascii=not str(value).isprintable())}"
+    if isinstance(value, str) and shlex.quote(value) == value:  # needs no quotes
+        return f"{key}={value}"
+    return f"{key}={json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 
 
 _DISTRIBUTION_TEXT_BY_SPLIT_VIA = {

@@ -125,10 +125,10 @@ def _curve_html(curve: Curve, colour: str) -> str:
     """Return the curve as a picture, and a line of text about its axes. Where a value is not finite, the
     curve has a gap, and the text says so."""
     finite_values = [value for _, value in curve.points if math.isfinite(value)]
-    lost_count = len(curve.points) - len(finite_values)
+    has_gaps = len(finite_values) < len(curve.points)
     first_step, last_step = curve.points[0][0], curve.points[-1][0]
-    counted = "steps" if curve.has_steps else "reports"
-    text = f"{curve.metric}, {counted} {first_step:.6g} to {last_step:.6g}"
+    x_unit = "steps" if curve.has_steps else "reports"
+    text = f"{curve.metric}, {x_unit} {first_step:.6g} to {last_step:.6g}"
     picture = ""
     if finite_values:
         low, high = min(finite_values), max(finite_values)
@@ -142,28 +142,30 @@ def _curve_html(curve: Curve, colour: str) -> str:
         label = escape_html(f"curve of {curve.metric}")
         attributes = f'viewBox="{box}" preserveAspectRatio="none" role="img" aria-label="{label}"'
         picture = f"<svg {attributes}>{lines}</svg>"
-    if lost_count:
+    if has_gaps:
         text += "; not a finite number where the curve has gaps" if finite_values else "; no finite number"
     return f'{picture}<p class="note">{escape_html(text)}</p>'
 
 
 def _lines_between_gaps(points: Sequence[tuple[float, float]], low: float, high: float) -> list[str]:
-    """Return the coordinates of each connected part of the curve. A part of one point is a dot."""
+    """Return the pixel coordinates of each connected part of the curve, such as ``4.0,12.5 8.0,9.1``. ``low``
+    and ``high``: the values at the lower and the upper edge. A part of one point is drawn as a dot."""
     first_step, last_step = points[0][0], points[-1][0]
     parts: list[list[str]] = [[]]
     for step, value in points:
         if not math.isfinite(value):
             parts.append([])
             continue
-        across = _position(step, first_step, last_step)
-        up = _position(value, low, high)
-        x = _CURVE_MARGIN + across * (_CURVE_WIDTH - 2 * _CURVE_MARGIN)
-        y = _CURVE_HEIGHT - _CURVE_MARGIN - up * (_CURVE_HEIGHT - 2 * _CURVE_MARGIN)
+        x_fraction = _fraction_of_range(step, first_step, last_step)
+        y_fraction = _fraction_of_range(value, low, high)
+        x = _CURVE_MARGIN + x_fraction * (_CURVE_WIDTH - 2 * _CURVE_MARGIN)
+        y = _CURVE_HEIGHT - _CURVE_MARGIN - y_fraction * (_CURVE_HEIGHT - 2 * _CURVE_MARGIN)
         parts[-1].append(f"{x:.1f},{y:.1f}")
+    # A line from a point to itself is a dot.
     return [" ".join(part if len(part) > 1 else part * 2) for part in parts if part]
 
 
-def _position(value: float, low: float, high: float) -> float:
+def _fraction_of_range(value: float, low: float, high: float) -> float:
     """Return where a value lies between two others, from 0 to 1; 0.5 where they are equal."""
     # Halves: the difference of two floats may overflow.
     width = high / 2 - low / 2

@@ -183,9 +183,9 @@ def test_a_fixed_name_is_every_executions_run() -> None:
     plan = plan_of(CHAIN)
     fixed = definition_of(plan, fixed_run_id="digits")
     assert fixed["States"]["First job"]["Parameters"]["run"] == "digits"
-    task = json.loads(export_step_functions(plan, "train", fixed_run_id="digits", embed="task")[TASK_FILE])[
-        "Train"
-    ]
+    task = json.loads(
+        export_step_functions(plan, "train", fixed_run_id="digits", with_embedding_task=True)[TASK_FILE]
+    )["Train"]
     assert "Name.$" not in task["Parameters"]
 
 

@@ -382,7 +382,9 @@ def test_the_command_deploys_a_machine_that_plain_boto3_starts(
 
 
 def test_a_flow_of_the_teams_own_waits_for_the_run(user: StepFunctions, tmp_path: Path) -> None:
-    target, machine, files = export_and_deploy(user, write_script(tmp_path), "inner", embed="task")
+    target, machine, files = export_and_deploy(
+        user, write_script(tmp_path), "inner", with_embedding_task=True
+    )
     task = json.loads(files[TASK_FILE])["Train"]
     assert task["Parameters"]["StateMachineArn"] == machine
     execution = user.wait_for_end(
