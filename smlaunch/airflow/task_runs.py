@@ -17,13 +17,12 @@ from smlaunch.runs.attach_run import attach
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.job_poller import Event, LogLine, StateChange
-from smlaunch.runs.launch_plan import launch
+from smlaunch.runs.launch_plan import find_earlier_launch, launch
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import prepare
 from smlaunch.runs.run import Run
 from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.run_outcome import RunOutcome
-from smlaunch.runs.submit_job import find_existing_job
 
 
 @dataclass(frozen=True)
@@ -215,9 +214,11 @@ def _resume_run(
     """Continue a run that has ended from its newest checkpoint. If the job has changed since, start a run
     under this try's own name instead."""
     prepared_launch = prepare(job, target, run.name)
-    hashes_of_run = {driver.workflow.job_hash for driver in run.chain_drivers}
-    has_job_changed = hashes_of_run != {prepared_launch.plan.job_hash}
-    if has_job_changed and task_try.has_generated_id:
+    workflows = [driver.workflow for driver in run.chain_drivers]
+    is_same_job = bool(workflows) and all(
+        workflow.is_of_same_job(prepared_launch.plan.workflow) for workflow in workflows
+    )
+    if not is_same_job and task_try.has_generated_id:
         new_run_id = run_id_of_try(task_try.base_run_id, task_try.try_number)
         on_message(f"{run.name} has ended, and the job has changed since; run {new_run_id}")
         return StartedRun(launch(prepare(job, target, new_run_id), on_message=on_message))
@@ -232,7 +233,7 @@ def _check_job_unchanged(run: Run, job: Job, target: Target) -> None:
     """Raise JobError when another job has the name."""
     plan = prepare(job, target, run.name).plan
     with translate_call_errors(target):
-        find_existing_job(plan.planned_jobs[0], plan.job_hash, target.control_plane)
+        find_earlier_launch(plan.shard_plans[0] if plan.shard_plans else plan, target)
 
 
 def _strip_shard_suffix(run: str) -> str:

@@ -59,6 +59,8 @@ class _RunLimit(NamedTuple):
     remaining_seconds: float
     message: str
     """For a run that the limit ends."""
+    raisable_limit: str
+    """As in ``FinishRun``."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class FinishRun:
     summary: str
     run_note: str = ""
     """The end of ``summary`` that is about the run and not its last job."""
+    raisable_limit: str = ""
+    """The member of the job's ``limits`` that ended the run, if the same job with a higher one continues it
+    under the same name."""
 
 
 RunAction: TypeAlias = SubmitJob | FollowJob | WaitUntil | FinishRun
@@ -324,6 +329,7 @@ class _NextActionDecision:
                 exit_code=EXIT_LIMIT,
                 status="Stopped",
                 summary=f"{failure_text}{limit.message}{self.texts.newest_checkpoint_text()}",
+                raisable_limit=limit.raisable_limit,
             )
         request = build_job_request(
             self.workflow,
@@ -358,7 +364,8 @@ class _NextActionDecision:
                 f"its training time of {format_duration(policy.total_seconds)} "
                 f"{_limit_text(remaining_seconds, 'is used up')}"
             )
-            limits.append(_RunLimit(remaining_seconds, message))
+            raisable_limit = "max_runtime" if self.workflow.hash_without_max_runtime else ""
+            limits.append(_RunLimit(remaining_seconds, message, raisable_limit))
         spent_dollars = cost_so_far(self.workflow, jobs)
         if policy.max_cost is not None and spent_dollars is not None and variant.price_per_hour:
             remaining_seconds = (policy.max_cost - spent_dollars) / variant.price_per_hour * 3600
@@ -367,7 +374,7 @@ class _NextActionDecision:
                 f"its max_cost of {format_dollars(policy.max_cost)} "
                 f"{_limit_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"
             )
-            limits.append(_RunLimit(remaining_seconds, message))
+            limits.append(_RunLimit(remaining_seconds, message, "max_cost"))
         return min(limits, default=None)
 
     def _count_jobs_without_progress(self) -> int:

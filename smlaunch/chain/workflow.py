@@ -127,6 +127,10 @@ class Workflow:
     checkpoints: str | None = None
     """S3 prefix of all segments; None if the run saves no checkpoints."""
 
+    hash_without_max_runtime: str = ""
+    """Of a chain: hash of the job without ``limits.max_runtime``, which may change. Empty for other runs,
+    whose request has that limit, and for runs begun by a release before format 1.1."""
+
     @property
     def is_multi_segment(self) -> bool:
         """Whether the run may have several segments, each of one or more jobs, instead of one job only."""
@@ -153,6 +157,12 @@ class Workflow:
             count += 1
             remaining_seconds -= variant_of_segment(self, count).max_runtime_seconds
         return count
+
+    def is_of_same_job(self, planned: Workflow) -> bool:
+        """Return whether this workflow of an existing run is of the job that was planned again, whatever that
+        job's limits are now."""
+        own_hash = self.hash_without_max_runtime
+        return self.job_hash == planned.job_hash or own_hash == planned.hash_without_max_runtime != ""
 
     def to_json(self, before: str | bytes | None = None) -> str:
         """``workflow.json``: all that another machine needs to continue the run. ``before``: the document
@@ -197,7 +207,12 @@ def with_limits_of(stored: Workflow, planned: Workflow) -> Workflow:
         replace(variant, price_per_hour=variant_of_segment(planned, variant.first_segment).price_per_hour)
         for variant in stored.variants
     )
-    return replace(stored, variants=variants, policy=planned.policy)
+    return replace(
+        stored,
+        variants=variants,
+        policy=planned.policy,
+        hash_without_max_runtime=planned.hash_without_max_runtime,
+    )
 
 
 def _shown_limits(policy: RunPolicy) -> dict[str, str]:

@@ -106,7 +106,7 @@ RUN = Format("run")
 JOB_HASH = Format("job hash")
 """What is hashed of a job, and how: the version is hashed too. A change of it is a major version of RUN."""
 
-WORKFLOW = Format("workflow")
+WORKFLOW = Format("workflow", "1.1")
 GROUP = Format("list of a group's runs")
 EXCLUDED = Format("list of excluded files", "1.1")
 

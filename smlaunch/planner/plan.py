@@ -274,8 +274,9 @@ _FIELDS_NOT_HASHED_BY_SECTION = {
 }
 
 
-def job_hash(job: Job, facts: DiscoveredFacts) -> str:
-    """Return the SHA-256 (hex) of the job, its source archive and its local inputs.
+def job_hash(job: Job, facts: DiscoveredFacts, *, with_max_runtime: bool = True) -> str:
+    """Return the SHA-256 (hex) of the job, its source archive and its local inputs. ``with_max_runtime``
+    False: the same for jobs that differ in nothing else.
 
     Local paths are replaced by the hash of their content, so that another clone of the same source on
     another machine attaches to its own run. What is hashed is part of a run's format (docs/formats.md).
@@ -288,6 +289,8 @@ def job_hash(job: Job, facts: DiscoveredFacts) -> str:
         section_mapping = job_mapping.get(section, {})
         for field_name in fields:
             section_mapping.pop(field_name, None)
+        if section == "limits" and not with_max_runtime:
+            section_mapping.pop("max_runtime", None)
         # A section in which nothing is left counts as one that the job does not state.
         if not section_mapping:
             job_mapping.pop(section, None)

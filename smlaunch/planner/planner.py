@@ -77,6 +77,7 @@ def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> RunPlan:
         strategy=strategy,
         sharding_by_channel=sharding_by_channel,
         job_digest=job_hash(job, facts),
+        digest_without_max_runtime=job_hash(job, facts, with_max_runtime=False),
     )
     # VIA_JOBS: each shard is processed by a run of its own, with one host.
     has_run_for_each_shard = any(sharding.split_via == VIA_JOBS for sharding in sharding_by_channel.values())
@@ -142,6 +143,7 @@ def plan_single_run(
     sharding_by_channel: Mapping[str, InputSharding],
     diagnostics: Diagnostics,
     job_digest: str,
+    digest_without_max_runtime: str,
     shard_index: int | None = None,
     shard_count: int = 1,
 ) -> RunPlan:
@@ -182,6 +184,7 @@ def plan_single_run(
         variants=tuple(compiled.variant for compiled in compiled_segments),
         policy=_run_policy(job, is_multi_segment, total_seconds),
         checkpoints=None if checkpoint_spec is None else checkpoint_spec.uri,
+        hash_without_max_runtime=digest_without_max_runtime if is_multi_segment else "",
     )
     forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, shard_count, diagnostics)
     for compiled in compiled_segments:

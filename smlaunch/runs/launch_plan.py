@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
@@ -79,7 +79,7 @@ def _launch_prepared(
     run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
     with translate_call_errors(target):
         # Checked before the upload: files under the run's prefix belong to the job that has the name.
-        existing_job = _find_job_of_earlier_launch(prepared_run, first_job)
+        existing_job, stored_workflow = _find_earlier_launch(prepared_run, plan)
         if existing_job is None:
             upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
             run_folder.save_unsent_files(_unsent_files(plan), target.storage)
@@ -89,7 +89,6 @@ def _launch_prepared(
 
             # The workflow, how the run goes on after each job, is saved before the first one: any machine can
             # continue the run. The chain driver submits the further jobs.
-            stored_workflow = run_folder.load_workflow(target.storage) if existing_job else None
             workflow = _current_workflow(plan.workflow, stored_workflow, on_message)
             # The driver records the owners of the workflow's buckets, one of which it is saved in.
             chain_driver = ChainDriver(
@@ -115,12 +114,31 @@ def _unsent_files(plan: RunPlan) -> UnsentFiles:
     return UnsentFiles(reasons, inputs, source.ignored_files)
 
 
-def _find_job_of_earlier_launch(prepared_run: PreparedRun, first_job: PlannedJob) -> SubmittedJob | None:
-    """Return the first job if an earlier launch has submitted it; None for a new run. Raises JobError when
-    another job has its name."""
+class EarlierLaunch(NamedTuple):
+    """What an earlier launch of a run has left."""
+
+    first_job: SubmittedJob | None = None
+    workflow: Workflow | None = None
+    """None for a run of a single job."""
+
+
+def find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
+    """Return what an earlier launch of the same job under the plan's name has left; nothing for a new run.
+    Raises JobError when another job has the name."""
+    job_hash, stored = plan.job_hash, None
+    if not plan.workflow.is_single_job:
+        stored = RunFolder.for_run(plan.facts.bucket, plan.run).load_workflow(target.storage)
+    if stored is not None and stored.is_of_same_job(plan.workflow):
+        job_hash = stored.job_hash  # of the job with its first limits
+    first_job = find_existing_job(plan.planned_jobs[0], job_hash, target.control_plane)
+    return EarlierLaunch() if first_job is None else EarlierLaunch(first_job, stored)
+
+
+def _find_earlier_launch(prepared_run: PreparedRun, plan: RunPlan) -> EarlierLaunch:
+    """As ``find_earlier_launch``. ``plan``: of the run, or of one of its shards."""
     if prepared_run.has_new_name:  # a random name, which no job can have
-        return None
-    return find_existing_job(first_job, prepared_run.plan.job_hash, prepared_run.target.control_plane)
+        return EarlierLaunch()
+    return find_earlier_launch(plan, prepared_run.target)
 
 
 def _current_workflow(planned: Workflow, stored: Workflow | None, on_message: MessageCallback) -> Workflow:
@@ -160,22 +178,21 @@ def _launch_sharded(
             # Raises JobError for an unsharded run of this name, which would hide the shards.
             first_job_if_unsharded = replace(plan.planned_jobs[0], name=str(JobName(plan.run, 1, 1)))
             find_existing_job(first_job_if_unsharded, plan.job_hash, target.control_plane)
-        existing_job_by_run = {
-            shard_plan.run: _find_job_of_earlier_launch(prepared_run, shard_plan.planned_jobs[0])
-            for shard_plan in plan.shard_plans
-        }
-        if not all(existing_job_by_run.values()):
+        earlier_launches = [_find_earlier_launch(prepared_run, shard_plan) for shard_plan in plan.shard_plans]
+        is_complete = all(earlier_launch.first_job for earlier_launch in earlier_launches)
+        if not is_complete:
             upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
         # Saved in S3, so that the run is found by its name and its shards by this list.
         names_of_shards = [shard_plan.run for shard_plan in plan.shard_plans]
         RunFolder.for_run(plan.facts.bucket, plan.run).save_shard_runs(names_of_shards, target.storage)
         drivers: dict[int, ChainDriver] = {}
         new_shards: list[tuple[RunPlan, ChainDriver]] = []
-        for shard_plan in plan.shard_plans:
+        for shard_plan, (existing_job, stored_workflow) in zip(
+            plan.shard_plans, earlier_launches, strict=True
+        ):
             shard_number = parse_shard_number(plan.run, shard_plan.run) or 0
-            existing_job = existing_job_by_run[shard_plan.run]
             report_for_shard = prefix_messages(shard_number, on_message)  # puts p3 before each message
-            driver = _prepare_shard(shard_plan, plan, target, existing_job is not None, report_for_shard)
+            driver = _prepare_shard(shard_plan, plan, target, stored_workflow, report_for_shard)
             drivers[shard_number] = driver
             if existing_job is None:
                 new_shards.append((shard_plan, driver))
@@ -186,18 +203,22 @@ def _launch_sharded(
     run_by_number = {
         number: run_of_chain(driver, target, attached=True) for number, driver in drivers.items()
     }
-    return run_of_shards(plan.run, target, run_by_number, attached=all(existing_job_by_run.values()))
+    return run_of_shards(plan.run, target, run_by_number, attached=is_complete)
 
 
 def _prepare_shard(
-    shard_plan: RunPlan, plan: RunPlan, target: Target, has_existing_job: bool, on_message: MessageCallback
+    shard_plan: RunPlan,
+    plan: RunPlan,
+    target: Target,
+    stored_workflow: Workflow | None,
+    on_message: MessageCallback,
 ) -> ChainDriver:
     """Save what a shard's run needs in its folder in S3, and return its driver, which submits its further
-    jobs. ``plan``: of the whole run, whose files all shards share."""
+    jobs. ``plan``: of the whole run, whose files all shards share. ``stored_workflow``: of an existing run.
+    """
     from smlaunch.runs.chain_driver import ChainDriver
 
     shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
-    stored_workflow = shard_folder.load_workflow(target.storage) if has_existing_job else None
     workflow = _current_workflow(shard_plan.workflow, stored_workflow, on_message)
     shard_folder.save_workflow(workflow, target.storage)
     shard_folder.save_unsent_files(_unsent_files(plan), target.storage)

@@ -48,8 +48,14 @@ def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False
         return f"{command} submits the next job, if no client does{own_text}"
     if outcome.exit_code == EXIT_STOPPED:
         return f"{command} continues it"
-    if outcome.exit_code == EXIT_LIMIT and outcome.last_job.exit_code != EXIT_LIMIT:
-        return "the same job launched under the same name with a higher limit continues it"
+    raisable_limits = {
+        part.final_result.raisable_limit
+        for part in outcome.individual_outcomes
+        if part.final_result is not None
+    } - {""}
+    if outcome.exit_code == EXIT_LIMIT and raisable_limits:
+        limits = " and ".join(sorted(raisable_limits))
+        return f"the same job launched under the same name with a higher {limits} continues it"
     return ""
 
 

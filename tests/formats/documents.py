@@ -89,6 +89,7 @@ WORKFLOW = Workflow(
     (SegmentVariant(1, {"TrainingJobName": f"{RUN}-s1-a1"}, 1.5, None),),
     RunPolicy(True, 3, 864000, 500.0, True, 5),
     f"s3://{BUCKET}/smlaunch/{RUN}/checkpoints/",
+    DIGEST[::-1],
 )
 SHARDS = ShardListIndex(
     "train", (ShardList("shard-00000.jsonl", 2, 2048), ShardList("shard-00001.jsonl", 1, 1024))

@@ -208,11 +208,11 @@ class TestRequests:
 
     def test_later_versions(self) -> None:
         text = workflow().to_json()
-        newer = text.replace('"version": "1.0"', '"version": "1.7", "more": [1]')
+        newer = text.replace('"version": "1.1"', '"version": "1.7", "more": [1]')
         assert Workflow.from_json(newer) == workflow()
         with pytest.raises(JobError, match=r"version 2\.0"):
-            Workflow.from_json(text.replace('"version": "1.0"', '"version": "2.0"'))
-        for document in ("", "[]", "{}", '{"version": "1.0"}'):
+            Workflow.from_json(text.replace('"version": "1.1"', '"version": "2.0"'))
+        for document in ("", "[]", "{}", '{"version": "1.1"}'):
             with pytest.raises(JobError, match=r"workflow\.json"):
                 Workflow.from_json(document)
 

@@ -15,12 +15,13 @@ from smlaunch.cli.runs import logs as logs_command
 from smlaunch.connection import open_connection
 from smlaunch.contract.run_names import is_run_id
 from smlaunch.errors import AccountError, JobError, TrainingFailed
-from smlaunch.job.model import Job
+from smlaunch.job.model import Job, parse_duration
 from smlaunch.render.plan import Plan
 from smlaunch.runs.attach_run import attach
 from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import generate_run_id, plan, prepare
+from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_list import list_runs
 from tests.runs.fakes import (
     BUCKET,
@@ -114,6 +115,25 @@ def test_the_same_job_and_name_attach_and_start_nothing(job: Job, target: Target
     second_run = launch(job, target)
     assert second_run.attached
     assert len(control(target).created) == 1
+
+
+def test_a_chain_launched_with_another_max_runtime_is_the_same_run(job: Job, target: Target) -> None:
+    Path(job.program).write_text("import smlaunch.train")
+    chain = job.with_changes(limits={"max_runtime": "2d", "segment": "1d", "max_cost": 900})
+    messages: list[str] = []
+    for max_runtime in ("2d", "3d", "60d"):
+        run = launch(chain.with_changes(limits={"max_runtime": max_runtime}), target, messages.append)
+        workflow = RunFolder.for_run(BUCKET, "demo").load_workflow(target.storage)
+        assert workflow is not None and workflow.policy.total_seconds == parse_duration(max_runtime)
+        assert [driver.workflow for driver in run.chain_drivers] == [workflow]
+    assert len(control(target).created) == 1
+    assert [message.partition(";")[0] for message in messages] == [
+        "changed for the jobs that follow: max_runtime from 2d to 3d",
+        "changed for the jobs that follow: max_runtime from 3d to 60d",
+    ]
+    for other in ({"limits": {"segment": "12h"}}, {"hyperparameters": {"lr": 0.2}}):
+        with pytest.raises(JobError, match="was made of another job"):
+            launch(chain.with_changes(**other), target)
 
 
 def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:

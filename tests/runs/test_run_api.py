@@ -351,7 +351,11 @@ def test_a_stopped_chain_names_no_model_and_the_command_that_continues_it(target
 
 def test_a_chain_at_its_limit_says_what_continues_it(target: Target) -> None:
     undriven_chain(target)
-    FOLDER.save_workflow(workflow(total_seconds=90), target.storage)
+    used_up = replace(workflow(total_seconds=90), hash_without_max_runtime="h")
+    FOLDER.save_workflow(used_up, target.storage)
     outcome = attach(RUN, target).wait()
     assert outcome.exit_code == 6
-    assert outcome.hint == "the same job launched under the same name with a higher limit continues it"
+    assert outcome.hint == "the same job launched under the same name with a higher max_runtime continues it"
+    # By its hash, a run of an earlier release is of another job than one with another max_runtime.
+    FOLDER.save_workflow(replace(used_up, hash_without_max_runtime=""), target.storage)
+    assert attach(RUN, target).wait().hint == ""
