@@ -81,14 +81,21 @@ def wrong_type_error(value: object, expected: str, example: str) -> JobError:
 
 
 class AccountError(SmlaunchError):
+    """The account refuses it: a missing permission, role or region, a quota, or a cap reached before the
+    start."""
+
     exit_code = EXIT_REFUSED
 
 
 class ServiceError(SmlaunchError):
+    """The service had no capacity, or failed after retries."""
+
     exit_code = EXIT_SERVICE
 
 
 class TrainingFailed(SmlaunchError):
+    """The training itself failed. The message names the process that failed first and its exit code."""
+
     exit_code = EXIT_TRAINING_FAILED
 
 
@@ -107,10 +114,14 @@ class FunctionError(TrainingFailed):
 
 
 class StoppedByUser(SmlaunchError):
+    """A person has stopped the run."""
+
     exit_code = EXIT_STOPPED
 
 
 class LimitReached(SmlaunchError):
+    """The run has ended at its limit of time or cost."""
+
     exit_code = EXIT_LIMIT
 
 

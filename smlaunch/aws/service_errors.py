@@ -187,7 +187,7 @@ def to_user_error(
     if is_transient_error(error):
         return ServiceError(
             f"{error.operation}: {location} still returns {code} after retries: {message}; "
-            "the same command with the same --name continues from here"
+            "the same launch under the same name continues from here"
         )
     if _is_credential_error(error):
         return AccountError(_explain_credential_error(error, location, credentials))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 
 from smlaunch.secrets.masking import mask_text
 from smlaunch.text.format import wrap_words
+from smlaunch.text.terminal import terminal_width
 
 if TYPE_CHECKING:
     from smlaunch.aws.interfaces import CallError
@@ -35,11 +35,6 @@ def is_terminal(stream: IO[str]) -> bool:
 def has_colours(stream: IO[str]) -> bool:
     """Whether text for a stream is coloured: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
-
-
-def terminal_width(stream: IO[str]) -> int | None:
-    """Return the columns of a terminal; None for a file or a pipe, whose lines stay whole."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def style_for(stream: IO[str], text: str, **style: Any) -> str:

@@ -275,7 +275,7 @@ def print_results(run_outcome: RunOutcome, connection: Connection) -> None:
             ("checkpoints", outcome.last_job.checkpoints_uri),
         ):
             if uri:
-                echo(f"{label}{run_suffix}: {connection.local_path(uri) or uri}")
+                echo(f"{label}{run_suffix}: {connection.target.local_path(uri) or uri}")
 
 
 def _advise_after_failure(outcome: RunOutcome, failed_job: JobOutcome, connection: Connection) -> str:

@@ -70,8 +70,9 @@ def plan(
             document["simulation"] = simulation.to_dict()
         click.echo(json.dumps(document, indent=2))
         return 0
-    from smlaunch.cli.console import has_colours, terminal_width
+    from smlaunch.cli.console import has_colours
     from smlaunch.render.plan_text import as_text
+    from smlaunch.text.terminal import terminal_width
 
     paint = _paint if has_colours(sys.stdout) else None
     click.echo(as_text(prepared_run.plan, paint, terminal_width(sys.stdout)), color=has_colours(sys.stdout))

@@ -60,13 +60,6 @@ class Connection(NamedTuple):
         """The option with which a later command uses the same target, with a space in front."""
         return self.target.cli_flag
 
-    def local_path(self, uri: str | None) -> Path | None:
-        """Return the file behind an S3 address of the local endpoint."""
-        if self.state_dir is None or not uri or not uri.startswith("s3://"):
-            return None
-        path = self.state_dir / "s3" / uri[len("s3://") :]
-        return path if path.exists() else None
-
 
 @contextmanager
 def open_connection(
@@ -134,7 +127,7 @@ def _connect_to_background_endpoint(
 ) -> Connection:
     """Return the connection to the endpoint that `smlaunch local start` started; it finds the endpoint's new
     address after a restart."""
-    target = target_of_endpoint(endpoint, region, _EndpointLocator(state_root, endpoint))
+    target = target_of_endpoint(endpoint, region, _EndpointLocator(state_root, endpoint), state_root)
     return Connection(target, state_dir=state_root)
 
 
@@ -210,7 +203,7 @@ def _open_embedded_endpoint(
     executor = options.get("executor") or DEFAULT_EXECUTOR
     endpoint = Endpoint(root, isolation=options.get("isolation"), executor=executor, settings=settings)
     with _EndpointOnDemand(endpoint) as locate_endpoint:
-        target = target_of_endpoint(endpoint.preview(), options["region"], locate_endpoint)
+        target = target_of_endpoint(endpoint.preview(), options["region"], locate_endpoint, root)
         yield Connection(target, has_embedded_endpoint=True, state_dir=root)
 
 
@@ -289,9 +282,10 @@ def target_of_endpoint(
     info: EndpointInfo,
     region: str | None = None,
     locate_endpoint: Callable[[], EndpointAddress] | None = None,
+    state_dir: Path | None = None,
 ) -> Target:
     """Return an endpoint as a target. ``locate_endpoint``: returns its current address, unless it stays where
-    ``info`` says."""
+    ``info`` says. ``state_dir``: the endpoint's, where its files are to be found by path."""
     from smlaunch.runs.launch_target import EndpointAddress, Target
 
     address = EndpointAddress(info.url, info.access_key, info.secret_key)
@@ -302,6 +296,7 @@ def target_of_endpoint(
         role=info.role_arn,
         bucket=info.bucket,
         facts=describe_endpoint_facts(info),
+        state_dir=state_dir,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from smlaunch.planner.plan import RunPlan
+from smlaunch.text.terminal import terminal_width
 
 
 class Plan(RunPlan):
@@ -17,9 +20,17 @@ class Plan(RunPlan):
         """Return the same plan as one that prints itself."""
         return cls(**{field.name: getattr(plan, field.name) for field in fields(RunPlan)})
 
+    @property
+    def requests(self) -> list[Mapping[str, Any]]:
+        """The requests of all planned jobs, in order, as boto3 takes them. What is shown of them has secrets
+        masked."""
+        from smlaunch.render.masked_request import MaskedRequest
+
+        return [MaskedRequest(request) for request in super().requests]
+
     def to_dict(self) -> dict[str, Any]:
         """The document of ``plan --json`` in plain types; docs/planner.md lists the keys. Secrets are
-        masked here, not in ``requests``."""
+        masked here; ``requests`` has their values."""
         from smlaunch.render.plan_document import plan_as_dict
 
         return plan_as_dict(self)
@@ -31,6 +42,7 @@ class Plan(RunPlan):
         return plan_as_html(self)
 
     def __str__(self) -> str:
+        """Return the plan as text, wrapped to the width of the terminal if the program prints to one."""
         from smlaunch.render.plan_text import as_text
 
-        return as_text(self)
+        return as_text(self, width=terminal_width(sys.stdout))

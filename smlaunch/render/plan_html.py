@@ -24,8 +24,9 @@ from smlaunch.render.plan_text import describe_launch_steps, plan_headline, summ
 from smlaunch.secrets.masking import mask_document
 
 _STYLE_SHEET = """
-.smlaunch table {border-collapse: collapse; margin: .4em 0;}
-.smlaunch th, .smlaunch td {text-align: left; vertical-align: top; padding: .15em .8em .15em 0;
+.smlaunch table {border-collapse: collapse; margin: .4em 0 !important;}
+.smlaunch tr {background: none !important;}
+.smlaunch th, .smlaunch td {text-align: left !important; vertical-align: top; padding: .15em .8em .15em 0;
   border-bottom: 1px solid rgba(128, 128, 128, .35); background: none; font-size: 100%;}
 .smlaunch th {font-weight: 600; white-space: nowrap;}
 .smlaunch .chosen td {font-weight: 600;}

@@ -48,7 +48,7 @@ def as_text(plan: RunPlan, paint: Paint | None = None, width: int | None = None)
     of its columns: all lines are wrapped at words to it. Without it, rows of the summary stay whole."""
     reasons = (f"{reason.explanation} [{reason.rule}]" for reason in plan.reasons)
     blocks = [
-        [plan_headline(plan)],
+        list(_wrapped_lines([plan_headline(plan)], width, "  ")),
         _table_lines(summary_rows(plan), width),
         ["Why", *wrap_bullets("-", reasons, width or WIDTH)],
     ]

@@ -31,10 +31,12 @@ _CURVE_MARGIN = 3.0
 _STYLE_SHEET = """
 .smlaunch-run {border-left: .25em solid; padding: .1em 0 .1em .8em; margin: .3em 0; max-width: 46em;}
 .smlaunch-run p {margin: .2em 0; overflow-wrap: anywhere;}
-.smlaunch-run table {border-collapse: collapse; margin: .4em 0; display: table;}
-.smlaunch-run th, .smlaunch-run td {text-align: left; vertical-align: top; padding: .1em .8em .1em 0;
-  border: 0; background: none; font-size: 100%; overflow-wrap: anywhere;}
-.smlaunch-run th {font-weight: 600; white-space: nowrap;}
+.smlaunch-run table {border-collapse: collapse; margin: .4em 0 !important; display: table;}
+.smlaunch-run tr {background: none !important;}
+.smlaunch-run th, .smlaunch-run td {text-align: left !important; vertical-align: top; border: 0;
+  padding: .1em .8em .1em 0; background: none; font-size: 100%; overflow-wrap: anywhere;
+  max-width: none !important; white-space: normal !important;}
+.smlaunch-run th {font-weight: 600; white-space: nowrap !important;}
 .smlaunch-run .bar {height: .45em; max-width: 320px; border-radius: .2em;
   background: rgba(128, 128, 128, .3);}
 .smlaunch-run .bar div {height: 100%; border-radius: .2em;}

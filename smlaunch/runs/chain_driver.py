@@ -23,7 +23,14 @@ from smlaunch.planner.plan import PlannedJob
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_checkpoints import RunCheckpoints
-from smlaunch.runs.run_driver import MessageCallback, RunDriver, SleepFunction, log_message, resume_hint
+from smlaunch.runs.run_driver import (
+    MessageCallback,
+    RunDriver,
+    SleepFunction,
+    log_message,
+    log_progress,
+    resume_hint,
+)
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_outcome import RunOutcome
 from smlaunch.runs.run_state import (
@@ -69,6 +76,7 @@ class ChainDriver(RunDriver):
         self._checkpoints = None if uri is None else RunCheckpoints(uri, target.storage)
         self._target = target
         self._on_message = on_message or log_message
+        self._on_progress_message = log_progress if self._on_message is log_message else self._on_message
         self._clock = clock
         self._failed_job_to_retry: JobName | None = None
         self._reported_jobs: set[JobName] = set()
@@ -296,7 +304,8 @@ class ChainDriver(RunDriver):
         self._reported_jobs.add(job_name)
         attempt_text = f", attempt {job_name.attempt}" if job_name.attempt > 1 else ""
         pause_text = f"; in {pause_seconds:.0f} s" if pause_seconds >= 1 else ""
-        self._on_message(f"segment {job_name.segment}{attempt_text}: {action.reason}{pause_text}")
+        report = self._on_message if job_name.attempt > 1 else self._on_progress_message
+        report(f"segment {job_name.segment}{attempt_text}: {action.reason}{pause_text}")
 
     def _report_overdue_job(self, action: SubmitJob) -> None:
         """Report once that a due job is not submitted by any driver."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -180,6 +181,8 @@ class Target:
     locate_endpoint: Callable[[], EndpointAddress] | None = field(default=None, repr=False)
     """Returns the current address of an endpoint, which may start with the first request, and restart at
     another address. Called before each request. None for a region."""
+    state_dir: Path | None = field(default=None, repr=False)
+    """The directory of this machine's endpoint; None for a region."""
 
     @classmethod
     def region(
@@ -252,6 +255,7 @@ class Target:
         role: str | None = None,
         bucket: str | None = None,
         facts: EndpointFacts | None = None,
+        state_dir: Path | None = None,
     ) -> Target:
         """Return an endpoint that is asked for its address before each request; else as ``endpoint``."""
         return cls(
@@ -264,6 +268,7 @@ class Target:
             bucket=bucket,
             facts=facts,
             locate_endpoint=locate_endpoint,
+            state_dir=state_dir,
         )
 
     def __reduce__(self) -> NoReturn:
@@ -290,6 +295,14 @@ class Target:
     def cli_flag(self) -> str:
         """The option with which a command uses this machine, with a space in front; empty for a region."""
         return " --local" if self.kind == "local" else ""
+
+    def local_path(self, uri: str | None) -> Path | None:
+        """Return the file or folder of this machine that an S3 address of its endpoint names, such as an
+        outcome's ``model_artifacts``; None where there is none, and for a region."""
+        if self.state_dir is None or not uri or not uri.startswith("s3://"):
+            return None
+        path = self.state_dir / "s3" / uri[len("s3://") :]
+        return path if path.exists() else None
 
     @property
     def credential_source(self) -> CredentialSource:

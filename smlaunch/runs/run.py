@@ -22,7 +22,7 @@ from smlaunch.runs.missing_files import add_missing_file_hint
 from smlaunch.runs.progress_estimate import ProgressTracker
 from smlaunch.runs.run_driver import RunDriver, SleepFunction
 from smlaunch.runs.run_observation import RunObservation
-from smlaunch.runs.run_outcome import RunOutcome, summarize_run
+from smlaunch.runs.run_outcome import RunOutcome, count_jobs, summarize_run
 from smlaunch.runs.submit_job import stop_job
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line, with the status as it was read last. Makes no request."""
-        job_count = len(self.jobs)
-        jobs_text = f"{job_count} job{'' if job_count == 1 else 's'}"
-        return f"Run({self.name!r}, {self._last_status}, {jobs_text}, {self.target.short_name})"
+        return f"Run({self.name!r}, {self._last_status}, {count_jobs(self.jobs)}, {self.target.short_name})"
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied: it holds connections, and all its state is at the service."""

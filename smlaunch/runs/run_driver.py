@@ -36,13 +36,19 @@ def log_message(text: str) -> None:
     logging.getLogger("smlaunch").warning("%s", text)
 
 
+def log_progress(text: str) -> None:
+    """Log what a run does as planned, where its caller has no callback for it: unlike ``log_message`` nothing
+    to look at, so that Python shows it only where the program asks for it."""
+    logging.getLogger("smlaunch").info("%s", text)
+
+
 def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False) -> str:
     """Return how a chain goes on that was stopped, has reached a limit of the whole run, or whose next job
     nobody has submitted yet; empty for any other run. ``is_driving``: this process submits it while it waits
     for the run."""
     if not outcome.jobs or not outcome.last_job.is_finished:
         return ""
-    command = f"`smlaunch resume {outcome.run}{target.cli_flag}`"
+    command = f"`smlaunch resume {outcome.run}{target.cli_flag}` (in Python: `resume()`)"
     if outcome.exit_code is None:
         own_text = "; this program does so in wait, result and exception" if is_driving else ""
         return f"{command} submits the next job, if no client does{own_text}"

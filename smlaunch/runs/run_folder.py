@@ -83,7 +83,7 @@ class RunFolder(NamedTuple):
         return (
             f"s3://{self.bucket}/{self.prefix}{WORKFLOW_FILE} is missing, by which the jobs of {run} follow "
             "each other: whether the run has come to its end is not known; put the file back (an earlier "
-            "version of the object, if the bucket keeps them), or launch the rest under another --name"
+            "version of the object, if the bucket keeps them), or launch the rest under another name"
         )
 
     def foreign_workflow_message(self, other_run: str) -> str:

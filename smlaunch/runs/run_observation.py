@@ -70,7 +70,7 @@ class RunObservation:
         outcome = self.outcome
         has_ended = outcome is not None and outcome.exit_code is not None
         where = "this machine" if target.kind == "local" else f"region {target.region_name}"
-        rows = [*self._result_rows(), ("where", where), ("jobs", _jobs_text(jobs))]
+        rows = [*self._result_rows(target), ("where", where), ("jobs", _jobs_text(jobs))]
         if not self._observed_at:
             first_words = "attached to it" if is_attached else "launched"
             return RunCard(run, first_words, "running", rows, hint="run.wait() follows it")
@@ -161,7 +161,7 @@ class RunObservation:
         so_far = " so far" if self.outcome.exit_code is None else ""
         return [("cost", f"{format_dollars(dollars)}{so_far}, estimated from on-demand prices")]
 
-    def _result_rows(self) -> list[tuple[str, str]]:
+    def _result_rows(self, target: Target) -> list[tuple[str, str]]:
         """Return how long the jobs have trained, where results are, and what the hosts have warned of."""
         if self.outcome is None or not self.outcome.jobs:
             return []
@@ -182,7 +182,9 @@ class RunObservation:
         models = [
             one.model_artifacts for one in self.outcome.individual_outcomes if one.exit_code is not None
         ]
-        rows += [("model", model) for model in models[:_MAX_SHOWN_MODELS] if model]
+        rows += [
+            ("model", str(target.local_path(model) or model)) for model in models[:_MAX_SHOWN_MODELS] if model
+        ]
         return rows + [("warning", warning) for warning in self.outcome.warnings[:_MAX_SHOWN_WARNINGS]]
 
 

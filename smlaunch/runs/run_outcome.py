@@ -13,7 +13,7 @@ Source: SecondaryStatus and FailureReason of the SageMaker API reference, Descri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ class JobOutcome:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunOutcome:
     """State or end of a run."""
 
@@ -114,6 +114,11 @@ class RunOutcome:
     hint: str = ""
     """What helps the user: why a file that the failure names was not uploaded, or what continues a chain that
     was stopped, has reached a limit, or is not driven. Empty where nothing is known."""
+
+    def __repr__(self) -> str:
+        """Return one line: a notebook shows it below the cell that waited, and the jobs say the same at
+        length."""
+        return f"{type(self).__name__}({self.run!r}, {self.status}, {count_jobs(self.jobs)})"
 
     @property
     def last_job(self) -> JobOutcome:
@@ -258,6 +263,10 @@ def checkpoints_uri_of_job(description: Mapping[str, Any]) -> str | None:
     synced_uri = description.get("CheckpointConfig", {}).get("S3Uri")
     uri = synced_uri or description.get("Environment", {}).get(CHECKPOINTS_URI_VARIABLE)
     return str(uri) if uri else None
+
+
+def count_jobs(jobs: Sequence[object]) -> str:
+    return f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}"
 
 
 def summarize_run(outcome: RunOutcome) -> str:

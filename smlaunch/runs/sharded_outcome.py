@@ -11,7 +11,7 @@ from smlaunch.contract.run_names import JobName
 from smlaunch.runs.run_outcome import JobOutcome, RunOutcome, summarize_run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ShardedRunOutcome(RunOutcome):
     """Outcome of a sharded run. ``jobs`` holds the jobs of all shards."""
 

@@ -29,7 +29,7 @@ class SingleJobDriver(RunDriver):
         self._jobs.describe()
         if self._jobs.is_stopping or not self._jobs.is_running:
             state = "is being stopped" if self._jobs.is_stopping else "has ended"
-            text = f"{self._jobs.run} is a single job that {state}; launch it again under another --name"
+            text = f"{self._jobs.run} is a single job that {state}; launch it again under another name"
             raise JobError([Problem("", text)])
 
     def stop(self, outcome: RunOutcome) -> None:

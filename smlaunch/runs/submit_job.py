@@ -123,8 +123,8 @@ def _unknown_submission_result_error(planned_job: PlannedJob, error: CallError, 
     run = planned_job.name if name is None else name.run
     text = (
         f"{error.message}; the job {planned_job.name} may run nevertheless: "
-        f"`smlaunch show {run}{target.cli_flag}` shows whether it does, and the same command with --name "
-        f"{run} goes on with it"
+        f"`smlaunch show {run}{target.cli_flag}` shows whether it does, and the same launch under the "
+        f"name {run} goes on with it"
     )
     return CallError(error.operation, error.code, text, error.http_status)
 
@@ -155,7 +155,7 @@ def find_existing_job(
         [
             Problem(
                 "name",
-                f"the training job {planned_job.name} exists already and {problem}; take another --name",
+                f"the training job {planned_job.name} exists already and {problem}; take another name",
             )
         ]
     )

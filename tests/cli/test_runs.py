@@ -49,7 +49,7 @@ def test_a_run_from_start_to_result(endpoint_shell: Shell) -> None:
     )
     assert second_result.code == 0 and "exists already with the same job" in second_result.err
     other = endpoint_shell("run", "train.py", "--local", "--name", "fine")
-    assert other.code == 2 and "take another --name" in other.err
+    assert other.code == 2 and "take another name" in other.err
 
 
 def test_a_failure_shows_the_traceback_first_then_who_then_the_next_step(endpoint_shell: Shell) -> None:

@@ -145,5 +145,16 @@ def test_the_job_for_a_region_is_planned_without_an_account(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("notebook", [QUICKSTART, STUDIO], ids=lambda path: path.stem)
+def test_the_first_cells_survive_run_all_twice(notebook: Path, tmp_path: Path) -> None:
+    """After a kernel's restart, with the files of the first time in the folder."""
+    (setup,) = ["".join(cell["source"]) for cell in code_cells(notebook) if "prepare_digits" in str(cell)]
+    contents = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=120)
+        contents.append({path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
+    assert contents[0] == contents[1], "the same job, so that the same name finds the run"
+
+
+@pytest.mark.parametrize("notebook", [QUICKSTART, STUDIO], ids=lambda path: path.stem)
 def test_the_notebook_is_kept_without_outputs(notebook: Path) -> None:
     assert not any(cell["outputs"] for cell in code_cells(notebook))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -140,7 +142,7 @@ def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None
     launch(job, target)
     puts_before = list(storage(target).puts)
     other = Job.from_mapping({**job.to_mapping(), "hyperparameters": {"lr": 0.2}})
-    with pytest.raises(JobError, match="was made of another job, source or data; take another --name"):
+    with pytest.raises(JobError, match="was made of another job, source or data; take another name"):
         launch(other, target)
     assert storage(target).puts == puts_before, "what lies at the run's place belongs to the first job"
 
@@ -190,6 +192,46 @@ def test_a_refusal_names_the_next_step(job: Job, target: Target) -> None:
     ]
     with pytest.raises(AccountError, match="allow the caller sagemaker:CreateTrainingJob"):
         launch(job, target)
+
+
+def test_a_displayed_request_has_its_secrets_masked_and_boto3_gets_them(job: Job, target: Target) -> None:
+    secrets = {"MY_PASSWORD": "hunter2hunter2", "DB": "postgres://u:sesame99@h/db"}
+    with_secrets = job.with_changes(environment={**secrets, "MODE": "fast"})
+    (request,) = plan(with_secrets, target).requests
+    texts = [
+        repr(request),
+        str(request),
+        f"{request['Environment']}",
+        pretty(request),
+        pretty(request["Environment"]),
+    ]
+    for text in texts:
+        assert "hunter2" not in text and "sesame99" not in text and "'MODE': 'fast'" in text
+    assert json.loads(json.dumps(request))["Environment"].items() >= secrets.items()
+    assert isinstance(request, dict) and request["Environment"]["MY_PASSWORD"] == "hunter2hunter2"
+    launch(with_secrets, target)
+    assert control(target).created[0]["Environment"].items() >= secrets.items()
+
+
+def pretty(value: Any) -> str:
+    """Returns what IPython asks such an object for."""
+    printed: list[Any] = []
+    value._repr_pretty_(SimpleNamespace(pretty=printed.append), False)
+    assert type(printed[0]) is dict, "which IPython lays out itself"
+    return str(printed[0])
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_printed_plan_has_the_width_of_the_terminal(
+    job: Job, target: Target, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    job_plan = plan(job, target)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+        patch.setenv("COLUMNS", str(columns))
+        lines = str(job_plan).splitlines()
+    assert not [line for line in lines if len(line) > columns and len(line.split()) > 1]
+    assert max(map(len, lines)) > columns / 2
 
 
 def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, target: Target) -> None:

@@ -108,7 +108,7 @@ def translate(code: str, message: str, operation: str = "CreateTrainingJob", sta
         ),
         ("UnrecognizedClientException", "The token is invalid", AccountError, "add --local"),
         ("NoCredentials", "Unable to locate credentials", AccountError, "aws configure"),
-        ("ThrottlingException", "Rate exceeded", ServiceError, "same --name continues from here"),
+        ("ThrottlingException", "Rate exceeded", ServiceError, "same name continues from here"),
         ("ValidationException", "bad image", JobError, "bad image"),
         (UNREACHABLE, "Could not connect", ServiceError, "check the network"),
     ],

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,8 +201,8 @@ def test_a_loop_of_done_says_that_nobody_submits_the_next_job(target: Target) ->
         f"`smlaunch resume {RUN}` does so too"
     ]
     assert run.describe().hint == (
-        f"`smlaunch resume {RUN}` submits the next job, if no client does; this program does so in wait, "
-        "result and exception"
+        f"`smlaunch resume {RUN}` (in Python: `resume()`) submits the next job, if no client does; this "
+        "program does so in wait, result and exception"
     )
 
 
@@ -223,7 +224,10 @@ def undriven_chain(target: Target) -> Run:
 def test_it_says_which_command_continues_it(target: Target, kind: str) -> None:
     target, flag = (local(target), " --local") if kind == "local" else (target, "")
     outcome = undriven_chain(target).describe()
-    assert outcome.hint == f"`smlaunch resume {RUN}{flag}` submits the next job, if no client does"
+    assert (
+        outcome.hint
+        == f"`smlaunch resume {RUN}{flag}` (in Python: `resume()`) submits the next job, if no client does"
+    )
     document = outcome.to_dict()
     assert (document["because"], document["hint"]) == (
         f"{RUN}-s1-a1: completed; the next job is due",
@@ -329,6 +333,35 @@ def test_a_copy_of_a_target_is_refused_with_the_way_to_another_one(
         copy_target(local(target))
 
 
+def test_an_outcome_is_shown_as_one_line(target: Target) -> None:
+    control(target).descriptions_by_job[JOB] = [COMPLETED]
+    assert repr(attach("demo", target).result()) == "RunOutcome('demo', Completed, 1 job)"
+    chain = driven_chain(target).describe()
+    assert repr(chain) == f"RunOutcome({RUN!r}, InProgress, 1 job)"
+
+
+def test_an_ordinary_next_job_of_a_chain_is_no_warning(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "smlaunch"):
+        run = undriven_chain(target)
+        run.resume()
+        run.result()
+    texts = {record.getMessage().partition(":")[0]: record.levelname for record in caplog.records}
+    assert texts["segment 2"] == "INFO" and "WARNING" not in texts.values()
+
+
+def test_an_address_of_this_machines_endpoint_is_a_file(target: Target, tmp_path: Path) -> None:
+    path = tmp_path / "s3" / "bucket" / "model.tar.gz"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    here = replace(local(target), state_dir=tmp_path)
+    assert here.local_path("s3://bucket/model.tar.gz") == path
+    for uri in ("s3://bucket/other", None, "https://bucket/model.tar.gz"):
+        assert here.local_path(uri) is None
+    assert target.local_path("s3://bucket/model.tar.gz") is None
+
+
 def test_an_outcome_can_be_in_a_set(target: Target) -> None:
     control(target).descriptions_by_job[JOB] = [COMPLETED]
     outcome = attach("demo", target).result()
@@ -345,7 +378,7 @@ def test_a_stopped_chain_names_no_model_and_the_command_that_continues_it(target
     outcome = attach(RUN, target).wait()
     assert (outcome.status, outcome.model_artifacts) == ("Stopped", None)
     assert outcome.jobs[0].model_artifacts == "s3://b/model.tar.gz"
-    assert outcome.hint == f"`smlaunch resume {RUN}` continues it"
+    assert outcome.hint == f"`smlaunch resume {RUN}` (in Python: `resume()`) continues it"
     assert str(outcome.error).endswith(f"; {outcome.hint}")
 
 
