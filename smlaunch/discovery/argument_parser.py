@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.discovery.source_modules import SourceModule, keyword_value, literal_of, text_of
 from smlaunch.facts.script_arguments import (
@@ -46,7 +46,7 @@ def _count_parsers(module: SourceModule) -> int:
 
 
 def _is_parser_call(module: SourceModule, call: ast.Call) -> bool:
-    return module.name_of(call.func) == "argparse.ArgumentParser"
+    return module.qualified_name_of(call.func) == "argparse.ArgumentParser"
 
 
 def _calls_function_around(entry: SourceModule, module: SourceModule) -> bool:
@@ -57,13 +57,24 @@ def _calls_function_around(entry: SourceModule, module: SourceModule) -> bool:
         for call in module.calls
         if is_parse_call(call) and (function := module.function_around(call)) is not None
     }
-    called_names = {entry.name_of(call.func).rpartition(".")[2] for call in entry.calls}
+    called_names = {entry.called_function(call) for call in entry.calls}
     return not functions.isdisjoint(called_names)
 
 
 def is_parse_call(call: ast.Call) -> bool:
     """Whether a call is that of a method by which a parser parses the command line."""
     return isinstance(call.func, ast.Attribute) and call.func.attr in _PARSE_METHODS
+
+
+class _AddedArguments(NamedTuple):
+    """What the calls of ``add_argument`` and its like add to a parser."""
+
+    arguments: tuple[ScriptArgument, ...]
+    is_complete: bool
+    """False if the parser may have further arguments, which literals do not show."""
+
+    required_groups: frozenset[str]
+    """Groups of which the command line certainly must have one argument, by the name of their variable."""
 
 
 def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> ArgumentParserFacts | None:
@@ -76,75 +87,93 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         return None
     parse_call = parse_calls[0]
     assert isinstance(parse_call.func, ast.Attribute)
-    is_complete = not any(
-        keyword.arg in (*_PARSER_SETTINGS_THAT_CHANGE_PARSING, None) for keyword in parser_call.keywords
+    parse_method = parse_call.func.attr
+    added = _read_added_arguments(module, modules)
+    names = [name for argument in added.arguments for name in argument.names]
+    has_unusual_settings = any(
+        keyword.arg is None or keyword.arg in _PARSER_SETTINGS_THAT_CHANGE_PARSING
+        for keyword in parser_call.keywords
     )
-    arguments: list[ScriptArgument] = []
-    members_by_group: dict[tuple[str, bool], list[ScriptArgument]] = {}
-    # Positional and optional arguments in any order; an alias, such as ``add = parser.add_argument``.
-    if "intermixed" in parse_call.func.attr or any(_has_alias(each) for each in modules):
-        is_complete = False
-    has_subcommands = False  # then no argument is required of every command
-    calls = list(module.calls)
-    for function_module, function in _functions_given_a_parser(module, modules):
+    exits_on_error = literal_of(keyword_value(parser_call, "exit_on_error"), True) is True
+    return ArgumentParserFacts(
+        arguments=added.arguments,
+        place=module.place_of(parse_call),
+        is_complete=added.is_complete
+        and not has_unusual_settings
+        and "intermixed" not in parse_method  # positional and optional arguments in any order
+        and len(names) == len(set(names)),
+        rejects_unknown="known" not in parse_method,
+        is_certain=module.runs_certainly(parse_call) and exits_on_error,
+        allows_abbreviations=literal_of(keyword_value(parser_call, "allow_abbrev"), True) is not False,
+        required_groups=added.required_groups,
+    )
+
+
+def _read_added_arguments(parser_module: SourceModule, modules: Sequence[SourceModule]) -> _AddedArguments:
+    """Return what is added to the parser that a module makes: by the calls in that module, and in functions
+    of other modules that it passes the parser to."""
+    is_complete = not any(_has_alias(module) for module in modules)
+    calls = list(parser_module.calls)
+    for function_module, function in _functions_given_a_parser(parser_module, modules):
         if function is None:
             is_complete = False  # a library's, which may add any argument
-        elif function_module is not module:
+        elif function_module is not parser_module:
             calls += [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    methods = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
+    if not methods.isdisjoint(("add_subparsers", "add_argparse_args")):
+        is_complete = False
+    arguments: list[ScriptArgument] = []
+    members_by_group: dict[_ExclusiveGroup, list[ScriptArgument]] = {}
     for call in calls:
-        if not isinstance(call.func, ast.Attribute):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
-        if call.func.attr == "add_subparsers":
-            has_subcommands = True
-        if call.func.attr in ("add_subparsers", "add_argparse_args"):
-            is_complete = False
-        if call.func.attr != "add_argument":
-            continue
-        owner = next(each for each in modules if call in each.call_set)
-        argument = _read_argument(owner, call)
+        calling_module = next(module for module in modules if call in module.call_set)
+        argument = _read_argument(calling_module, call)
         if argument is None:
             is_complete = False
-        else:
-            arguments.append(argument)
-            group = _exclusive_group_of(owner, call)
-            if group is not None:
-                members_by_group.setdefault(group, []).append(argument)
-    names = [name for argument in arguments for name in argument.names]
-    return ArgumentParserFacts(
-        arguments=tuple(
-            argument._replace(is_certain=argument.is_certain and not has_subcommands)
-            for argument in arguments
-        ),
-        place=module.place_of(parse_call),
-        is_complete=is_complete and len(names) == len(set(names)),
-        rejects_unknown="known" not in parse_call.func.attr,
-        is_certain=module.runs_certainly(parse_call)
-        and literal_of(keyword_value(parser_call, "exit_on_error"), True) is True,
-        allows_abbreviations=literal_of(keyword_value(parser_call, "allow_abbrev"), True) is not False,
-        required_groups=frozenset(
-            name
-            for (name, is_required), members in members_by_group.items()
-            if is_required and all(each.is_certain and each.exclusive_group for each in members)
-        ),
+            continue
+        arguments.append(argument)
+        group = _exclusive_group_of(calling_module, call)
+        if group is not None:
+            members_by_group.setdefault(group, []).append(argument)
+    if "add_subparsers" in methods:  # then no argument is required of every command
+        arguments = [argument._replace(is_certain=False) for argument in arguments]
+    required_groups = frozenset(
+        group.name
+        for group, members in members_by_group.items()
+        if group.is_required and all(member.is_certain and member.exclusive_group for member in members)
     )
+    return _AddedArguments(tuple(arguments), is_complete, required_groups)
 
 
-def _exclusive_group_of(module: SourceModule, call: ast.Call) -> tuple[str, bool] | None:
-    """Return the name of the exclusive group that an argument is added to, and whether the group is certainly
-    required; None for another argument."""
+class _ExclusiveGroup(NamedTuple):
+    """A group of arguments of which a command line may have one."""
+
+    name: str
+    """Name of the variable that is assigned the group."""
+
+    is_required: bool
+    """Whether a command line certainly must have one."""
+
+
+def _exclusive_group_of(module: SourceModule, call: ast.Call) -> _ExclusiveGroup | None:
+    """Return the exclusive group that a call of ``add_argument`` adds an argument to; None for another
+    argument."""
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
         return None
     name = call.func.value.id
-    group = module.values_assigned_once.get(name)
-    if not isinstance(group, ast.Call) or not isinstance(group.func, ast.Attribute):
+    group_call = module.values_assigned_once.get(name)
+    if not isinstance(group_call, ast.Call) or not isinstance(group_call.func, ast.Attribute):
         return None
-    if group.func.attr != "add_mutually_exclusive_group":
+    if group_call.func.attr != "add_mutually_exclusive_group":
         return None
-    return name, literal_of(keyword_value(group, "required"), False) is True and module.runs_certainly(group)
+    is_stated = literal_of(keyword_value(group_call, "required"), False) is True
+    return _ExclusiveGroup(name, is_stated and module.runs_certainly(group_call))
 
 
 def _has_alias(module: SourceModule) -> bool:
-    """Whether a module uses ``add_argument`` otherwise than by calling it."""
+    """Whether a module uses ``add_argument`` otherwise than by calling it: ``add = parser.add_argument`` may
+    add any argument."""
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == "add_argument"
@@ -162,17 +191,19 @@ def _parses_command_line(module: SourceModule, parse_call: ast.Call) -> bool:
     if not isinstance(value, ast.Name) or function is None:
         return False
     # def main(argv=None): parser.parse_args(argv), and main(), main(None) or main(sys.argv[1:])
-    parameters = [each.arg for each in function.args.args]
-    defaults = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
+    parameters = [parameter.arg for parameter in function.args.args]
+    default_by_parameter = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
     calls = [
         call for call in module.calls if isinstance(call.func, ast.Name) and call.func.id == function.name
     ]
-    if value.id not in parameters or (not calls and value.id not in defaults):
+    if value.id not in parameters or (not calls and value.id not in default_by_parameter):
         return False
     index = parameters.index(value.id)
-    given = [dict(enumerate(call.args)).get(index) or keyword_value(call, value.id) for call in calls]
-    values = [defaults.get(value.id) if each is None else each for each in given] or [defaults[value.id]]
-    return all(each is not None and text_of(each) in _COMMAND_LINES for each in values)
+    default = default_by_parameter.get(value.id)
+    passed_values = [
+        dict(enumerate(call.args)).get(index) or keyword_value(call, value.id) or default for call in calls
+    ] or [default]
+    return all(passed is not None and text_of(passed) in _COMMAND_LINES for passed in passed_values)
 
 
 def _changes_command_line(node: ast.AST) -> bool:
@@ -201,7 +232,7 @@ def _functions_given_a_parser(
         values = [*call.args, *(keyword.value for keyword in call.keywords)]
         if not any(isinstance(value, ast.Name) and value.id in names for value in values):
             continue
-        function_name = module.name_of(call.func).rpartition(".")[2]
+        function_name = module.called_function(call)
         definitions = [
             (each, node)
             for each in modules
@@ -232,28 +263,22 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
         return None  # **settings
     if not isinstance(module.parents.get(call), ast.Expr):
         return None  # the action may be changed later
-    if not names and isinstance(dest := literal_of(keywords.get("dest"), None), str):
+    dest = literal_of(keywords.get("dest"), None)
+    if not names and isinstance(dest, str):
         names = [dest]
     if not names or not all(isinstance(name, str) and name for name in names):
         return None
-    action_node = keywords.get("action")
-    action = "store" if action_node is None else literal_of(action_node, None)
-    if action_node is not None and not isinstance(action, str):
-        action = module.name_of(action_node).rpartition(".")[2]
     nargs = _read_nargs(module, keywords.get("nargs"))
-    dest = literal_of(keywords.get("dest"), None)
-    is_unknown = nargs is _UNKNOWN or ("dest" in keywords and not isinstance(dest, str))
-    is_class = action not in ACTIONS and action != "BooleanOptionalAction"
-    if is_class and nargs == 0:  # of an own action, which argparse's do not take
-        action, nargs = "store_const", None
-    if is_unknown or (action not in ACTIONS and "nargs" not in keywords and "action" in keywords):
+    if nargs is _UNKNOWN or ("dest" in keywords and not isinstance(dest, str)):
         return None
-    type_node = keywords.get("type")
-    is_builtin = isinstance(type_node, ast.Name) and type_node.id in _SAFE_TYPES
-    type_name = type_node.id if isinstance(type_node, ast.Name) and is_builtin else None
-    if type_name is not None and _defines(module, type_name):
-        type_name = None
-    choices = _read_choices(keywords.get("choices")) if type_node is None or type_name else None
+    action = _read_action(module, keywords.get("action"))
+    # A class of the script's own may take no value; argparse's actions reject this number.
+    if action not in ACTIONS and action != "BooleanOptionalAction" and nargs == 0:
+        action, nargs = "store_const", None
+    if action not in ACTIONS and "action" in keywords and "nargs" not in keywords:
+        return None
+    type_name = _builtin_type_of(module, keywords.get("type"))
+    has_literal_values = "type" not in keywords or type_name is not None
     group = _exclusive_group_of(module, call)
     return ScriptArgument(
         names=tuple(str(name) for name in names),
@@ -261,14 +286,29 @@ def _read_argument(module: SourceModule, call: ast.Call) -> ScriptArgument | Non
         action=action,
         nargs=nargs,
         type_name=type_name,
-        choices=choices,
+        choices=_read_choices(keywords.get("choices")) if has_literal_values else None,
         required=literal_of(keywords.get("required"), False) is True,
         dest=dest if str(names[0]).startswith("-") else None,
         default=literal_of(keywords.get("default"), None),
         is_certain=module.runs_certainly(call),
         # A value that is the default does not count, as argparse sees it.
-        exclusive_group=None if group is None or "default" in keywords else group[0],
+        exclusive_group=None if group is None or "default" in keywords else group.name,
     )
+
+
+def _read_action(module: SourceModule, node: ast.expr | None) -> str:
+    """Return the action of an argument: a name such as ``store_true``, or that of a class."""
+    if node is None:
+        return "store"
+    name = literal_of(node, None)
+    return name if isinstance(name, str) else module.qualified_name_of(node).rpartition(".")[2]
+
+
+def _builtin_type_of(module: SourceModule, node: ast.expr | None) -> str | None:
+    """Return ``int``, ``float`` or ``str``; None for another type, also one of the script of such a name."""
+    if not isinstance(node, ast.Name) or node.id not in _SAFE_TYPES or _defines(module, node.id):
+        return None
+    return node.id
 
 
 _UNKNOWN: Any = object()
@@ -287,7 +327,11 @@ def _read_nargs(module: SourceModule, node: ast.expr | None) -> Any:
     if node is None:
         return None
     by_name = {"argparse.REMAINDER": "...", "argparse.OPTIONAL": "?", "argparse.ZERO_OR_MORE": "*"}
-    value = by_name.get(module.name_of(node)) if isinstance(node, ast.Attribute) else literal_of(node, None)
+    value = (
+        by_name.get(module.qualified_name_of(node))
+        if isinstance(node, ast.Attribute)
+        else literal_of(node, None)
+    )
     return value if isinstance(value, (int, str)) else _UNKNOWN
 
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _NEVER, _POSSIBLE, _CERTAIN = 0, 1, 2
+"""How certainly code runs."""
+
+_ANY_MODULE = -1
 
 _EXITS = ("exit", "quit", "_exit")
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTION_NODES = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class CodeReach(NamedTuple):
@@ -31,149 +34,167 @@ class CodeReach(NamedTuple):
 class _Definition(NamedTuple):
     """The body of a function, which runs where something names the function or its class."""
 
-    module: int
+    module_number: int
     body: Sequence[ast.AST]
-    max_level: int = _CERTAIN
+    max_certainty: int = _CERTAIN
 
 
 @dataclass
 class _Walk:
     """Follows the code from the statements of the modules into the functions that they name."""
 
-    levels: dict[ast.AST, int] = field(default_factory=dict)
+    certainty_by_node: dict[ast.AST, int] = field(default_factory=dict)
     pending: list[tuple[ast.AST, int, int]] = field(default_factory=list)
-    """Nodes with their module's number and level."""
+    """Nodes with the number of their module and their certainty."""
 
     definitions: dict[str, list[_Definition]] = field(default_factory=lambda: defaultdict(list))
-    named: dict[tuple[int, str], int] = field(default_factory=dict)
-    """Level at which a module names something; module -1: as an attribute, which may be any module's."""
+    certainty_by_mention: dict[tuple[int, str], int] = field(default_factory=dict)
+    """How certainly a module names something, by its number and the name. ``_ANY_MODULE``: it is named as an
+    attribute, which may be any module's."""
 
-    def push(self, nodes: Iterable[ast.AST | None], module: int, level: int) -> None:
-        self.pending += [(node, module, level) for node in nodes if node is not None and level]
+    def add_nodes(self, nodes: Iterable[ast.AST | None], module_number: int, certainty: int) -> None:
+        self.pending += [(node, module_number, certainty) for node in nodes if node is not None and certainty]
 
-    def push_block(self, statements: Sequence[ast.AST], module: int, level: int) -> None:
-        """After a statement that may end the function or the program, nothing is certain."""
+    def add_block(self, statements: Sequence[ast.AST], module_number: int, certainty: int) -> None:
+        """Add statements that run one after the other. After one that may end the function or the program,
+        none is certain."""
         for statement in statements:
-            self.push((statement,), module, level)
-            if isinstance(statement, ast.If) and _may_end(statement):
-                level = min(level, _POSSIBLE)
+            self.add_nodes((statement,), module_number, certainty)
+            if isinstance(statement, ast.If) and _may_end_well(statement):
+                certainty = min(certainty, _POSSIBLE)
 
-    def mention(self, name: str, module: int, level: int) -> None:
-        """The code of ``module`` names a function or class."""
-        self.named[module, name] = max(level, self.named.get((module, name), _NEVER))
+    def mention(self, name: str, module_number: int, certainty: int) -> None:
+        """Record that the code of a module names a function or class."""
+        self.certainty_by_mention[module_number, name] = max(
+            certainty, self.certainty_by_mention.get((module_number, name), _NEVER)
+        )
 
     def run(self) -> None:
         while self.pending:
             while self.pending:
-                node, module, level = self.pending.pop()
-                if self.levels.get(node, _NEVER) < level:
-                    self.levels[node] = level
-                    self.visit(node, module, level)
-            self.enter_functions()
+                node, module_number, certainty = self.pending.pop()
+                if self.certainty_by_node.get(node, _NEVER) < certainty:
+                    self.certainty_by_node[node] = certainty
+                    self.visit(node, module_number, certainty)
+            self.visit_mentioned_functions()
 
-    def enter_functions(self) -> None:
-        """Go on in the bodies of named functions, once all code that has been reached is read. A name that a
-        module does not define itself is of another one."""
-        for (module, name), level in self.named.items():
-            definitions = self.definitions.get(name, [])
-            for each in [each for each in definitions if each.module == module] or definitions:
-                body_level = min(level, each.max_level)
-                if each.body and self.levels.get(each.body[0], _NEVER) < body_level:
-                    self.push_block(each.body, each.module, body_level)
+    def visit_mentioned_functions(self) -> None:
+        """Go on in the bodies of the functions that the visited code names. A name that a module does not
+        define itself is of another one."""
+        for (module_number, name), certainty in self.certainty_by_mention.items():
+            all_definitions = self.definitions.get(name, [])
+            own_definitions = [each for each in all_definitions if each.module_number == module_number]
+            for definition in own_definitions or all_definitions:
+                body_certainty = min(certainty, definition.max_certainty)
+                first_statement = next(iter(definition.body), None)
+                if (
+                    first_statement is not None
+                    and self.certainty_by_node.get(first_statement, _NEVER) < body_certainty
+                ):
+                    self.add_block(definition.body, definition.module_number, body_certainty)
 
-    def visit(self, node: ast.AST, module: int, level: int) -> None:
-        maybe = min(level, _POSSIBLE)
-        if isinstance(node, (*_Function, ast.ClassDef)):
-            self.visit_definition(node, module, level)
+    def visit(self, node: ast.AST, module_number: int, certainty: int) -> None:
+        """Add the nodes below a node, each with how certainly it runs if the node itself runs with this
+        certainty."""
+        at_most_possible = min(certainty, _POSSIBLE)
+        if isinstance(node, (*_FUNCTION_NODES, ast.ClassDef)):
+            self.visit_definition(node, module_number, certainty)
         elif isinstance(node, ast.Lambda):
-            self.push((node.args,), module, level)
-            self.push((node.body,), module, maybe)
+            self.add_nodes((node.args,), module_number, certainty)
+            self.add_nodes((node.body,), module_number, at_most_possible)
         elif isinstance(node, ast.If):
-            body, otherwise = self.levels_of_branches(node.test, module, level)
-            self.push((node.test,), module, level)
-            self.push_block(node.body, module, body)
-            self.push_block(node.orelse, module, otherwise)
+            body_certainty, else_certainty = self.certainty_of_branches(node.test, module_number, certainty)
+            self.add_nodes((node.test,), module_number, certainty)
+            self.add_block(node.body, module_number, body_certainty)
+            self.add_block(node.orelse, module_number, else_certainty)
         elif isinstance(node, ast.IfExp):
-            self.push((node.test,), module, level)
-            self.push((node.body, node.orelse), module, maybe)
+            self.add_nodes((node.test,), module_number, certainty)
+            self.add_nodes((node.body, node.orelse), module_number, at_most_possible)
         elif isinstance(node, ast.BoolOp):
-            self.push(node.values[:1], module, level)
-            self.push(node.values[1:], module, maybe)
+            self.add_nodes(node.values[:1], module_number, certainty)
+            self.add_nodes(node.values[1:], module_number, at_most_possible)
         elif isinstance(node, ast.Try):
-            body = level if all(map(_fails_anyway, node.handlers)) else maybe
-            self.push_block(node.body, module, body)
-            self.push_block(node.orelse, module, body)
-            self.push(node.handlers, module, maybe)
-            self.push_block(node.finalbody, module, level)
+            # A handler that goes on with the program hides that its body did not run to the end.
+            handlers_end_program = all(map(_fails_anyway, node.handlers))
+            body_certainty = certainty if handlers_end_program else at_most_possible
+            self.add_block(node.body, module_number, body_certainty)
+            self.add_block(node.orelse, module_number, body_certainty)
+            self.add_nodes(node.handlers, module_number, at_most_possible)
+            self.add_block(node.finalbody, module_number, certainty)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            self.push(node.items, module, level)
-            suppresses = any("suppress" in _last_name(item.context_expr) for item in node.items)
-            self.push_block(node.body, module, maybe if suppresses else level)
+            self.add_nodes(node.items, module_number, certainty)
+            suppresses_errors = any("suppress" in _last_name(item.context_expr) for item in node.items)
+            self.add_block(node.body, module_number, at_most_possible if suppresses_errors else certainty)
         elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-            self.push(ast.iter_child_nodes(node), module, level)
+            self.add_nodes(ast.iter_child_nodes(node), module_number, certainty)
         elif isinstance(node, ast.match_case):
-            self.push((node.pattern, node.guard), module, maybe)
-            self.push_block(node.body, module, maybe)
+            self.add_nodes((node.pattern, node.guard), module_number, at_most_possible)
+            self.add_block(node.body, module_number, at_most_possible)
         else:
-            self.visit_expression(node, module, level)
+            self.visit_expression(node, module_number, certainty)
 
     def visit_definition(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, module: int, level: int
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, module_number: int, certainty: int
     ) -> None:
-        self.push(node.decorator_list, module, level)
+        """Add what the definition of a function or class runs, and record the bodies, which run once the code
+        names it."""
+        self.add_nodes(node.decorator_list, module_number, certainty)
         if isinstance(node, ast.ClassDef):
-            self.push((*node.bases, *node.keywords), module, level)
-            methods = [each for each in node.body if isinstance(each, _Function)]
-            self.push([each for each in node.body if each not in methods], module, level)
+            self.add_nodes((*node.bases, *node.keywords), module_number, certainty)
+            methods = [item for item in node.body if isinstance(item, _FUNCTION_NODES)]
+            self.add_nodes([item for item in node.body if item not in methods], module_number, certainty)
             for method in methods:
-                self.visit_definition(method, module, level)
-                certain = method.name in ("__init__", "__new__", "__call__", "__enter__")
-                definition = _Definition(module, method.body, _CERTAIN if certain else _POSSIBLE)
-                self.definitions[node.name].append(definition)
+                self.visit_definition(method, module_number, certainty)
+                # Of a class that is used, these certainly run.
+                is_certain = method.name in ("__init__", "__new__", "__call__", "__enter__")
+                max_certainty = _CERTAIN if is_certain else _POSSIBLE
+                self.definitions[node.name].append(_Definition(module_number, method.body, max_certainty))
                 # A base class or a decorator may call any method.
                 if node.bases or node.decorator_list:
-                    self.push(method.body, module, min(level, _POSSIBLE))
+                    self.add_nodes(method.body, module_number, min(certainty, _POSSIBLE))
             return
-        self.push((node.args,), module, level)
-        self.definitions[node.name].append(_Definition(module, node.body))
+        self.add_nodes((node.args,), module_number, certainty)
+        self.definitions[node.name].append(_Definition(module_number, node.body))
         if node.decorator_list:  # it may be registered somewhere
-            self.push(node.body, module, min(level, _POSSIBLE))
+            self.add_nodes(node.body, module_number, min(certainty, _POSSIBLE))
 
-    def visit_expression(self, node: ast.AST, module: int, level: int) -> None:
+    def visit_expression(self, node: ast.AST, module_number: int, certainty: int) -> None:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self.mention(node.id, module, level)
+            self.mention(node.id, module_number, certainty)
         elif isinstance(node, ast.Attribute):
-            self.mention(node.attr, -1, level)
+            self.mention(node.attr, _ANY_MODULE, certainty)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            self.mention(node.value, -1, min(level, _POSSIBLE))  # getattr(module, "train")
-        self.push(ast.iter_child_nodes(node), module, level)
+            self.mention(
+                node.value, _ANY_MODULE, min(certainty, _POSSIBLE)
+            )  # getattr(module_number, "train")
+        self.add_nodes(ast.iter_child_nodes(node), module_number, certainty)
 
-    def levels_of_branches(self, test: ast.expr, module: int, level: int) -> tuple[int, int]:
-        """Levels of what an ``if`` does and of its ``else``."""
+    def certainty_of_branches(self, test: ast.expr, module_number: int, certainty: int) -> tuple[int, int]:
+        """Return how certainly the body of an ``if`` runs, and its ``else``."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            body, otherwise = self.levels_of_branches(test.operand, module, level)
+            body, otherwise = self.certainty_of_branches(test.operand, module_number, certainty)
             return otherwise, body
-        value = None
+        known_value: bool | None = None
         if isinstance(test, ast.Constant):
-            value = bool(test.value)
+            known_value = bool(test.value)
         elif _last_name(test) == "TYPE_CHECKING":
-            value = False
+            known_value = False
         elif is_main_test(test):
-            value = module == 0  # the entry script's
-        if value is None:
-            return min(level, _POSSIBLE), min(level, _POSSIBLE)
-        return (level, _NEVER) if value else (_NEVER, level)
+            known_value = module_number == 0  # the entry script's
+        if known_value is None:
+            return min(certainty, _POSSIBLE), min(certainty, _POSSIBLE)
+        return (certainty, _NEVER) if known_value else (_NEVER, certainty)
 
 
 def find_reach(trees: Sequence[ast.Module]) -> CodeReach:
     """Return what of a program certainly runs and what may run. The first tree is the entry script's."""
     walk = _Walk()
     for number, tree in enumerate(trees):
-        walk.push_block(tree.body, number, _CERTAIN)
+        walk.add_block(tree.body, number, _CERTAIN)
     walk.run()
     return CodeReach(
-        frozenset(node for node, level in walk.levels.items() if level == _CERTAIN),
-        frozenset(walk.levels),
+        frozenset(node for node, certainty in walk.certainty_by_node.items() if certainty == _CERTAIN),
+        frozenset(walk.certainty_by_node),
     )
 
 
@@ -188,6 +209,7 @@ def is_main_test(test: ast.expr) -> bool:
 
 
 def _last_name(node: ast.expr) -> str:
+    """Return the last part of a name, or of the name of what is called: ``exit`` of ``sys.exit(1)``."""
     if isinstance(node, ast.Call):
         node = node.func
     if isinstance(node, ast.Attribute):
@@ -200,7 +222,7 @@ def _nodes_of_same_function(statement: ast.AST) -> Iterable[ast.AST]:
     while pending:
         node = pending.pop()
         yield node
-        if not isinstance(node, (*_Function, ast.Lambda, ast.ClassDef)):
+        if not isinstance(node, (*_FUNCTION_NODES, ast.Lambda, ast.ClassDef)):
             pending += ast.iter_child_nodes(node)
 
 
@@ -213,7 +235,7 @@ def _is_exit(node: ast.AST, *, succeeds: bool) -> bool:
     return fails is not succeeds
 
 
-def _may_end(statement: ast.If) -> bool:
+def _may_end_well(statement: ast.If) -> bool:
     """Whether the function or the program may end well in a statement."""
     return any(
         isinstance(node, ast.Return) or _is_exit(node, succeeds=True)
@@ -225,7 +247,6 @@ def _fails_anyway(handler: ast.ExceptHandler) -> bool:
     """Whether the program fails or is interrupted where this handler runs."""
     if handler.type is not None and _last_name(handler.type) == "KeyboardInterrupt":
         return True
-    last = handler.body[-1]
-    return isinstance(last, ast.Raise) or (
-        isinstance(last, ast.Expr) and _is_exit(last.value, succeeds=False)
-    )
+    last_statement = handler.body[-1]
+    is_failing_exit = isinstance(last_statement, ast.Expr) and _is_exit(last_statement.value, succeeds=False)
+    return is_failing_exit or isinstance(last_statement, ast.Raise)

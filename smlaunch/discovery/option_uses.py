@@ -36,7 +36,11 @@ def find_option_of(
         key = literal_of(node.slice, None)
         is_option = key in destinations if isinstance(key, str) else False
         return key if is_option and _is_dict_of_arguments(module, node.value, modules) else None
-    if isinstance(node, ast.Call) and len(node.args) == 1 and module.name_of(node.func) in ("int", "str"):
+    if (
+        isinstance(node, ast.Call)
+        and len(node.args) == 1
+        and module.qualified_name_of(node.func) in ("int", "str")
+    ):
         return find_option_of(module, node.args[0], modules, parser, steps + 1)
     if isinstance(node, ast.Name):
         module, value = _value_of_name(module, node, modules)
@@ -51,7 +55,7 @@ def find_group_options(
     come from."""
     for module in modules:
         for call in module.calls:
-            if module.name_of(call.func).rpartition(".")[2] not in _GROUP_FUNCTIONS:
+            if module.called_function(call) not in _GROUP_FUNCTIONS:
                 continue
             for name in ("rank", "world_size"):
                 option = find_option_of(module, keyword_value(call, name), modules, parser)
@@ -72,7 +76,7 @@ def _returns_arguments(module: SourceModule, call: ast.Call, modules: Sequence[S
     """Whether a call parses the arguments, or calls the function in which they are parsed."""
     if is_parse_call(call):
         return True
-    function_name = module.name_of(call.func).rpartition(".")[2]
+    function_name = module.called_function(call)
     return any(
         (function := each.function_around(parse_call)) is not None and function.name == function_name
         for each in modules
@@ -90,7 +94,7 @@ def _is_dict_of_arguments(module: SourceModule, node: ast.expr, modules: Sequenc
             and not isinstance(value, ast.Name)
             and _is_dict_of_arguments(module, value, modules)
         )
-    if not isinstance(node, ast.Call) or module.name_of(node.func) != "vars" or len(node.args) != 1:
+    if not isinstance(node, ast.Call) or module.qualified_name_of(node.func) != "vars" or len(node.args) != 1:
         return False
     (argument,) = node.args
     is_parse = isinstance(argument, ast.Call) and _returns_arguments(module, argument, modules)
@@ -107,10 +111,7 @@ def _value_of_name(
         return module, module.values_assigned_once.get(node.id)
     parameters = [each.arg for each in function.args.args]
     calls = [
-        (each, call)
-        for each in modules
-        for call in each.calls
-        if each.name_of(call.func).rpartition(".")[2] == function.name
+        (each, call) for each in modules for call in each.calls if each.called_function(call) == function.name
     ]
     if len(calls) != 1 or parameters[0] in ("self", "cls"):
         return module, None

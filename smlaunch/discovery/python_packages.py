@@ -26,10 +26,12 @@ def find_missing_packages(
     modules, source_root, own_folders = program.modules, program.source_root, program.import_folders
     if not modules:
         return ()
-    changes = [change for module in modules for change in _changes_of_search_path(module)]
-    if any(_may_leave_source(module, change) for module, change in changes):
+    search_path_changes = [
+        (module, change) for module in modules for change in _changes_of_search_path(module)
+    ]
+    if any(_may_leave_source(module, change) for module, change in search_path_changes):
         return ()
-    modules_of_source = _module_names(source_root) if changes else frozenset()
+    other_names_in_source = _module_names(source_root) if search_path_changes else frozenset()
     missing_by_name: dict[str, MissingPackage] = {}
     for module in _unconditionally_imported(modules, own_folders):
         for statement in _unconditional_statements(module.tree):
@@ -38,14 +40,12 @@ def find_missing_packages(
             for package in _top_level_packages(statement):
                 if package in missing_by_name or _is_importable(package):
                     continue
-                found = [path for folder in own_folders for path in _module_paths(folder, package)]
-                not_sent = [] if sent_files is None else _paths_not_sent(found, source_root, sent_files)
-                if found and len(not_sent) == len(found):
-                    missing_by_name[package] = MissingPackage(
-                        package, module.place_of(statement), not_sent[0]
-                    )
-                elif not found and package not in modules_of_source:
-                    missing_by_name[package] = MissingPackage(package, module.place_of(statement))
+                paths = [path for folder in own_folders for path in _module_paths(folder, package)]
+                file_not_sent = _file_not_sent(paths, source_root, sent_files)
+                is_unknown = not paths and package not in other_names_in_source
+                if is_unknown or file_not_sent is not None:
+                    place = module.place_of(statement)
+                    missing_by_name[package] = MissingPackage(package, place, file_not_sent)
     return tuple(missing_by_name.values())
 
 
@@ -61,29 +61,47 @@ def _missing_submodules(
     statement: ast.stmt, module: SourceModule, program: SourceProgram, sent_files: Container[str] | None
 ) -> Iterator[MissingPackage]:
     """Yield each module that a statement imports from a package of the source, and that the package lacks or
-    that is not sent. What ``from package import name`` names may also be no module."""
-    certain = {statement.module or ""} if isinstance(statement, ast.ImportFrom) else None
-    is_relative = isinstance(statement, ast.ImportFrom) and statement.level > 0
+    that is not sent."""
     for dotted_name in filter(None, _imported_modules(statement)):
-        for folder in _folders_of(statement, module, program.import_folders):
-            *packages, name = dotted_name.split(".")
-            package_folder = folder.joinpath(*packages)
-            init = package_folder / "__init__.py"
-            if not (packages or is_relative) or not package_folder.is_dir():
-                continue
-            if not init.is_file() and packages and _is_importable(packages[0]):
-                continue  # an installed package comes before a folder without __init__.py
-            found = _module_paths(package_folder, name)
-            is_certain = certain is None or dotted_name in certain
-            package_text = init.read_text("utf-8", "replace") if init.is_file() else ""
-            if not is_certain and name in package_text:
-                break
-            not_sent = [] if sent_files is None else _paths_not_sent(found, program.source_root, sent_files)
-            if found and len(not_sent) == len(found):
-                yield MissingPackage(dotted_name, module.place_of(statement), not_sent[0])
-            elif not found and is_certain and init.is_file() and not _may_find_elsewhere(package_text):
-                yield MissingPackage(dotted_name, module.place_of(statement), package=package_folder.name)
-            break
+        package_folder = _find_package_folder(dotted_name, statement, module, program.import_folders)
+        if package_folder is None:
+            continue
+        # What ``from package import name`` names may also be no module.
+        is_certainly_module = isinstance(statement, ast.Import) or (
+            isinstance(statement, ast.ImportFrom) and dotted_name == statement.module
+        )
+        name = dotted_name.rpartition(".")[2]
+        init_file = package_folder / "__init__.py"
+        init_text = init_file.read_text("utf-8", "replace") if init_file.is_file() else ""
+        if not is_certainly_module and name in init_text:
+            continue
+        paths = _module_paths(package_folder, name)
+        file_not_sent = _file_not_sent(paths, program.source_root, sent_files)
+        is_lacking = not paths and is_certainly_module and init_file.is_file()
+        if file_not_sent is not None:
+            yield MissingPackage(dotted_name, module.place_of(statement), file_not_sent)
+        elif is_lacking and not _may_find_elsewhere(init_text):
+            yield MissingPackage(dotted_name, module.place_of(statement), package=package_folder.name)
+
+
+def _find_package_folder(
+    dotted_name: str, statement: ast.stmt, module: SourceModule, own_folders: tuple[Path, ...]
+) -> Path | None:
+    """Return the folder of the source's package that an imported module is in; None for a module in no
+    package, or in one that is installed."""
+    packages = dotted_name.split(".")[:-1]
+    is_relative = isinstance(statement, ast.ImportFrom) and statement.level > 0
+    if not packages and not is_relative:
+        return None
+    for folder in _folders_of(statement, module, own_folders):
+        package_folder = folder.joinpath(*packages)
+        if not package_folder.is_dir():
+            continue
+        # An installed package comes before a folder without __init__.py.
+        has_init_file = (package_folder / "__init__.py").is_file()
+        if has_init_file or not packages or not _is_importable(packages[0]):
+            return package_folder
+    return None
 
 
 def _may_find_elsewhere(package_text: str) -> bool:
@@ -91,27 +109,28 @@ def _may_find_elsewhere(package_text: str) -> bool:
     return "__path__" in package_text or "modules" in package_text
 
 
-def _paths_not_sent(paths: Sequence[Path], source_root: Path, sent_files: Container[str]) -> list[str]:
-    """Those of the modules that are files of the source which are not sent, relative to it."""
-    relative_paths = [
-        Path(os.path.relpath(path, source_root)).as_posix() for path in paths if path.suffix == ".py"
-    ]
-    return [path for path in relative_paths if path not in sent_files]
+def _file_not_sent(paths: Sequence[Path], source_root: Path, sent_files: Container[str] | None) -> str | None:
+    """Return the first file that a module may be, relative to the source, if none of them is sent; None
+    where one is, or may be. ``sent_files``: None if that is not known."""
+    if not paths or sent_files is None or any(path.suffix != ".py" for path in paths):
+        return None
+    files = [Path(os.path.relpath(path, source_root)).as_posix() for path in paths]
+    return None if any(file in sent_files for file in files) else files[0]
 
 
-def _changes_of_search_path(module: SourceModule) -> Iterator[tuple[SourceModule, ast.AST]]:
+def _changes_of_search_path(module: SourceModule) -> Iterator[ast.AST]:
     """Yield each statement or call by which a module changes where Python searches modules."""
     for node in module.nodes:
         if isinstance(node, ast.Call):
-            name = module.name_of(node.func)
+            name = module.qualified_name_of(node.func)
             if name == "site.addsitedir" or name.startswith("sys.path."):
-                yield module, node
+                yield node
         elif isinstance(node, (ast.Assign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             # sys.path = ..., sys.path[:0] = ...
-            values = [each.value if isinstance(each, ast.Subscript) else each for each in targets]
-            if any(module.name_of(value) == "sys.path" for value in values):
-                yield module, node
+            lists = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
+            if any(module.qualified_name_of(changed_list) == "sys.path" for changed_list in lists):
+                yield node
 
 
 _PLACES_OUTSIDE = ("environ", "getenv", "expanduser", "home", "argv")
@@ -158,21 +177,27 @@ def _unconditionally_imported(
 ) -> Iterator[SourceModule]:
     """Yield the entry script and the modules of the source that it certainly imports."""
     module_by_path = {module.path: module for module in modules}
-    pending, known = [modules[0]], {modules[0].path}
-    while pending:
-        module = pending.pop(0)
+    pending_modules, known_paths = [modules[0]], {modules[0].path}
+    while pending_modules:
+        module = pending_modules.pop(0)
         yield module
         for statement in _unconditional_statements(module.tree):
-            for dotted_name in _imported_modules(statement):
-                for folder in _folders_of(statement, module, own_folders):
-                    path_without_suffix = folder.joinpath(*dotted_name.split("."))
-                    paths = [path_without_suffix / "__init__.py"]
-                    if dotted_name:  # not ``from . import name``
-                        paths.append(path_without_suffix.with_suffix(".py"))
-                    for path in paths:
-                        if path in module_by_path and path not in known:
-                            known.add(path)
-                            pending.append(module_by_path[path])
+            for path in _iter_imported_files(statement, module, own_folders):
+                if path in module_by_path and path not in known_paths:
+                    known_paths.add(path)
+                    pending_modules.append(module_by_path[path])
+
+
+def _iter_imported_files(
+    statement: ast.stmt, module: SourceModule, own_folders: tuple[Path, ...]
+) -> Iterator[Path]:
+    """Yield the files that the modules of an import may be, whether they exist or not."""
+    for dotted_name in _imported_modules(statement):
+        for folder in _folders_of(statement, module, own_folders):
+            path_without_suffix = folder.joinpath(*dotted_name.split("."))
+            yield path_without_suffix / "__init__.py"
+            if dotted_name:  # not ``from . import name``
+                yield path_without_suffix.with_suffix(".py")
 
 
 def _folders_of(statement: ast.stmt, module: SourceModule, own_folders: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -52,7 +52,7 @@ def find_saved_files(
 
 def _path_argument(module: SourceModule, call: ast.Call) -> ast.expr | None:
     """The path that a call saves to; None for any other call."""
-    name = module.name_of(call.func)
+    name = module.qualified_name_of(call.func)
     method = name.rpartition(".")[2]
     index = _PATH_INDEX_BY_FUNCTION.get(name)
     if index is None and isinstance(call.func, ast.Attribute):
@@ -109,7 +109,7 @@ def _resolve_path(
         return _default_of_parameter(module, node), None
     first: ast.expr | None = None
     if isinstance(node, ast.Call) and node.args:
-        name = module.name_of(node.func)
+        name = module.qualified_name_of(node.func)
         if name in ("os.path.join", "pathlib.Path", "str", "os.path.abspath") or name.endswith(".format"):
             first = node.args[0]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
@@ -138,7 +138,7 @@ def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:
         return ""
     position = parameters.index(node.id)
     for call in module.calls:
-        if module.name_of(call.func).rpartition(".")[2] == function.name and (
+        if module.called_function(call) == function.name and (
             keyword_value(call, node.id) is not None
             or len(call.args) > position - (1 if parameters[0] == "self" else 0)
         ):

@@ -85,15 +85,11 @@ def read_program(program: SourceProgram) -> ProgramFacts:
         reads_any_channel=_reads_any_channel(modules, variable_uses),
         computes_rank_of_host=sets_rank and not {"SM_HOSTS", "SM_CURRENT_HOST"}.isdisjoint(variable_uses),
         nccl_backend=_find_nccl_backend(modules),
-        calls=frozenset(
-            module.name_of(call.func).rpartition(".")[2] for module in modules for call in module.calls
-        ),
+        calls=frozenset(module.called_function(call) for module in modules for call in module.calls),
         trainer_calls=tuple(_iter_trainer_calls(modules, parser)),
         group_options=dict(find_group_options(modules, parser)),
         has_lightning_cli=any(
-            module.name_of(call.func).rpartition(".")[2] == "LightningCLI"
-            for module in modules
-            for call in module.calls
+            module.called_function(call) == "LightningCLI" for module in modules for call in module.calls
         ),
         saved_files=tuple(find_saved_files(modules, parser)),
         relative_import=_find_relative_import(entry_module),
@@ -146,9 +142,9 @@ def _iter_variable_uses(module: SourceModule) -> Iterator[tuple[str, VariableUse
     for node in module.nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             name = literal_of(node.slice, None)
-            if isinstance(name, str) and module.name_of(node.value) == "os.environ":
+            if isinstance(name, str) and module.qualified_name_of(node.value) == "os.environ":
                 yield name, VariableUse(module.place_of(node), node in module.reach.certain)
-        elif isinstance(node, ast.Call) and module.name_of(node.func) in _READERS and node.args:
+        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) in _READERS and node.args:
             name = literal_of(node.args[0], None)
             if isinstance(name, str):
                 yield name, VariableUse(module.place_of(node), is_required=False)
@@ -164,7 +160,9 @@ def _reads_any_channel(modules: Sequence[SourceModule], variable_uses: Mapping[s
                 is_one_channel = _ONE_CHANNEL.fullmatch(node.value) is not None
                 if not is_one_channel and any(text in node.value for text in TEXTS_OF_CHANNELS):
                     return True
-            elif isinstance(node, ast.Call) and module.name_of(node.func).startswith("smlaunch.train"):
+            elif isinstance(node, ast.Call) and module.qualified_name_of(node.func).startswith(
+                "smlaunch.train"
+            ):
                 return True
     return False
 
@@ -175,16 +173,16 @@ def _iter_variables_set(module: SourceModule) -> Iterator[str]:
         if node not in module.reach.possible:
             continue
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if module.name_of(node.value) == "os.environ":
+            if module.qualified_name_of(node.value) == "os.environ":
                 yield str(literal_of(node.slice, ""))
-        elif isinstance(node, ast.Call) and module.name_of(node.func) in _SETTERS and node.args:
+        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) in _SETTERS and node.args:
             yield str(literal_of(node.args[0], ""))
-        elif isinstance(node, ast.Call) and module.name_of(node.func) == "os.environ.update":
+        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) == "os.environ.update":
             yield from (keyword.arg or "" for keyword in node.keywords)
             for argument in node.args:
                 keys = argument.keys if isinstance(argument, ast.Dict) else [None]
                 yield from (str(literal_of(key, "")) for key in keys)
-        elif isinstance(node, ast.AugAssign) and module.name_of(node.target) == "os.environ":
+        elif isinstance(node, ast.AugAssign) and module.qualified_name_of(node.target) == "os.environ":
             yield ""
 
 
@@ -196,11 +194,14 @@ def _iter_variable_assignments(
     for node in module.nodes:
         if isinstance(node, ast.Assign):
             for target, value in _pairs_of(node):
-                if isinstance(target, ast.Subscript) and module.name_of(target.value) == "os.environ":
+                if (
+                    isinstance(target, ast.Subscript)
+                    and module.qualified_name_of(target.value) == "os.environ"
+                ):
                     name = literal_of(target.slice, None)
                     if isinstance(name, str):
                         yield name, value, node
-        elif isinstance(node, ast.Call) and module.name_of(node.func) == "os.environ.update":
+        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) == "os.environ.update":
             for name, value in _items_of_update(node):
                 yield name, value, node
 
@@ -241,7 +242,7 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
             method = keyword_value(call, "init_method")
             text = literal_of(method, None)
             if (
-                module.name_of(call.func).rpartition(".")[2] == "init_process_group"
+                module.called_function(call) == "init_process_group"
                 and isinstance(text, str)
                 and any(host in text for host in ("localhost", "127.0.0.1"))
                 and module.runs_certainly(call)
@@ -270,7 +271,7 @@ def _fixed_value(module: SourceModule, name: str, value: ast.expr, node: ast.Ass
 
 
 def _is_name_of_this_host(module: SourceModule, value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and module.name_of(value.func) in _NAMES_OF_THIS_HOST
+    return isinstance(value, ast.Call) and module.qualified_name_of(value.func) in _NAMES_OF_THIS_HOST
 
 
 def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:
@@ -280,7 +281,7 @@ def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:
             backend = keyword_value(call, "backend") or next(iter(call.args), None)
             value = module.values_assigned_once.get(backend.id) if isinstance(backend, ast.Name) else backend
             if (
-                module.name_of(call.func).rpartition(".")[2] == "init_process_group"
+                module.called_function(call) == "init_process_group"
                 and str(literal_of(value, "")).lower() == "nccl"
                 and backend is not None
                 and module.runs_certainly(call)
@@ -296,12 +297,10 @@ def _find_rank_start(entry: SourceModule, modules: Sequence[SourceModule]) -> Ra
     """Return the call by which the entry script starts ranks itself; None without one, and for a script that
     looks first whether a launcher has started it."""
     joins_ranks = any(
-        module.name_of(call.func).rpartition(".")[2] == "init_process_group"
-        for module in modules
-        for call in module.calls
+        module.called_function(call) == "init_process_group" for module in modules for call in module.calls
     )
     for call in entry.calls:
-        name = entry.name_of(call.func)
+        name = entry.qualified_name_of(call.func)
         starts_processes = name in _PROCESS_CLASSES and joins_ranks and entry.is_in_loop(call)
         if name not in RANK_STARTERS and not starts_processes:
             continue
@@ -335,7 +334,7 @@ def _iter_trainer_calls(
     """Yield each call of Lightning's Trainer or Fabric."""
     for module in modules:
         for call in module.calls:
-            package, _, class_name = module.name_of(call.func).rpartition(".")
+            package, _, class_name = module.qualified_name_of(call.func).rpartition(".")
             is_lightning = package.partition(".")[0] in _LIGHTNING_PACKAGES
             if not is_lightning or class_name not in ("Trainer", "Fabric"):
                 continue

@@ -158,9 +158,14 @@ class SourceModule:
     def is_in_loop(self, node: ast.AST) -> bool:
         return any(isinstance(each, (ast.For, ast.While, ast.comprehension)) for each in self.ancestors(node))
 
-    def name_of(self, node: ast.expr) -> str:
-        """The full name of an expression by this module's imports: see ``resolve_qualified_name``."""
+    def qualified_name_of(self, node: ast.expr) -> str:
+        """Return the full name of an expression by this module's imports, such as
+        ``torch.multiprocessing.spawn`` for ``mp.spawn``: see ``resolve_qualified_name``."""
         return resolve_qualified_name(node, self.imported_names)
+
+    def called_function(self, call: ast.Call) -> str:
+        """Return the last part of the name of what is called: ``spawn`` for ``mp.spawn(train)``."""
+        return self.qualified_name_of(call.func).rpartition(".")[2]
 
 
 @dataclass(frozen=True)
