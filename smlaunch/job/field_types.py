@@ -118,7 +118,8 @@ def parse_size(text: str) -> int:
 
 
 def _read_text(value: Any) -> str:
-    """Texts become process arguments and UTF-8 JSON, which not every Python string can."""
+    """Return the text of a field. Raises FieldError for one that cannot be a process's argument or UTF-8
+    JSON, as every text of a job becomes both."""
     if isinstance(value, (bool, int, float)):
         raise FieldError(
             "text is needed, not {}; write it in quotes: '{}'", shorten_value(value), text_of_scalar(value)
@@ -194,8 +195,9 @@ def _parse_duration_field(duration: Any) -> str | None:
         raise FieldError(str(error)) from None
 
 
-def _check_processes(value: Any) -> Any:
-    if value is None or value == AUTO or (type(value) is int and 1 <= value <= _MAX_INTEGER):
+def _check_processes_per_host(value: Any) -> Any:
+    is_count = type(value) is int and 1 <= value <= _MAX_INTEGER  # for isinstance True is an int too
+    if value is None or value == AUTO or is_count:
         return value
     raise FieldError(
         f"a number from 1 or {AUTO!r} (one per accelerator) is needed, not {shorten_value(value)}"
@@ -214,25 +216,25 @@ _S3_WEB_ADDRESS = re.compile(
 
 
 def _similar_s3_uri(text: str) -> str:
-    """Return the S3 address that a text seems to mean, or else the form of one."""
+    """Return the S3 address that a text seems to mean, such as a web address of S3 or ``S3:/bucket/``; an
+    example of an address if it means none."""
     web_address = _S3_WEB_ADDRESS.fullmatch(text)
     if web_address is not None:
-        bucket = web_address.group("host_bucket")
-        text = f"s3://{bucket}/{web_address['path']}" if bucket else f"s3://{web_address['path']}"
+        bucket = web_address["host_bucket"]  # if the host's name has it; otherwise it begins the path
+        uri = f"s3://{bucket}/{web_address['path']}" if bucket else f"s3://{web_address['path']}"
     else:
-        text = re.sub(r"^s3:/*", "s3://", text, flags=re.IGNORECASE)
-    return text if _S3.fullmatch(text) else "s3://bucket/prefix/"
+        uri = re.sub(r"^s3:/*", "s3://", text, flags=re.IGNORECASE)
+    return uri if _S3.fullmatch(uri) else "s3://bucket/prefix/"
 
 
 def _parse_data_uri(text: str) -> str:
-    scheme = _SCHEME.match(text)
-    if scheme is None and not text.lower().startswith("s3:"):
-        return text
-    if scheme is None:
-        return _check_s3_uri(text)
-    if scheme.group().lower() == "file://":
+    """Return an S3 address or a local path; that of a ``file://`` address. Raises FieldError for other
+    addresses."""
+    scheme_match = _SCHEME.match(text)
+    if scheme_match is not None and scheme_match.group().lower() == "file://":
         return _path_of_file_uri(text)
-    return _check_s3_uri(text)
+    is_address = scheme_match is not None or text.lower().startswith("s3:")
+    return _check_s3_uri(text) if is_address else text
 
 
 def _path_of_file_uri(uri: str) -> str:
@@ -242,10 +244,10 @@ def _path_of_file_uri(uri: str) -> str:
         raise FieldError(
             f"{uri!r} is no file on this machine; write file:///absolute/path, or the path itself"
         )
-    local = unquote(slash + path)
-    if "\0" in local:
+    local_path = unquote(slash + path)
+    if "\0" in local_path:
         raise FieldError(f"{uri!r} holds a zero byte, which no path can")
-    return local
+    return local_path
 
 
 def _check_script(text: str) -> str:
@@ -263,13 +265,14 @@ def _check_script(text: str) -> str:
 
 
 def _check_module(text: str) -> str:
-    if not all(part.isidentifier() for part in text.split(".")):
-        hint = ""
-        if text.endswith(".py") or "/" in text:
-            name = text.removesuffix(".py").strip("/").replace("/", ".")
-            hint = f"; a script is named without -m, and a module with dots, such as {name}"
-        raise FieldError(f"{{}} is not the name of a Python module such as package.module{hint}", repr(text))
-    return text
+    if all(name.isidentifier() for name in text.split(".")):
+        return text
+    hint = ""
+    is_path = text.endswith(".py") or "/" in text
+    if is_path:
+        module_name = text.removesuffix(".py").strip("/").replace("/", ".")
+        hint = f"; a script is named without -m, and a module with dots, such as {module_name}"
+    raise FieldError(f"{{}} is not the name of a Python module such as package.module{hint}", repr(text))
 
 
 def _check_command(arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -302,11 +305,9 @@ def _parse_size_field(size: Any) -> str | None:
 
 def _check_channel_name(text: str) -> str:
     if not _CHANNEL.fullmatch(text):
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:64]
-        raise FieldError(
-            "a channel's name is 1 to 64 letters, digits, dots, dashes and underscores"
-            + (f", such as {name}" if name else "")
-        )
+        similar_name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:64]
+        hint = f", such as {similar_name}" if similar_name else ""
+        raise FieldError(f"a channel's name is 1 to 64 letters, digits, dots, dashes and underscores{hint}")
     if text in (".", ".."):
         raise FieldError(f"{text!r} cannot name a channel, whose folder is in /opt/ml/input/data")
     return text
@@ -366,8 +367,10 @@ def _copy_as_json(value: Any) -> Any:
 
 
 def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> Any:
-    """``depth``: how many lists and mappings are around the value; the limit also ends a value that contains
-    itself. ``value_numbers``: numbers all values of the field: a list that occurs in a list many times, and
+    """Return a deep copy of a value, which is the field's or inside it; see ``_copy_as_json``.
+
+    ``depth``: how many lists and mappings are around the value; its limit also ends a value that contains
+    itself. ``value_numbers``: counts the values of the field: a list that occurs in a list many times, and
     that one in another, may be billions."""
     if depth > _MAX_DEPTH:
         raise FieldError(f"nested more than {_MAX_DEPTH} levels deep, or within itself")
@@ -479,7 +482,8 @@ RunId = Annotated[
     FieldRule(_check_run_id, {"pattern": "^[a-z0-9](-?[a-z0-9])*$", "maxLength": MAX_RUN_ID_LENGTH}),
 ]
 ProcessCount = Annotated[
-    int | Literal["auto"] | None, FieldRule(_check_processes, {"minimum": 1, "maximum": _MAX_INTEGER})
+    int | Literal["auto"] | None,
+    FieldRule(_check_processes_per_host, {"minimum": 1, "maximum": _MAX_INTEGER}),
 ]
 StrategyName = Annotated[str, _TEXT, FieldRule(_check_strategy)]
 ByteSize = Annotated[str | None, FieldRule(_parse_size_field, _SIZE_SCHEMA)]

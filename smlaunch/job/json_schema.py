@@ -52,23 +52,25 @@ def _section_schema(
     """Return the schema of a section; those of the sections in it are added to ``definitions``, by class."""
     docs = docs_by_class[section_class.__name__]
     annotations = annotations_of(section_class)
-    properties = {}
+    properties, required_fields = {}, []
     for field in fields(section_class):
         schema = _schema_of(annotations[field.name], docs_by_class, definitions)
         if field.default is None or isinstance(field.default, (bool, int, float, str)):
             schema["default"] = field.default
         properties[field.name] = {"description": _as_one_line(docs[field.name]).rstrip("."), **schema}
-    required = [
-        field.name for field in fields(section_class) if field.default is field.default_factory is MISSING
-    ]
-    return {
+        if field.default is MISSING and field.default_factory is MISSING:
+            required_fields.append(field.name)
+    section_schema: dict[str, Any] = {
         "type": "object",
         "description": _as_one_line(section_class.__doc__ or ""),
         "properties": properties,
         "additionalProperties": False,
-        **({"required": required} if required else {}),
-        **({"oneOf": [_states(name) for name in properties]} if section_class is Entry else {}),
     }
+    if required_fields:
+        section_schema["required"] = required_fields
+    if section_class is Entry:  # it states one of its fields: script, module or command
+        section_schema["oneOf"] = [_states(name) for name in properties]
+    return section_schema
 
 
 def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -82,8 +84,8 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (types.UnionType, typing.Union):
-        alternatives = [_schema_of(argument, docs_by_class, definitions) for argument in arguments]
-        return {"anyOf": [one for schema in alternatives for one in schema.get("anyOf", [schema])]}
+        schemas = [_schema_of(argument, docs_by_class, definitions) for argument in arguments]
+        return {"anyOf": [alternative for schema in schemas for alternative in _alternatives_of(schema)]}
     if origin is tuple:
         return {"type": "array", "items": _schema_of(arguments[0], docs_by_class, definitions)}
     if origin is Mapping:
@@ -106,13 +108,21 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
     field_schema = _schema_of(
         annotations_of(annotation)[annotation.SHORTHAND_FIELD], docs_by_class, definitions
     )
-    texts = [one for one in field_schema.get("anyOf", [field_schema]) if one["type"] == "string"]
-    return {"anyOf": [*texts, reference]}
+    text_schemas = [
+        alternative for alternative in _alternatives_of(field_schema) if alternative["type"] == "string"
+    ]
+    return {"anyOf": [*text_schemas, reference]}
+
+
+def _alternatives_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the schemas of which a value matches one: those in ``anyOf``, or the schema itself."""
+    alternatives: list[dict[str, Any]] = schema.get("anyOf", [schema])
+    return alternatives
 
 
 def _add_constraints(schema: dict[str, Any], constraints: typing.Mapping[str, Any]) -> None:
     """Add a rule's constraints to a schema, or to those of its alternatives that can have them."""
-    for alternative in schema.get("anyOf", [schema]):
+    for alternative in _alternatives_of(schema):
         if alternative.get("type") not in ("null", None):
             alternative.update(constraints)
 

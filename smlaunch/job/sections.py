@@ -132,7 +132,7 @@ class Section:
     def _set_fields(self, fields: Mapping[str, Any]) -> None:
         """Set the fields to the values that were read. Raises JobError with all problems."""
         reading = _Reading(type(self))
-        _fill(self, fields, (), reading)
+        _read_fields(self, fields, (), reading)
         if reading.problems:
             raise JobError(reading.problems)
 
@@ -150,10 +150,11 @@ class Section:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, in JSON's own types."""
+        value_by_field = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            field.name: _to_plain(value)
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != _default_of(field)
+            field.name: _without_defaults(value)
+            for field, value in value_by_field.items()
+            if value != _default_of(field)
         }
 
     def __eq__(self, other: object) -> bool:
@@ -168,13 +169,16 @@ class Section:
 
     def __repr__(self) -> str:
         """Show what differs from the defaults. Secrets are masked, because a log may show the object."""
-        fields = []
+        field_texts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value != _default_of(field):
-                masked_value = mask_document(value) if isinstance(value, (dict, tuple, str)) else value
-                fields.append(f"{field.name}={masked_value!r}")
-        return f"{type(self).__name__}({', '.join(fields)})"
+            if value == _default_of(field):
+                continue
+            # Sections mask their own values; numbers and booleans are no secrets.
+            may_hold_secrets = isinstance(value, (dict, tuple, str))
+            shown_value = mask_document(value) if may_hold_secrets else value
+            field_texts.append(f"{field.name}={shown_value!r}")
+        return f"{type(self).__name__}({', '.join(field_texts)})"
 
 
 def _merge_changes(section: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,10 +195,10 @@ def _merge_changes(section: Section, changes: Mapping[str, Any]) -> dict[str, An
 
 def annotations_of(section_class: type[Section]) -> Mapping[str, Any]:
     """Return the annotation of each field, by its name."""
-    return _of_section(_ANNOTATIONS, section_class)
+    return _value_of_section(_ANNOTATIONS, section_class)
 
 
-def _of_section(value_by_class: Mapping[type, _Value], section_class: type) -> _Value:
+def _value_of_section(value_by_class: Mapping[type, _Value], section_class: type) -> _Value:
     """Return the value of a section, or, of a class derived from one, that of the section."""
     return next(value_by_class[base] for base in section_class.__mro__ if base in value_by_class)
 
@@ -213,42 +217,49 @@ def _default_for_signature(field: dataclasses.Field[Any]) -> Any:
     return Parameter.empty if default is dataclasses.MISSING else default
 
 
-def _to_plain(value: Any) -> Any:
+def _without_defaults(value: Any) -> Any:
+    """Return a field's value in JSON's own types, of sections only the fields that differ from the
+    defaults."""
     if isinstance(value, Section):
         return value.to_mapping()
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
-    return {key: _to_plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_without_defaults(item) for item in value]
+    return {key: _without_defaults(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _canonical_json(section: Section) -> str:
-    return json.dumps(_to_json(section), sort_keys=True)
+    """Return a text that is the same for equal sections."""
+    return json.dumps(_with_all_fields(section), sort_keys=True)
 
 
-def _to_json(value: Any) -> Any:
+def _with_all_fields(value: Any) -> Any:
+    """Return a field's value in JSON's own types, of sections all fields; a number as the file has it."""
     if isinstance(value, Section):
-        return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: _with_all_fields(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, (list, tuple)):
-        return [_to_json(item) for item in value]
+        return [_with_all_fields(item) for item in value]
     if isinstance(value, WrittenFloat):
         return {"number": value.text}
-    return {key: _to_json(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return {key: _with_all_fields(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def _fill(target: Section, fields: Mapping[Any, Any], location: Location, reading: _Reading) -> None:
-    """Set the target's fields to what is read from ``fields``, and add the problems of fields that are wrong,
-    missing or unknown."""
+def _read_fields(target: Section, fields: Mapping[Any, Any], location: Location, reading: _Reading) -> None:
+    """Set the fields of a section, ``target``, to what is read from a mapping, ``fields``, and add the
+    problems of fields that are wrong, missing or unknown. ``location``: of the section in the job."""
     section_class = type(target)
-    readers = _of_section(_READERS, section_class)
+    reader_by_field = _value_of_section(_READERS, section_class)
     for contradiction in section_class.find_contradictions(fields):
         path = (contradiction.path,) if contradiction.path else ()
         reading.add_problem((*location, *path), contradiction.message)
     for field in dataclasses.fields(section_class):
         if field.name in fields:
-            value = readers[field.name](fields[field.name], (*location, field.name), reading)
+            read_value = reader_by_field[field.name]
+            value = read_value(fields[field.name], (*location, field.name), reading)
         else:
             value = _default_of(field)
             if value is dataclasses.MISSING:
@@ -260,14 +271,15 @@ def _fill(target: Section, fields: Mapping[Any, Any], location: Location, readin
     for key in fields:
         if not isinstance(key, str):
             reading.add_problem(location, f"key {shorten_value(key)} is not text; write it in quotes")
-        elif key not in readers:
+        elif key not in reader_by_field:
             hint = _unknown_key_hint(key, section_class, reading.root)
             key_text = "" if key.isprintable() else f" {key!a}, with a character that cannot be seen"
             reading.add_problem((*location, key), f"unknown key{key_text}{hint}")
 
 
 def _reader_for(annotation: Any) -> _Reader:
-    """Return what reads values of an annotation, such as ``tuple[SegmentChange, ...]``."""
+    """Return the function that reads values of an annotation, such as ``tuple[SegmentChange, ...]``."""
+    # Of tuple[X, ...]: tuple, and the arguments X and an ellipsis.
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         base, *rules = arguments
@@ -275,9 +287,9 @@ def _reader_for(annotation: Any) -> _Reader:
         return _rules_reader(rules, _reader_for(base) if is_container else None)
     if origin is Literal:
         return _rules_reader([FieldRule(functools.partial(_read_choice, arguments))], None)
-    if origin in (types.UnionType, typing.Union):
-        (inner,) = [argument for argument in arguments if argument is not types.NoneType]
-        return functools.partial(_read_optional, _reader_for(inner))
+    if origin in (types.UnionType, typing.Union):  # X | None
+        (non_none_type,) = [argument for argument in arguments if argument is not types.NoneType]
+        return functools.partial(_read_optional, _reader_for(non_none_type))
     if origin is tuple:
         return functools.partial(_read_list, _reader_for(arguments[0]))
     if origin is Mapping:
@@ -286,11 +298,14 @@ def _reader_for(annotation: Any) -> _Reader:
 
 
 def _rules_reader(rules: list[FieldRule], container_reader: _Reader | None) -> _Reader:
+    """Return a reader that passes a value through the rules, one after the other. ``container_reader``: reads
+    a list or a mapping first; None for other values."""
+
     def read(value: Any, location: Location, reading: _Reading) -> Any:
-        problem_count = len(reading.problems)
         if container_reader is not None:
+            problems_before = len(reading.problems)
             value = container_reader(value, location, reading)
-            if len(reading.problems) > problem_count:
+            if len(reading.problems) > problems_before:
                 return value
         is_secret = any(isinstance(key, str) and is_secret_name(key) for key in location)
         try:
@@ -350,9 +365,11 @@ def _read_section(section_class: type[Section], value: Any, location: Location, 
         return value
     target = object.__new__(section_class)
     if section_class.IS_USUALLY_TEXT and fields is not value:
-        text = _of_section(_READERS, section_class)[str(shorthand)](fields[shorthand], location, reading)
+        text = _value_of_section(_READERS, section_class)[str(shorthand)](
+            fields[shorthand], location, reading
+        )
         fields, reading = {shorthand: text}, _Reading(reading.root)  # its problems are known
-    _fill(target, fields, location, reading)
+    _read_fields(target, fields, location, reading)
     return target
 
 
@@ -380,14 +397,16 @@ def _unknown_key_hint(key: str, section_class: type[Section], root: type[Section
 
 
 def _single_sections(section_class: type[Section]) -> dict[str, type[Section]]:
-    """Return the class of each field that holds one section; not of those that hold several."""
-    sections = {}
+    """Return the class of each field that holds one section, such as ``limits``; not of those that hold
+    several."""
+    class_by_field = {}
     for name, annotation in annotations_of(section_class).items():
         is_optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-        for candidate in typing.get_args(annotation) if is_optional else (annotation,):
-            if isinstance(candidate, type) and issubclass(candidate, Section):
-                sections[name] = candidate
-    return sections
+        possible_types = typing.get_args(annotation) if is_optional else (annotation,)
+        for possible_type in possible_types:
+            if isinstance(possible_type, type) and issubclass(possible_type, Section):
+                class_by_field[name] = possible_type
+    return class_by_field
 
 
 def text_of_scalar(value: Any) -> str:

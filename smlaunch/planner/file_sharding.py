@@ -118,7 +118,8 @@ def _files_to_distribute(
     if not files:
         diagnostics.add_problem(field, f"{channel.uri} contains only folders; there is nothing to split")
         return None
-    name_problems = [problem for file in files if (problem := find_file_name_problem(file.name)) is not None]
+    problems_of_names = [find_file_name_problem(file.name) for file in files]
+    name_problems = [problem for problem in problems_of_names if problem is not None]
     if name_problems:
         more_text = f" (and {len(name_problems) - 1} more)" if len(name_problems) > 1 else ""
         diagnostics.add_problem(field, f"{name_problems[0]}{more_text}; a host could not find it: rename it")
@@ -153,16 +154,12 @@ class _ShardingPlanner(NamedTuple):
         # The service gives each host the same number of objects, in one of two ways: the less balanced
         # counts.
         worst_partition_by_number = _worst_partition_by_number(sizes, self.hosts)
-        if split_via == VIA_SHARDS and shard_files:
+        service_assigns_files = split_via == VIA_SHARDS and bool(shard_files)
+        if service_assigns_files:
             partition = worst_partition_by_number
-            # Which host gets which shard is the service's choice.
-            names_by_host: list[list[str]] = []
         else:
             # The plan balances the bytes of the hosts instead.
             partition = multiway_partitioning.best_partition(sizes, self.hosts)
-            names_by_host = [[] for _ in range(self.hosts)]
-            for file, host in zip(files, partition.host_by_item, strict=True):
-                names_by_host[host].append(file.name)
         sharding = InputSharding(
             channel=self.name,
             split_via=split_via,
@@ -172,7 +169,7 @@ class _ShardingPlanner(NamedTuple):
             # What a distribution by number would give, for comparison.
             bytes_by_count=_bytes_of_hosts(worst_partition_by_number),
             largest_bytes=max(sizes, default=0),
-            names_by_host=tuple(map(tuple, names_by_host)),
+            names_by_host=() if service_assigns_files else _file_names_by_host(files, partition),
         )
         self._report_balance(sharding)
         return sharding
@@ -406,11 +403,21 @@ def _worst_partition_by_number(sizes: Sequence[int], host_count: int) -> multiwa
         multiway_partitioning.contiguous(sizes, host_count),
         multiway_partitioning.round_robin(sizes, host_count),
     )
-    return max(partitions, key=lambda one: max(one.loads))
+    return max(partitions, key=lambda partition: max(partition.loads))
 
 
 def _bytes_of_hosts(partition: multiway_partitioning.Partition) -> tuple[int, ...]:
     return tuple(int(load) for load in partition.loads)
+
+
+def _file_names_by_host(
+    files: Sequence[StoredFile], partition: multiway_partitioning.Partition
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each host's files, in the order of ``files``, which the partition assigns."""
+    names_by_host: list[list[str]] = [[] for _ in partition.loads]
+    for file, host in zip(files, partition.host_by_item, strict=True):
+        names_by_host[host].append(file.name)
+    return tuple(map(tuple, names_by_host))
 
 
 def apply_sharding(

@@ -68,16 +68,22 @@ def choose_image(
 
 
 def jumpstart_inputs(image: str, facts: DiscoveredFacts) -> tuple[dict[str, str], list[InputChannel]]:
-    """Hyperparameters and channels of a JumpStart image, as the SageMaker SDK sends them."""
+    """Return the hyperparameters and channels that a JumpStart image needs, as the SageMaker SDK sends them;
+    none for other images. JumpStart is SageMaker's catalog of models."""
+    # What the SageMaker SDK says of the job's model; None if discovery did not ask it.
     resolved = facts.resolved_image
     if resolved is None or resolved.uri != image or resolved.script is None:
         return {}, []
-    values = {"sagemaker_program": JUMPSTART_PROGRAM, "sagemaker_submit_directory": resolved.script}
+    hyperparameters = {
+        "sagemaker_program": JUMPSTART_PROGRAM,
+        "sagemaker_submit_directory": resolved.script,
+    }
     if resolved.model is None:
-        return values, []
-    return values, [
-        InputChannel(name="model", uri=resolved.model, content_type="application/x-sagemaker-model")
-    ]
+        return hyperparameters, []
+    model_channel = InputChannel(
+        name="model", uri=resolved.model, content_type="application/x-sagemaker-model"
+    )
+    return hyperparameters, [model_channel]
 
 
 def _default_image(

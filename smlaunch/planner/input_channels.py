@@ -34,6 +34,7 @@ from smlaunch.job.model import Channel, Job
 from smlaunch.planner.file_sharding import VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, Upload
 from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.segments import bytes_of_file_channels
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def plan_inputs(
         channels.append(request_channel)
         uploads += sharding_uploads
     # The lists of files that hosts read are in a channel of their own.
-    if any(sharding.split_via == VIA_LISTS for sharding in sharding_by_channel.values()):
+    hosts_read_file_lists = any(sharding.split_via == VIA_LISTS for sharding in sharding_by_channel.values())
+    if hosts_read_file_lists:
         channels.append(InputChannel(name=SHARDS_CHANNEL, uri=layout.file_lists_prefix))
     return channels, uploads
 
@@ -208,12 +210,13 @@ def describe_input_problem(channel: Channel, input_facts: InputFacts) -> str | N
     if not input_facts.exists:
         location = "on this machine" if channel.is_local else "in S3"
         return f"{channel.uri} does not exist {location}; check the path"
-    if input_facts.objects == 0:
+    object_count = input_facts.objects
+    if object_count == 0:
         emptiness = "holds no files" if channel.is_local else "has no objects under it"
         return f"{channel.uri} {emptiness}; check the path, or remove the channel"
-    if channel.is_local and input_facts.sha256 is None:
-        return f"{channel.uri} could not be read"
-    return None
+    # Discovery hashes local files that it can read.
+    is_unreadable = channel.is_local and input_facts.sha256 is None
+    return f"{channel.uri} could not be read" if is_unreadable else None
 
 
 def _data_upload(channel: Channel, facts: InputFacts, layout: RunS3Layout) -> Upload:
@@ -271,11 +274,7 @@ def choose_volume_gb(
     """Return the size of the volume (disk) of each host in GB: as the job states, otherwise the data of File
     channels, which are copied to every host, and the default size on top. Warns of disks that are too small.
     """
-    copied_bytes = sum(
-        facts.inputs[name].bytes or 0
-        for name, channel in job.inputs.items()
-        if channel.mode == "File" and name in facts.inputs
-    )
+    copied_bytes = bytes_of_file_channels(job, facts)
     stated_gb = job.compute.volume_gb
     # The type's name, and its entry in the catalog; None if it is unknown there.
     instance_type, catalog_entry = instance_choice

@@ -128,11 +128,11 @@ def check_partial_job(job: Job, facts: DiscoveredFacts, unknown_fields: Sequence
     strategy = choose_strategy(JobContext(job, facts), Diagnostics())
     # Rules that depend on an undecided field are not applied.
     apply_rules("validate", PlanContext(job, facts, strategy), diagnostics, undecided_fields)
-    return [
-        problem
-        for problem in diagnostics.problems
-        if not any(paths_overlap(problem.path, unknown_field) for unknown_field in unknown_fields)
-    ]
+
+    def is_about_unknown_field(problem: Problem) -> bool:
+        return any(paths_overlap(problem.path, field) for field in unknown_fields)
+
+    return [problem for problem in diagnostics.problems if not is_about_unknown_field(problem)]
 
 
 def plan_single_run(

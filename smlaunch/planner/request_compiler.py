@@ -68,7 +68,7 @@ class RequestCompiler:
     uploads: list[Upload] = field(default_factory=list)
     """Uploads that the compiled segments need, without duplicates."""
 
-    _numbers: dict[LaunchSpec, int] = field(default_factory=dict)
+    _number_by_launch_spec: dict[LaunchSpec, int] = field(default_factory=dict)
 
     def compile_segment(self, template: SegmentTemplate) -> CompiledSegment:
         """Decide everything about a kind of segment, and build the request of the first attempt: instance
@@ -294,7 +294,10 @@ class RequestCompiler:
         return _add_rank_variables(launch_spec, context, names_image, self.diagnostics)
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
-        number = self._numbers.setdefault(spec, len(self._numbers) + 1)
+        """Return the channels of runtime and source, and collect their uploads. Equal launch specifications
+        are one job.json with one number."""
+        next_number = len(self._number_by_launch_spec) + 1
+        number = self._number_by_launch_spec.setdefault(spec, next_number)
         channels, uploads = plan_launch_channels(number, spec, self.facts, self.layout)
         self.uploads += [upload for upload in uploads if upload not in self.uploads]
         return channels
@@ -303,25 +306,25 @@ class RequestCompiler:
 def _add_rank_variables(
     spec: LaunchSpec, context: LaunchContext, has_own_image: bool, diagnostics: Diagnostics
 ) -> LaunchSpec:
-    """Add the variables to the launch specification. ``has_own_image``: the job names its image. Variables of
-    the job take precedence and are not reported."""
+    """Return the launch specification with the variables that all ranks get for EFA and matplotlib, and add
+    the reasons for them. A variable that the job or the strategy sets stays. ``has_own_image``: the job names
+    its image."""
     variables = {
         **_display_variables(context, diagnostics),
         **_efa_variables(context, has_own_image, diagnostics),
     }
     existing_names = context.environment_names | {name for name, _ in spec.ranks.env}
-    added_variables = tuple(pair for pair in variables.items() if pair[0] not in existing_names)
+    added_variables = [(name, value) for name, value in variables.items() if name not in existing_names]
     if not added_variables:
         return spec
     return spec._replace(ranks=spec.ranks._replace(env=(*spec.ranks.env, *added_variables)))
 
 
 def _display_variables(context: LaunchContext, diagnostics: Diagnostics) -> dict[str, str]:
-    """Hosts have no display, and some backends of matplotlib fail without one."""
-    if (
-        MPLBACKEND in context.environment_names
-        or find_imported_library(context.imports, ("matplotlib",)) is None
-    ):
+    """Return the variable by which matplotlib draws to files, if the program imports it: hosts have no
+    display, without which some of its backends fail."""
+    imports_matplotlib = find_imported_library(context.imports, ("matplotlib",)) is not None
+    if not imports_matplotlib or MPLBACKEND in context.environment_names:
         return {}
     diagnostics.add_reason(
         "display.matplotlib",
@@ -345,13 +348,12 @@ def _efa_variables(context: LaunchContext, has_own_image: bool, diagnostics: Dia
 def _warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: Diagnostics) -> None:
     """Warn of channels with input mode Pipe if a host has several ranks: only one process can read each pipe
     (developer guide, your-algorithms-training-algo-running-container)."""
+    if processes_per_host == 1:
+        return
+    is_count = isinstance(processes_per_host, int)
+    ranks_text = f"{processes_per_host} ranks run" if is_count else "several ranks may run"
     for name, channel in job.inputs.items():
-        if channel.mode == "Pipe" and processes_per_host != 1:
-            ranks_text = (
-                f"{processes_per_host} ranks run"
-                if isinstance(processes_per_host, int)
-                else "several ranks may run"
-            )
+        if channel.mode == "Pipe":
             diagnostics.add_warning(
                 f"inputs.{name}: only one process can read a pipe, and {ranks_text} on each host: let one "
                 "of them read it for all, or use mode FastFile."

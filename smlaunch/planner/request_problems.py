@@ -112,17 +112,22 @@ def job_field_of_member(member_path: tuple[str | int, ...], request: Mapping[str
     ``member_path``: keys and list indices from the top of the request to the member.
     """
     kind = job_kind_of(request)
+    # Other members of the object that has the member of such a field, which stands for all of them.
     field_by_path = {kind.request_path_by_field[field][:-1]: field for field in _FIELDS_WITH_OTHER_MEMBERS}
     field_by_path |= {
         path: field for field, path in kind.request_path_by_field.items() if field not in kind.constants
     }
+    # The longest beginning of the path that belongs to a field.
     for length in range(len(member_path), 0, -1):
-        field = field_by_path.get(member_path[:length])
-        if field is not None:
-            # Key or index of the entry that the member belongs to, and what follows.
-            entry_path = member_path[length:]
-            entry = get_at_path(request, member_path[: length + 1])
-            return field + (_entry_suffix(field, kind, entry_path, entry) if entry_path else "")
+        matching_field = field_by_path.get(member_path[:length])
+        if matching_field is None:
+            continue
+        # Key or index of the entry that the member belongs to, and what follows.
+        path_from_entry = member_path[length:]
+        if not path_from_entry:
+            return matching_field
+        entry = get_at_path(request, member_path[: length + 1])
+        return matching_field + _entry_suffix(matching_field, kind, path_from_entry, entry)
     return dotted_path(member_path)
 
 
@@ -131,27 +136,27 @@ def dotted_path(member_path: tuple[str | int, ...]) -> str:
     return ".".join(str(member) for member in member_path)
 
 
-def _entry_suffix(field: str, kind: JobKind, entry_path: tuple[str | int, ...], entry: Any) -> str:
+def _entry_suffix(field: str, kind: JobKind, path_from_entry: tuple[str | int, ...], entry: Any) -> str:
     """Return the end of the name of an entry's field, if the field is a mapping or a list of named entries,
     such as ``.lr`` of hyperparameters, ``.team`` of tags, ``[0]`` of args; otherwise nothing.
 
-    ``entry_path``: key or index of ``entry``, and the path in it, such as ``(0, "Value")`` of a tag.
+    ``path_from_entry``: key or index of ``entry``, and the path in it, such as ``(0, "Value")`` of a tag.
     """
+    key_or_index, *path_in_entry = path_from_entry
     if field in ("hyperparameters", "environment"):
-        return f".{entry_path[0]}"
+        return f".{key_or_index}"
     if field == "args":
-        return f"[{entry_path[0]}]"
+        return f"[{key_or_index}]"
     if field == "tags":
         return f".{entry['Key']}"
     if field != "inputs":
         return ""
+    input_suffix = f".{get_at_path(entry, kind.input_path_by_field['name'])}"
     # The job's inputs have fields of their own, such as inputs.train.uri for a member S3Uri.
-    own_fields = (
-        f".{name}"
-        for name in _INPUT_FIELDS_IN_MESSAGES
-        if kind.input_path_by_field.get(name) == entry_path[1:]
-    )
-    return f".{get_at_path(entry, kind.input_path_by_field['name'])}{next(own_fields, '')}"
+    for name in _INPUT_FIELDS_IN_MESSAGES:
+        if kind.input_path_by_field.get(name) == tuple(path_in_entry):
+            return f"{input_suffix}.{name}"
+    return input_suffix
 
 
 def walk_request_members(

@@ -56,19 +56,18 @@ def _warn_of_missing_steps(
 def warn_of_idle_accelerators(
     job: Job, facts: DiscoveredFacts, strategy: Strategy, instance_type: str, diagnostics: Diagnostics
 ) -> None:
-    """Warn if the script's single process leaves accelerators of the host idle."""
+    """Warn if the script uses one accelerator, by its source, and the instance type has several. No warning
+    if the job states its number of processes, or the strategy starts more than one."""
+    is_process_count_open = job.compute.processes_per_host is None and not strategy.joins_hosts
+    if facts.target != "aws" or not is_process_count_open:
+        return
     catalog_entry = instances.find_instance_type(instance_type)
-    counts_accelerators = facts.target == "aws" and job.compute.processes_per_host is None
-    if (
-        not counts_accelerators
-        or strategy.joins_hosts
-        or catalog_entry is None
-        or catalog_entry.accelerators < 2
-    ):
+    if catalog_entry is None or catalog_entry.accelerators < 2:
         return
     entry = facts.source.entry
     capability = script_capability(facts.script, entry)
-    if capability.accelerator_use != "one" or not capability.uses_accelerators or not capability.was_analyzed:
+    uses_one = capability.uses_accelerators and capability.accelerator_use == "one"
+    if not uses_one or not capability.was_analyzed:
         return
     diagnostics.add_warning(
         f"{entry} uses one accelerator (by its source), and {catalog_entry.name} has "
@@ -230,10 +229,12 @@ def uses_smlaunch_train(script: ScriptFacts) -> bool:
 
 
 def _resume_note_of_library(script: ScriptFacts) -> str | None:
-    """How the script's library resumes; None without a known one."""
-    return next(
-        (note for library, note in RESUME_NOTE_BY_LIBRARY.items() if _imports_package(script, library)), None
-    )
+    """Return how the script's library resumes from its checkpoints; None if it imports no library of which
+    that is known."""
+    for library, note in RESUME_NOTE_BY_LIBRARY.items():
+        if _imports_package(script, library):
+            return note
+    return None
 
 
 def _imports_package(script: ScriptFacts, name: str) -> bool:

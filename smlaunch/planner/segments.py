@@ -312,7 +312,7 @@ class SegmentOverheads(NamedTuple):
         one_checkpoint_bytes = None if facts.checkpoints is None else facts.checkpoints.step_bytes
         is_local = facts.target == "local"
         # Local hosts exist at once, and have data and checkpoints already.
-        data_bytes = 0 if is_local else _bytes_of_file_channels(job, facts)
+        data_bytes = 0 if is_local else bytes_of_file_channels(job, facts)
         checkpoint_bytes = 0 if is_local else _checkpoint_bytes_at_start(job, facts)
         download_seconds = (data_bytes + checkpoint_bytes) / S3_BYTES_PER_SECOND
         return cls(
@@ -348,7 +348,7 @@ def _checkpoint_stall_seconds(one_checkpoint_bytes: int | None, host_count: int)
     return one_checkpoint_bytes / host_count / MEMORY_COPY_BYTES_PER_SECOND
 
 
-def _bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
+def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
     """Return the size of the inputs that the service copies to each host before training (mode ``File``)."""
     return sum(
         facts.inputs[name].bytes or 0

@@ -79,7 +79,8 @@ def _check_shards(
             "name", f"{run_id!r} is too long for the shards' names: {max_length} characters at most"
         )
     for sharding in sharding_by_channel.values():
-        if any(not sharding.files_by_host[shard_index] for shard_index in nonempty_shards):
+        file_counts = [sharding.files_by_host[shard_index] for shard_index in nonempty_shards]
+        if 0 in file_counts:
             diagnostics.add_problem(
                 f"inputs.{sharding.channel}",
                 "some shards get files of another channel and none of this one: a job cannot have an empty "
@@ -88,16 +89,19 @@ def _check_shards(
 
 
 def _job_of_shard(job: Job, shard_number: int, shard_count: int) -> Job:
-    """The job of one shard. The cost cap and the checkpoint prefix of the run are divided."""
-    changes: dict[str, object] = {"compute": job.compute.with_changes(hosts=1)}
-    limits = {"attempts": job.limits.attempts or DEFAULT_SHARD_ATTEMPTS}
-    max_cost = None if job.limits.max_cost is None else job.limits.max_cost / shard_count
-    changes["limits"] = job.limits.with_changes(**limits, max_cost=max_cost)
-    checkpoints = job.checkpoints
+    """Return the job of one shard: with one host, its share of the cost cap, and a folder of its own in the
+    checkpoints' prefix. ``shard_number``: from 1."""
+    max_cost, checkpoints = job.limits.max_cost, job.checkpoints
+    changes: dict[str, object] = {
+        "compute": job.compute.with_changes(hosts=1),
+        "limits": job.limits.with_changes(
+            attempts=job.limits.attempts or DEFAULT_SHARD_ATTEMPTS,
+            max_cost=None if max_cost is None else max_cost / shard_count,
+        ),
+    }
     if checkpoints is not None and checkpoints.uri is not None:
-        changes["checkpoints"] = checkpoints.with_changes(
-            uri=f"{checkpoints.uri.rstrip('/')}/p{shard_number}/"
-        )
+        shard_prefix = f"{checkpoints.uri.rstrip('/')}/p{shard_number}/"
+        changes["checkpoints"] = checkpoints.with_changes(uri=shard_prefix)
     return job.with_changes(**changes)
 
 

@@ -76,18 +76,19 @@ class HostGroup:
 
 
 def speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | None:
-    """Speed relative to the measurement; None if the two accelerators cannot be compared."""
+    """Return the speed of all hosts relative to the machine that the user measured, as a range of factors;
+    None if the two accelerators cannot be compared."""
     host_speedup = _host_speedup(host_group, measurement)
     if host_speedup is None or host_group.host_count == 1:
         return host_speedup
-    network_efficiency = (
+    # Several hosts are less than that many times as fast as one: a share of it, as a range.
+    efficiency = (
         inter_host_efficiency(host_group.instance)
         if host_group.ranks_communicate
         else scaling_efficiency("share-nothing")
     )
-    return host_speedup.multiply(SpeedRatio(low=network_efficiency.low, high=network_efficiency.high)).scale(
-        host_group.host_count
-    )
+    speedup_per_host = host_speedup.multiply(SpeedRatio(low=efficiency.low, high=efficiency.high))
+    return speedup_per_host.scale(host_group.host_count)
 
 
 def _host_speedup(host_group: HostGroup, measurement: Measurement) -> SpeedRatio | None:

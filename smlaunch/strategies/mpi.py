@@ -53,13 +53,9 @@ class MPI(Strategy):
         return problems
 
     def find_warnings(self, context: LaunchContext) -> list[str]:
-        is_aws_image = context.target == "aws" and "/pytorch" in context.image
-        if (
-            is_aws_image
-            and context.requirements is None
-            and context.entry_point.endswith(".py")
-            and uses_mpi4py(context)
-        ):
+        runs_aws_image = context.target == "aws" and "/pytorch" in context.image
+        needs_mpi4py = context.entry_point.endswith(".py") and uses_mpi4py(context)
+        if runs_aws_image and needs_mpi4py and context.requirements is None:
             # Reported missing there (aws/deep-learning-containers, issue 1968).
             return ["AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file"]
         return []

@@ -68,13 +68,15 @@ class ShareNothing(Strategy):
         ]
         if context.processes_per_host != 1:
             variables += [("SMLAUNCH_PROCESS", Ref("local_rank")), ("SMLAUNCH_PROCESSES", Ref("per_host"))]
-            # The local endpoint has other GPUs than the instance type that the job names.
-            instance_spec = None if context.target == "local" else context.instance_spec
-            has_gpu_for_each_process = (
-                instance_spec is not None
-                and instance_spec.accelerators == context.processes_per_host
-                and not instance_spec.is_neuron
-            )
-            if has_gpu_for_each_process:
+            if _has_gpu_for_each_process(context):
                 variables.append(("CUDA_VISIBLE_DEVICES", Ref("local_rank")))
         return tuple(variables)
+
+
+def _has_gpu_for_each_process(context: LaunchContext) -> bool:
+    """Return whether hosts have as many GPUs as processes, by the instance type; False for the local
+    endpoint, which has others, and for a type that the catalog does not know."""
+    instance_spec = context.instance_spec
+    if context.target == "local" or instance_spec is None or instance_spec.is_neuron:
+        return False
+    return instance_spec.accelerators == context.processes_per_host

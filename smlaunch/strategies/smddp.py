@@ -69,14 +69,13 @@ def _explain_unsuitable_image(image: str) -> str | None:
     repository, tag = repository_and_tag(image)
     if repository not in ("pytorch-training", "pytorch"):
         return None
-    pytorch_version = tuple(int(number) for number in tag.split("-")[0].split(".")[:2])  # of 2.2.0-gpu-py310
+    version_text = tag.partition("-")[0]  # 2.2.0 of 2.2.0-gpu-py310
+    pytorch_version = tuple(int(number) for number in version_text.split(".")[:2])
     if pytorch_version <= LAST_VERSION_WITH_SMDDP:
         return None
-    shortcoming = (
-        "contain no smddp"
-        if pytorch_version >= FIRST_VERSION_SURELY_WITHOUT_SMDDP
-        else "are not known to contain smddp (unconfirmed)"
-    )
+    shortcoming = "are not known to contain smddp (unconfirmed)"
+    if pytorch_version >= FIRST_VERSION_SURELY_WITHOUT_SMDDP:
+        shortcoming = "contain no smddp"
     return (
         f"AWS's images of PyTorch {'.'.join(map(str, pytorch_version))} {shortcoming}; take "
         "framework_version 2.2, or the SMP image of PyTorch 2.4.1, or use ddp"

@@ -64,24 +64,26 @@ class TensorFlow(Strategy):
         spec = super().launch_spec(context)
         if _uses_parameter_servers(context):
             return spec._replace(ranks=spec.ranks._replace(runs_on=LEADER))
-        return (
-            spec
-            if context.hang_seconds is not None
-            else spec._replace(hang_seconds=_COLLECTIVES_HANG_SECONDS)
-        )
+        is_hang_limit_stated = context.hang_seconds is not None
+        return spec if is_hang_limit_stated else spec._replace(hang_seconds=_COLLECTIVES_HANG_SECONDS)
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         if not _uses_parameter_servers(context):
             return ()
-        command = self.command(context)
-        return tuple(
-            ServiceSpec(
-                f"tf-{role}",
-                command,
-                (("TF_CONFIG", _tf_config(role)), *_LOG_LEVEL, *(_NO_ACCELERATOR if role == "ps" else ())),
-                ready_address=Concat((Ref("host", suffix=":"), Ref("own_port", offset=first_port))),
-            )
-            for role, first_port in (("ps", SECOND_HOST_PORT), ("worker", FIRST_HOST_PORT))
+        return (
+            self._service("ps", SECOND_HOST_PORT, context, _NO_ACCELERATOR),  # a parameter server
+            self._service("worker", FIRST_HOST_PORT, context),
+        )
+
+    def _service(
+        self, role: str, first_port: int, context: LaunchContext, variables: tuple[tuple[str, Arg], ...] = ()
+    ) -> ServiceSpec:
+        """Return the script as a worker or parameter server of every host, beside the ranks."""
+        return ServiceSpec(
+            f"tf-{role}",
+            self.command(context),
+            (("TF_CONFIG", _tf_config(role)), *_LOG_LEVEL, *variables),
+            ready_address=Concat((Ref("host", suffix=":"), Ref("own_port", offset=first_port))),
         )
 
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:

@@ -27,7 +27,7 @@ _TRACKER_COMMAND: tuple[Arg, ...] = (
 )
 _TRACKER_READY = Concat((Ref("leader_address", suffix=":"), Ref("port", offset=FIRST_SERVICE_PORT + 1)))
 
-_FIRST_WITH_TRACKER = (2, 1)
+_FIRST_VERSION_WITH_TRACKER = (2, 1)
 """Earlier versions have another tracker class with other arguments; AWS's images go back to 1.7."""
 
 
@@ -46,13 +46,12 @@ class XGBoost(Strategy):
     libraries = ("xgboost",)
 
     def find_problems(self, context: LaunchContext) -> list[Problem]:
-        problems = []
+        problems: list[Problem] = []
         version_match = re.match(r"(\d+)\.(\d+)", context.framework_version or "")
-        if (
-            _has_several_workers(context)
-            and version_match
-            and (int(version_match[1]), int(version_match[2])) < _FIRST_WITH_TRACKER
-        ):
+        if version_match is None or not _has_several_workers(context):
+            return problems
+        stated_version = int(version_match[1]), int(version_match[2])
+        if stated_version < _FIRST_VERSION_WITH_TRACKER:
             message = f"XGBoost {context.framework_version} has no tracker for several workers; 2.1 has"
             problems.append(Problem("framework_version", f"{message}, or ask for one host"))
         return problems
