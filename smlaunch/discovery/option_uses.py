@@ -10,8 +10,8 @@ from smlaunch.discovery.source_modules import SourceModule, keyword_value, liter
 from smlaunch.facts.script_arguments import ArgumentParserFacts
 from smlaunch.facts.script_program import OptionUse
 
-_MAX_STEPS = 5
-"""Variables and parameters by way of which a value is followed."""
+_MAX_FOLLOWED = 5
+"""Variables and parameters by way of which a value is followed, at most."""
 
 _GROUP_FUNCTIONS = ("init_process_group", "init_distributed")
 
@@ -21,12 +21,12 @@ def find_option_of(
     node: ast.expr | None,
     modules: Sequence[SourceModule],
     parser: ArgumentParserFacts | None,
-    steps: int = 0,
+    followed_count: int = 0,
 ) -> str | None:
     """Return the attribute of the parsed arguments that an expression is, such as ``num_nodes`` for
     ``args.num_nodes``; None for any other value. Variables that are assigned once, parameters of functions
     that are called once, ``vars(args)[...]`` and ``int(...)`` are followed."""
-    if parser is None or node is None or steps > _MAX_STEPS:
+    if parser is None or node is None or followed_count > _MAX_FOLLOWED:
         return None
     destinations = {argument.destination for argument in parser.arguments if not argument.is_flag}
     if isinstance(node, ast.Attribute):
@@ -41,10 +41,10 @@ def find_option_of(
         and len(node.args) == 1
         and module.qualified_name_of(node.func) in ("int", "str")
     ):
-        return find_option_of(module, node.args[0], modules, parser, steps + 1)
+        return find_option_of(module, node.args[0], modules, parser, followed_count + 1)
     if isinstance(node, ast.Name):
         module, value = _value_of_name(module, node, modules)
-        return find_option_of(module, value, modules, parser, steps + 1)
+        return find_option_of(module, value, modules, parser, followed_count + 1)
     return None
 
 
@@ -64,8 +64,8 @@ def find_group_options(
 
 
 def _may_be_arguments(module: SourceModule, node: ast.expr, modules: Sequence[SourceModule]) -> bool:
-    """Whether an object with an attribute of the parser's name may be the parsed arguments: False for a
-    variable that is certainly another object."""
+    """Whether an object, of which an attribute is read that has the name of an option, may be the parsed
+    arguments: False for a variable that is certainly another object."""
     if not isinstance(node, ast.Name) or module.is_parameter(node):
         return isinstance(node, (ast.Name, ast.Attribute))
     value = module.values_assigned_once.get(node.id)
@@ -76,13 +76,14 @@ def _returns_arguments(module: SourceModule, call: ast.Call, modules: Sequence[S
     """Whether a call parses the arguments, or calls the function in which they are parsed."""
     if is_parse_call(call):
         return True
-    function_name = module.called_function(call)
-    return any(
-        (function := each.function_around(parse_call)) is not None and function.name == function_name
-        for each in modules
-        for parse_call in each.calls
+    parsing_functions = [
+        module_that_parses.function_around(parse_call)
+        for module_that_parses in modules
+        for parse_call in module_that_parses.calls
         if is_parse_call(parse_call)
-    )
+    ]
+    called_function = module.called_function(call)
+    return any(function is not None and function.name == called_function for function in parsing_functions)
 
 
 def _is_dict_of_arguments(module: SourceModule, node: ast.expr, modules: Sequence[SourceModule]) -> bool:
@@ -116,8 +117,8 @@ def _value_of_name(
     if len(calls) != 1 or parameters[0] in ("self", "cls"):
         return module, None
     calling_module, call = calls[0]
-    if any(isinstance(each, ast.Starred) for each in call.args):
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
         return module, None
     position = parameters.index(node.id)
-    passed = call.args[position] if position < len(call.args) else None
-    return calling_module, keyword_value(call, node.id) or passed
+    positional_value = call.args[position] if position < len(call.args) else None
+    return calling_module, keyword_value(call, node.id) or positional_value

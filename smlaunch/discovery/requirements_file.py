@@ -37,38 +37,42 @@ def find_requirements_mistake(root: Path, file: str, sent_files: Container[str] 
             text = content.decode()
         except UnicodeDecodeError as error:
             return f"{name} is not UTF-8 (byte {error.start}), so that pip cannot read it"
-        for number, line in _logical_lines(text):
+        for line_number, line in _logical_lines(text):
             named_file = _NAMED_FILE.fullmatch(line)
-            if named_file is not None:
-                path = named_file[1].strip("\"'")
-                if "://" in path or path.startswith(("/", "file:")):
-                    continue
-                target = PurePosixPath(os.path.normpath(PurePosixPath(name).parent / path)).as_posix()
-                if target.startswith(".."):
-                    return f"{name}:{number} names {path}, which is outside of the source"
-                if sent_files is not None and target not in sent_files:
-                    return f"{name}:{number} names {path}, and {target} is not sent with the source"
-                if target not in known:
-                    known.add(target)
-                    pending.append(target)
-            elif not _may_be_requirement(line):
-                return f"{name}:{number}: {line!r} is no requirement that pip can read, such as name==1.0"
+            if named_file is None:
+                if not _may_be_requirement(line):
+                    return (
+                        f"{name}:{line_number}: {line!r} is no requirement that pip can read, such as "
+                        "name==1.0"
+                    )
+                continue
+            path = named_file[1].strip("\"'")
+            if "://" in path or path.startswith(("/", "file:")):
+                continue
+            named_path = PurePosixPath(os.path.normpath(PurePosixPath(name).parent / path)).as_posix()
+            if named_path.startswith(".."):
+                return f"{name}:{line_number} names {path}, which is outside of the source"
+            if sent_files is not None and named_path not in sent_files:
+                return f"{name}:{line_number} names {path}, and {named_path} is not sent with the source"
+            if named_path not in known:
+                known.add(named_path)
+                pending.append(named_path)
     return None
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that say something, as pip reads them, each with the number of its first one: without
     comments, and joined where they end with a backslash."""
-    joined, first_number = "", 0
+    continued_text, first_number = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         first_number = first_number or number
         if line.endswith("\\") and not line.lstrip().startswith("#"):
-            joined += line[:-1]
+            continued_text += line[:-1]
             continue
-        logical_line = _COMMENT.sub("", joined + line).strip()
+        logical_line = _COMMENT.sub("", continued_text + line).strip()
         if logical_line:
             yield first_number, logical_line
-        joined, first_number = "", 0
+        continued_text, first_number = "", 0
 
 
 def _may_be_requirement(line: str) -> bool:

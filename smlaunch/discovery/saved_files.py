@@ -31,6 +31,7 @@ _PATH_INDEX_BY_METHOD = {
 
 _PATH_KEYWORDS = ("f", "path", "filename", "filepath", "save_directory", "output_dir", "fname", "dir_name")
 _MODEL_WORDS = ("model", "net", "network", "clf", "classifier", "estimator", "pipeline")
+_PATH_FUNCTIONS = ("os.path.join", "os.path.abspath", "pathlib.Path", "str")
 _FILE_WRITERS = ("pickle.dump", "json.dump", "cloudpickle.dump", "dill.dump")
 
 
@@ -51,16 +52,15 @@ def find_saved_files(
 
 
 def _path_argument(module: SourceModule, call: ast.Call) -> ast.expr | None:
-    """The path that a call saves to; None for any other call."""
-    name = module.qualified_name_of(call.func)
-    method = name.rpartition(".")[2]
-    index = _PATH_INDEX_BY_FUNCTION.get(name)
+    """Return the argument that is the path which a call saves to; None for any other call."""
+    function, method = module.qualified_name_of(call.func), module.called_function(call)
+    index = _PATH_INDEX_BY_FUNCTION.get(function)
     if index is None and isinstance(call.func, ast.Attribute):
-        owner = text_of(call.func.value).rpartition(".")[2].lower()
-        is_model = any(owner == word or owner.endswith("_" + word) for word in _MODEL_WORDS)
+        saved_object = text_of(call.func.value).rpartition(".")[2].lower()
+        is_model = any(saved_object == word or saved_object.endswith("_" + word) for word in _MODEL_WORDS)
         if method in _PATH_INDEX_BY_METHOD or (method == "save" and is_model):
             index = _PATH_INDEX_BY_METHOD.get(method, 0)
-        elif name in _FILE_WRITERS and len(call.args) > 1:
+        elif function in _FILE_WRITERS and len(call.args) > 1:  # pickle.dump(model, open(path, "wb"))
             return _opened_path(call.args[1])
     if index is None:
         return None
@@ -93,61 +93,68 @@ def _resolve_path(
     modules: Sequence[SourceModule],
     depth: int = 0,
 ) -> tuple[str, str | None]:
-    """Return the path, or the beginning of it, that an expression stands for, and the option whose default it
-    is. Empty where that is not known."""
-    text = literal_of(node, None)
-    if isinstance(text, str):
-        return text, None
+    """Return the path that an expression stands for, or its beginning where only that is literal, and the
+    option whose default it is, such as ``--output``. Both are empty where that is not known. Variables are
+    followed; ``depth`` counts how many."""
+    literal = literal_of(node, None)
+    if isinstance(literal, str):
+        return literal, None
     if depth > 4:
         return "", None
     if isinstance(node, ast.Name):
-        opened = _path_of_opened_file(module, node)
-        if opened is not None:
-            return _resolve_path(module, opened, assigned, modules, depth + 1)
+        opened_path = _path_of_opened_file(module, node)
+        if opened_path is not None:
+            return _resolve_path(module, opened_path, assigned, modules, depth + 1)
         if node.id in assigned and not module.is_parameter(node):
             return _resolve_path(module, assigned[node.id], assigned, modules, depth + 1)
         return _default_of_parameter(module, node), None
-    first: ast.expr | None = None
-    if isinstance(node, ast.Call) and node.args:
-        name = module.qualified_name_of(node.func)
-        if name in ("os.path.join", "pathlib.Path", "str", "os.path.abspath") or name.endswith(".format"):
-            first = node.args[0]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        first = node.func.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
-        first = node.left
-    if isinstance(node, ast.JoinedStr) and node.values:
-        part = node.values[0]
-        first = part.value if isinstance(part, ast.FormattedValue) else part
-    if first is not None:
-        return _resolve_path(module, first, assigned, modules, depth + 1)
+    beginning = _beginning_of_path(module, node)
+    if beginning is not None:
+        return _resolve_path(module, beginning, assigned, modules, depth + 1)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return _default_of_option(node.attr, modules)
     return "", None
 
 
+def _beginning_of_path(module: SourceModule, node: ast.expr) -> ast.expr | None:
+    """Return the first part of an expression that makes a path of several: ``folder`` of ``folder / "x.pt"``,
+    ``os.path.join(folder, "x.pt")`` and ``f"{folder}/x.pt"``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
+        return node.left
+    if isinstance(node, ast.JoinedStr) and node.values:
+        first_value = node.values[0]
+        return first_value.value if isinstance(first_value, ast.FormattedValue) else first_value
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return node.func.value
+    is_path_function = module.qualified_name_of(node.func) in _PATH_FUNCTIONS
+    return node.args[0] if is_path_function and node.args else None
+
+
 def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:
-    """The default of a function's parameter that no call of the module states."""
+    """Return the literal default of a function's parameter; empty if there is none, or a call of the module
+    passes another value."""
     function = module.function_around(node)
     if function is None:
         return ""
-    parameters = [each.arg for each in function.args.args]
-    defaults = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
-    default = literal_of(defaults.get(node.id), None)
+    parameters = [parameter.arg for parameter in function.args.args]
+    default_by_parameter = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
+    default = literal_of(default_by_parameter.get(node.id), None)
     if not isinstance(default, str):
         return ""
-    position = parameters.index(node.id)
+    # A call of a method does not pass ``self`` as an argument.
+    position = parameters.index(node.id) - (1 if parameters[0] == "self" else 0)
     for call in module.calls:
-        if module.called_function(call) == function.name and (
-            keyword_value(call, node.id) is not None
-            or len(call.args) > position - (1 if parameters[0] == "self" else 0)
-        ):
+        passes_value = keyword_value(call, node.id) is not None or len(call.args) > position
+        if module.called_function(call) == function.name and passes_value:
             return ""
     return default
 
 
 def _default_of_option(attribute: str, modules: Sequence[SourceModule]) -> tuple[str, str | None]:
-    """The literal default of an option of the script's parser, and the option."""
+    """Return the literal default of the option that the parser stores as this attribute of the parsed
+    arguments, and the option, such as ``--output-dir``; an empty default and None if that is not known."""
     for module in modules:
         assigned = module.values_assigned_once
         for call in module.calls:

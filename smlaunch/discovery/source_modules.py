@@ -61,14 +61,17 @@ class SourceModule:
     def values_assigned_once(self) -> dict[str, ast.expr]:
         """Values by the names that are assigned exactly once."""
         values: dict[str, list[ast.expr]] = {}
+        changed_names: set[str] = set()
         for node in self.nodes:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):
                         values.setdefault(target.id, []).append(node.value)
             elif isinstance(node, (ast.AugAssign, ast.AnnAssign)) and isinstance(node.target, ast.Name):
-                values.setdefault(node.target.id, []).extend([node.target, node.target])
-        return {name: nodes[0] for name, nodes in values.items() if len(nodes) == 1}
+                changed_names.add(node.target.id)
+        return {
+            name: nodes[0] for name, nodes in values.items() if len(nodes) == 1 and name not in changed_names
+        }
 
     @cached_property
     def lines(self) -> list[bytes]:
@@ -76,32 +79,35 @@ class SourceModule:
         return self.path.read_bytes().splitlines()
 
     def edit_of(self, node: ast.expr | ast.stmt | ast.keyword) -> LineEdit | None:
-        """The line with a hole in the place of the node; None for a node of several lines."""
+        """Return the text of the line before and after the node, for an edit that replaces the node; None for
+        a node of several lines."""
         end_line, end_column = node.end_lineno or 0, node.end_col_offset or 0
         if end_line != node.lineno:
             return None
         return self._edit_at(node.lineno, node.col_offset, end_column)
 
     def edit_for_keyword(self, call: ast.Call, name: str) -> LineEdit | None:
-        """The line in which ``name=value`` is to be written: in place of that keyword of the call, or before
-        its closing bracket."""
+        """Return the line in which ``name=value`` is to be written, in place of that keyword argument of the
+        call, or before its closing bracket; None if that is no single line."""
         keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
         if keyword is not None:
             return self.edit_of(keyword)
         end_line, end_column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
         edit = self._edit_at(end_line, end_column, end_column)
-        values: list[ast.AST] = [*call.args, *(each.value for each in call.keywords)]
-        if edit is None or not values:
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if edit is None or not arguments:
             return edit
-        last = max(
-            (node.end_lineno or 0, node.end_col_offset or 0) for node in values if isinstance(node, ast.expr)
+        # Behind the last argument there may be a comma already.
+        last_line, last_column = max(
+            (argument.end_lineno or 0, argument.end_col_offset or 0) for argument in arguments
         )
-        if last[0] == end_line:
-            between = self.lines[end_line - 1][last[1] : end_column]
+        if last_line == end_line:
+            text_after_last = self.lines[end_line - 1][last_column:end_column]
         else:
-            between = self.lines[last[0] - 1][last[1] :] + b"".join(self.lines[last[0] : end_line - 1])
-        separator = "" if between.split(b"#")[0].strip().endswith(b",") else ", "
-        return edit._replace(before=edit.before + separator)
+            lines_between = self.lines[last_line : end_line - 1]
+            text_after_last = self.lines[last_line - 1][last_column:] + b"".join(lines_between)
+        has_comma = text_after_last.split(b"#")[0].strip().endswith(b",")
+        return edit._replace(before=edit.before + ("" if has_comma else ", "))
 
     def _edit_at(self, line: int, column: int, end_column: int) -> LineEdit | None:
         try:
