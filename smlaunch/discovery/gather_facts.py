@@ -66,12 +66,12 @@ def gather_facts(
     """Gather everything that the planner has to know about a job and its surroundings, once and without a
     change: the caller and its role, the source, the script's needs, the inputs' data, quotas and checkpoints.
 
-    ``source`` are the facts of the packed source folder. ``needs``: what the planner needs beside what every
-    plan does. ``pending_channels`` names input channels whose data
-    does not exist yet, such as a pipeline's earlier step. ``analyzed_file`` is read instead of the program's
-    own file, where that only calls it. ``account_problem``: why the caller cannot be identified; then no
-    service is asked anything. Raises CallError only where the caller cannot be
-    identified; any other missing item is recorded with the reason.
+    ``source`` are the facts of the packed source folder. ``needs``: what this plan needs beside what every
+    plan does. ``pending_channels`` names input channels whose data does not exist yet, such as the output of
+    an earlier step of a pipeline. ``analyzed_file`` is read instead of the program's own file, where that
+    only calls it. ``account_problem``: why the caller cannot be identified; then no service is asked
+    anything. Raises CallError only where the caller cannot be identified; any other missing item is recorded
+    with the reason.
     """
     caller = Caller(target) if account_problem is None else UnknownCaller(job.role, target)
     # Either the role's ARN, or the problem: why there is none.
@@ -93,15 +93,14 @@ def gather_facts(
     if needs.checkpoints and account_problem is None:
         checkpoints = _gather_checkpoint_facts(job, target.storage)
     account = caller.account  # before the inputs, as an unknown caller is to be reported at once
-    inputs = {
-        name: InputFacts(channel.uri, kind="s3", is_pending=True)
-        if name in pending_channels
-        # Of data in S3 nothing is known without an account.
-        else InputFacts(channel.uri, kind="s3")
-        if account_problem is not None and not channel.is_local
-        else gather_input_facts(channel, target, job.include_secrets)
-        for name, channel in job.inputs.items()
-    }
+    inputs: dict[str, InputFacts] = {}
+    for name, channel in job.inputs.items():
+        if name in pending_channels:
+            inputs[name] = InputFacts(channel.uri, kind="s3", is_pending=True)
+        elif account_problem is not None and not channel.is_local:
+            inputs[name] = InputFacts(channel.uri, kind="s3")  # not known without an account
+        else:
+            inputs[name] = gather_input_facts(channel, target, job.include_secrets)
     return DiscoveredFacts(
         region=target.region_name,
         account=account,

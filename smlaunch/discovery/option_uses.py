@@ -110,9 +110,12 @@ def _value_of_name(
     function = module.function_around(node)
     if function is None or not module.is_parameter(node):
         return module, module.values_assigned_once.get(node.id)
-    parameters = [each.arg for each in function.args.args]
+    parameters = [parameter.arg for parameter in function.args.args]
     calls = [
-        (each, call) for each in modules for call in each.calls if each.called_function(call) == function.name
+        (calling_module, call)
+        for calling_module in modules
+        for call in calling_module.calls
+        if calling_module.called_function(call) == function.name
     ]
     if len(calls) != 1 or parameters[0] in ("self", "cls"):
         return module, None

@@ -27,11 +27,13 @@ def find_outside_file(program: SourceProgram) -> OutsideFile | None:
     script, source_root = program.entry, program.source_root
     root = os.path.realpath(source_root)
     try:
-        paths = _PathFinder(script).find_paths(program.modules[0].tree)
-        found_paths = sorted(paths, key=lambda found: found[1])
+        paths_and_lines = sorted(
+            _PathFinder(script).find_paths(program.modules[0].tree),
+            key=lambda path_and_line: path_and_line[1],
+        )
     except RecursionError:  # an expression that is nested too deeply
         return None
-    for path, line in found_paths:
+    for path, line in paths_and_lines:
         if not Path(path).is_relative_to(root) and os.path.lexists(path):
             place = SourcePlace(os.path.relpath(script, source_root), line)
             return OutsideFile(os.path.relpath(path, root), place, _folder_with_both(path, root))
@@ -69,6 +71,7 @@ class _PathFinder:
                     yield path, node.lineno
 
     def _evaluate(self, node: ast.expr) -> str | None:
+        """Return the path that an expression stands for; None where that is not known."""
         if isinstance(node, ast.Name):
             return self._script if node.id == "__file__" else self._path_by_name.get(node.id)
         if isinstance(node, ast.Attribute) and node.attr == "parent":
@@ -80,13 +83,15 @@ class _PathFinder:
         return self._evaluate_call(node) if isinstance(node, ast.Call) else None
 
     def _evaluate_parents(self, node: ast.Subscript) -> str | None:
-        """``path.parents[1]``"""
+        """Return the path that ``path.parents[1]``, for example, stands for; None for another expression."""
         index = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if isinstance(node.value, ast.Attribute) and node.value.attr == "parents" and isinstance(index, int):
             return _parent(self._evaluate(node.value.value), index + 1)
         return None
 
     def _evaluate_call(self, node: ast.Call) -> str | None:
+        """Return the path that a call returns, such as ``os.path.join(path, "data")``; None where that is not
+        known."""
         name = _called_name(node)
         # Of a method, such as path.resolve(), the path is the object; of a function the first argument.
         if name in ("absolute", "resolve", "joinpath") and isinstance(node.func, ast.Attribute):
@@ -110,6 +115,7 @@ def _called_name(node: ast.Call) -> str:
 
 
 def _parent(path: str | None, count: int) -> str | None:
+    """Return the folder ``count`` levels above a path."""
     for _ in range(count):
         path = None if path is None else os.path.dirname(path)  # noqa: PTH120
     return path

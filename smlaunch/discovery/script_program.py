@@ -47,9 +47,9 @@ _VARIABLES_OF_ALL_CHANNELS = frozenset(
 )
 _ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
 TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
-_SETTERS = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
+_FUNCTIONS_THAT_SET_VARIABLES = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
 _NAMES_OF_THIS_HOST = ("socket.gethostname", "socket.getfqdn", "platform.node")
-_READERS = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
+_FUNCTIONS_THAT_READ_VARIABLES = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 
 
 def read_program(program: SourceProgram) -> ProgramFacts:
@@ -60,12 +60,13 @@ def read_program(program: SourceProgram) -> ProgramFacts:
         return NO_PROGRAM
     variable_uses: dict[str, VariableUse] = {}
     own_variables = {name for module in modules for name in _iter_variables_set(module)}
+    has_unknown_own_variables = "" in own_variables
     for module in modules:
         for name, use in _iter_variable_uses(module):
-            if name in own_variables or "" in own_variables:
+            if name in own_variables or has_unknown_own_variables:  # the program itself may set it first
                 use = use._replace(is_required=False)
-            known = variable_uses.get(name)
-            if known is None or (use.is_required and not known.is_required):
+            known_use = variable_uses.get(name)
+            if known_use is None or (use.is_required and not known_use.is_required):
                 variable_uses[name] = use
     entry_module = modules[0]
     fixed_values = dict(_iter_fixed_values(modules))
@@ -101,24 +102,23 @@ def read_program(program: SourceProgram) -> ProgramFacts:
 
 def _find_relative_import(entry: SourceModule) -> RelativeImport | None:
     """Return the first relative import that the entry script certainly runs, and how it can be run."""
-    statement = min(
-        (
-            node
-            for node in entry.nodes
-            if isinstance(node, ast.ImportFrom) and node.level and entry.runs_certainly(node)
-        ),
-        key=lambda node: node.lineno,
-        default=None,
-    )
-    names = (node.id for node in entry.nodes if isinstance(node, ast.Name))
-    if statement is None or "__package__" in names:
+    relative_imports = [
+        node
+        for node in entry.nodes
+        if isinstance(node, ast.ImportFrom) and node.level and entry.runs_certainly(node)
+    ]
+    sets_package = any(isinstance(node, ast.Name) and node.id == "__package__" for node in entry.nodes)
+    if not relative_imports or sets_package:
         return None
-    if statement.module is None:
-        absolute = text_of(ast.Import(statement.names))
+    first_import = min(relative_imports, key=lambda statement: statement.lineno)
+    if first_import.module is None:
+        absolute_import = text_of(ast.Import(first_import.names))
     else:
-        absolute = text_of(ast.ImportFrom(statement.module, statement.names, level=0))
-    module, folder = _module_of_file(Path.cwd() / entry.path, statement.level)
-    return RelativeImport(entry.place_of(statement), text_of(statement), absolute, module, folder)
+        absolute_import = text_of(ast.ImportFrom(first_import.module, first_import.names, level=0))
+    module, folder = _module_of_file(Path.cwd() / entry.path, first_import.level)
+    return RelativeImport(
+        entry.place_of(first_import), text_of(first_import), absolute_import, module, folder
+    )
 
 
 def _module_of_file(path: Path, level: int) -> tuple[str, str]:
@@ -144,7 +144,11 @@ def _iter_variable_uses(module: SourceModule) -> Iterator[tuple[str, VariableUse
             name = literal_of(node.slice, None)
             if isinstance(name, str) and module.qualified_name_of(node.value) == "os.environ":
                 yield name, VariableUse(module.place_of(node), node in module.reach.certain)
-        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) in _READERS and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and module.qualified_name_of(node.func) in _FUNCTIONS_THAT_READ_VARIABLES
+            and node.args
+        ):
             name = literal_of(node.args[0], None)
             if isinstance(name, str):
                 yield name, VariableUse(module.place_of(node), is_required=False)
@@ -175,15 +179,17 @@ def _iter_variables_set(module: SourceModule) -> Iterator[str]:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             if module.qualified_name_of(node.value) == "os.environ":
                 yield str(literal_of(node.slice, ""))
-        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) in _SETTERS and node.args:
-            yield str(literal_of(node.args[0], ""))
-        elif isinstance(node, ast.Call) and module.qualified_name_of(node.func) == "os.environ.update":
-            yield from (keyword.arg or "" for keyword in node.keywords)
-            for argument in node.args:
-                keys = argument.keys if isinstance(argument, ast.Dict) else [None]
-                yield from (str(literal_of(key, "")) for key in keys)
         elif isinstance(node, ast.AugAssign) and module.qualified_name_of(node.target) == "os.environ":
             yield ""
+        elif isinstance(node, ast.Call):
+            function = module.qualified_name_of(node.func)
+            if function in _FUNCTIONS_THAT_SET_VARIABLES and node.args:
+                yield str(literal_of(node.args[0], ""))
+            elif function == "os.environ.update":
+                yield from (keyword.arg or "" for keyword in node.keywords)
+                for argument in node.args:
+                    keys = argument.keys if isinstance(argument, ast.Dict) else [None]
+                    yield from (str(literal_of(key, "")) for key in keys)
 
 
 def _iter_variable_assignments(
@@ -193,7 +199,7 @@ def _iter_variable_assignments(
     statement or call."""
     for node in module.nodes:
         if isinstance(node, ast.Assign):
-            for target, value in _pairs_of(node):
+            for target, value in _target_value_pairs(node):
                 if (
                     isinstance(target, ast.Subscript)
                     and module.qualified_name_of(target.value) == "os.environ"
@@ -210,7 +216,8 @@ def _items_of_update(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names and values that ``update`` sets by keywords and by a literal mapping, none of which
     another mapping in it may replace."""
     mappings = [argument for argument in call.args if isinstance(argument, ast.Dict)]
-    if any(keyword.arg is None for keyword in call.keywords) or any(None in each.keys for each in mappings):
+    has_expanded_keywords = any(keyword.arg is None for keyword in call.keywords)  # **settings
+    if has_expanded_keywords or any(None in mapping.keys for mapping in mappings):
         return
     yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
     for mapping in mappings:
@@ -220,7 +227,7 @@ def _items_of_update(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
                 yield name, value
 
 
-def _pairs_of(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+def _target_value_pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield each target with its value, also of ``a, b = 1, 2``."""
     value = statement.value
     for target in statement.targets:
@@ -239,27 +246,26 @@ def _iter_fixed_values(modules: Sequence[SourceModule]) -> Iterator[tuple[str, F
             if name in _LAUNCHER_VARIABLES and is_fixed and module.runs_certainly(node):
                 yield name, _fixed_value(module, name, value, node)
         for call in module.calls:
-            method = keyword_value(call, "init_method")
-            text = literal_of(method, None)
+            init_method = literal_of(keyword_value(call, "init_method"), None)
             if (
                 module.called_function(call) == "init_process_group"
-                and isinstance(text, str)
-                and any(host in text for host in ("localhost", "127.0.0.1"))
+                and isinstance(init_method, str)
+                and any(host in init_method for host in ("localhost", "127.0.0.1"))
                 and module.runs_certainly(call)
             ):
-                yield (
-                    "MASTER_ADDR",
-                    FixedValue(
-                        module.place_of(call),
-                        f'init_method="{text}"',
-                        'init_method="env://"',
-                        module.edit_for_keyword(call, "init_method"),
-                    ),
+                fixed_value = FixedValue(
+                    module.place_of(call),
+                    f'init_method="{init_method}"',
+                    'init_method="env://"',
+                    module.edit_for_keyword(call, "init_method"),
                 )
+                yield "MASTER_ADDR", fixed_value
 
 
 def _fixed_value(module: SourceModule, name: str, value: ast.expr, node: ast.Assign | ast.Call) -> FixedValue:
-    """The variable that an assignment or ``os.environ.update`` sets; one that sets more is not edited."""
+    """Return the environment variable ``name`` that an assignment or ``os.environ.update`` sets, with the
+    text that keeps the launcher's value. ``os.environ["RANK"] = "0"`` alone can be replaced in its line; what
+    sets several variables is only shown."""
     target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
     if not isinstance(target, ast.Subscript):
         new_text = f'os.environ.setdefault("{name}", {text_of(value)})'
@@ -278,14 +284,11 @@ def _find_nccl_backend(modules: Sequence[SourceModule]) -> FixedValue | None:
     """Return the backend ``"nccl"`` of a call of init_process_group that does not look for a GPU first."""
     for module in modules:
         for call in module.calls:
+            if module.called_function(call) != "init_process_group" or not module.runs_certainly(call):
+                continue
             backend = keyword_value(call, "backend") or next(iter(call.args), None)
             value = module.values_assigned_once.get(backend.id) if isinstance(backend, ast.Name) else backend
-            if (
-                module.called_function(call) == "init_process_group"
-                and str(literal_of(value, "")).lower() == "nccl"
-                and backend is not None
-                and module.runs_certainly(call)
-            ):
+            if backend is not None and str(literal_of(value, "")).lower() == "nccl":
                 return FixedValue(module.place_of(call), '"nccl"', '"gloo"', module.edit_of(backend))
     return None
 
@@ -308,17 +311,14 @@ def _find_rank_start(entry: SourceModule, modules: Sequence[SourceModule]) -> Ra
         if any(text in text_of(condition) for condition in conditions for text in _LAUNCH_TEXTS):
             continue
         flag = None
-        if (
-            conditions
-            and isinstance(conditions[0], ast.Attribute)
-            and _is_body_of(entry, call, conditions[0])
-        ):
-            flag = conditions[0].attr  # if args.multiprocessing_distributed:
+        nearest_condition = next(iter(conditions), None)
+        if isinstance(nearest_condition, ast.Attribute) and _runs_if(entry, call, nearest_condition):
+            flag = nearest_condition.attr  # if args.multiprocessing_distributed:
         return RankStart(entry.place_of(call), text_of(call.func), flag)
     return None
 
 
-def _is_body_of(module: SourceModule, node: ast.AST, test: ast.expr) -> bool:
+def _runs_if(module: SourceModule, node: ast.AST, test: ast.expr) -> bool:
     """Whether a node is executed if the test holds, and not otherwise."""
     child = node
     for ancestor in module.ancestors(node):
@@ -339,25 +339,24 @@ def _iter_trainer_calls(
             if not is_lightning or class_name not in ("Trainer", "Fabric"):
                 continue
             keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+            has_expanded_keywords = None in keywords  # **settings
             devices, num_nodes = (_literal_setting(keywords.get(name)) for name in ("devices", "num_nodes"))
-            options = {
-                name: find_option_of(module, keywords.get(name), modules, parser)
+            devices_option, num_nodes_option = (
+                find_option_of(module, keywords.get(name), modules, parser)
                 for name in ("devices", "num_nodes")
-            }
-            is_known = None not in keywords and all(
-                value is not _COMPUTED or options[name] is not None
-                for name, value in (("devices", devices), ("num_nodes", num_nodes))
             )
+            are_devices_known = devices is not _COMPUTED or devices_option is not None
+            are_nodes_known = num_nodes is not _COMPUTED or num_nodes_option is not None
             yield TrainerCall(
                 place=module.place_of(call),
                 class_name=class_name,
                 devices=devices if isinstance(devices, (int, str)) else None,
                 num_nodes=num_nodes if isinstance(num_nodes, int) else None,
-                is_known=is_known,
+                is_known=are_devices_known and are_nodes_known and not has_expanded_keywords,
                 num_nodes_edit=module.edit_for_keyword(call, "num_nodes"),
                 devices_edit=module.edit_for_keyword(call, "devices"),
-                num_nodes_option=options["num_nodes"],
-                devices_option=options["devices"],
+                num_nodes_option=num_nodes_option,
+                devices_option=devices_option,
             )
 
 
