@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -216,7 +218,11 @@ class S3Storage:
                 yield chunk
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
-        call_api("PutObject", self._client.put_object, Bucket=bucket, Key=key, Body=content)
+        # S3 compares the content with it, refuses a difference, and keeps it: by it the object is recognized
+        # later without a download.
+        sha256 = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        params = {"Bucket": bucket, "Key": key, "Body": content, "ChecksumSHA256": sha256}
+        call_api("PutObject", self._client.put_object, **params)
 
     def put_if_absent(self, bucket: str, key: str, content: bytes) -> bool:
         """Create an object of S3, and return True; return False if one with this key exists already. S3

@@ -83,6 +83,8 @@ class TransferItem(NamedTuple):
     """Bytes of the source."""
     etag: str | None = None
     """Of an object to download, where it is known."""
+    sha256: bytes | None = None
+    """Of the content that an upload must have; None uploads what the file holds."""
 
 
 class UploadedPart(NamedTuple):
@@ -246,7 +248,8 @@ class Transfer(Protocol):
     def upload_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
-        """Upload the files. Raises CallError when S3 refuses one, JobError when a file cannot be read or has
+        """Upload the files. A content other than an item's ``sha256`` is hashed while it is sent, and never
+        becomes an object. Raises CallError when S3 refuses a file, JobError when one cannot be read or has
         changed."""
 
     def download_files(
@@ -258,7 +261,8 @@ class Transfer(Protocol):
         """
 
     def has_same_content(self, bucket: str, item: TransferItem) -> bool:
-        """Return whether file and object have the same content, as far as S3 can tell. Raises CallError."""
+        """Return whether file and object have the same content, as far as S3 can tell; of an item with a
+        ``sha256``, whether the object has the content with this hash. Raises CallError."""
 
 
 class LogReader(Protocol):

@@ -109,6 +109,7 @@ JOB_HASH = Format("job hash")
 WORKFLOW = Format("workflow", "1.1")
 GROUP = Format("list of a group's runs")
 EXCLUDED = Format("list of excluded files", "1.1")
+DATA_RECORD = Format("record of uploaded data")
 
 # ---- inside a job -----------------------------------------------------------------------------------------
 

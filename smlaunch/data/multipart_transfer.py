@@ -26,6 +26,7 @@ from smlaunch.data.s3_checksums import (
     new_digest,
     part_ranges,
     part_size,
+    require_sha256,
     wrong_content_error,
 )
 from smlaunch.data.thread_pool import for_each_in_threads
@@ -37,6 +38,8 @@ GetRange = Callable[[str, str, int, int, "str | None"], Iterator[bytes]]
 
 NumberedRange = tuple[int, tuple[int, int]]
 """Number of a part, with its start and length in bytes."""
+NumberedContent = tuple[int, bytes]
+"""Number of a part, with its content."""
 
 _MAX_CHECKED_PART_BYTES = 64 << 20
 """Parts of other clients' uploads up to this size are downloaded and checked one by one. Larger ones are
@@ -86,41 +89,37 @@ class MultipartTransfer:
 
         ``resumed_upload``: an interrupted one, whose parts are sent again only if their content differs; None
         begins a new one. ``on_transferred`` gets the bytes of a part, or a complete file. Raises JobError if
-        the file changes meanwhile.
+        the file changes meanwhile, or has not the SHA-256 that the item states; no object appears then.
         """
         existing_part_by_number: Mapping[int, UploadedPart] = {}
         if resumed_upload is not None:
             upload_id, existing_part_by_number = resumed_upload.upload_id, resumed_upload.parts
         else:
             upload_id = self._storage.create_multipart_upload(bucket, item.key)
-        # Number, start and length of each part.
-        numbered_ranges = list(enumerate(part_ranges(item.size, part_bytes), 1))
         part_by_number: dict[int, UploadedPart] = {}
         with explain_read_error(item.path):  # raises a JobError in place of an OSError
             descriptor = os.open(item.path, os.O_RDONLY)
         try:
             stat_before = os.fstat(descriptor)
 
-            def send_part_unless_present(numbered_range: NumberedRange) -> None:
-                number, (start, length) = numbered_range
-                with explain_read_error(item.path):
-                    content = os.pread(descriptor, length, start)
-                if len(content) != length:
-                    raise changed_file_error(item.path)
+            def send_part_unless_present(numbered_content: NumberedContent) -> None:
+                number, content = numbered_content
                 part = existing_part_by_number.get(number)
                 # The content is only hashed here if S3 has such a part; the storage hashes what it sends.
                 if part is None or part.sha256 != _encoded_sha256(content):
                     part = self._storage.upload_part(bucket, item.key, upload_id, number, content)
                 part_by_number[number] = part
-                on_transferred(length, 0)  # bytes, files
+                on_transferred(len(content), 0)  # bytes, files
 
-            for_each_in_threads(send_part_unless_present, numbered_ranges, max_concurrent_parts)
+            # The threads draw the parts one after the other, so that the file is read and hashed in order.
+            parts_of_file = _iter_parts(item, descriptor, part_bytes)
+            for_each_in_threads(send_part_unless_present, parts_of_file, max_concurrent_parts)
             stat_after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         if (stat_after.st_size, stat_after.st_mtime_ns) != (item.size, stat_before.st_mtime_ns):
-            raise changed_file_error(item.path)
-        parts = [part_by_number[number] for number, _ in numbered_ranges]
+            raise changed_file_error(item)
+        parts = [part_by_number[number] for number in sorted(part_by_number)]
         self._storage.complete_multipart_upload(bucket, item.key, upload_id, parts)
         on_transferred(0, 1)
 
@@ -176,6 +175,20 @@ class MultipartTransfer:
             target_file.close(is_complete=is_complete)
         on_transferred(0, 1)
 
+    def has_planned_content(self, bucket: str, item: TransferItem, sha256: bytes) -> bool:
+        """Return whether the object has the content with this SHA-256: by S3's own SHA-256 of the whole
+        object if it has one, otherwise by the item's file, which is read once. False if that cannot be found
+        out."""
+        checksum = self._storage.get_object_checksum(bucket, item.key)
+        if checksum.part_size is None and checksum.sha256 is not None:
+            return checksum.sha256 == encode_digest("sha256", sha256)
+        expected = expected_digest(checksum, item.size)
+        if expected is None:
+            return False
+        content_digest = new_digest("sha256")
+        file_value = file_digest(item.path, expected.algorithm, checksum.part_size, content_digest)
+        return file_value == expected.value and content_digest.digest() == sha256
+
     def has_same_content(self, bucket: str, item: TransferItem, path: Path) -> bool | None:
         """Return whether the file's content is the object's. None if S3 returns nothing to compare."""
         if is_md5(item.etag) and file_digest(path, "md5", None) == item.etag:
@@ -186,6 +199,22 @@ class MultipartTransfer:
         if expected is None:
             return None
         return file_digest(path, expected.algorithm, checksum.part_size) == expected.value
+
+
+def _iter_parts(item: TransferItem, descriptor: int, part_bytes: int) -> Iterator[NumberedContent]:
+    """Yield number and content of each part of a file, in order. Raises JobError for a file that has become
+    shorter, and in place of the end for one that has not the SHA-256 that the item states."""
+    content_digest = None if item.sha256 is None else new_digest("sha256")
+    for number, (start, length) in enumerate(part_ranges(item.size, part_bytes), 1):
+        with explain_read_error(item.path):
+            content = os.pread(descriptor, length, start)
+        if len(content) != length:
+            raise changed_file_error(item)
+        if content_digest is not None:
+            content_digest.update(content)
+        yield number, content
+    if content_digest is not None:
+        require_sha256(item, content_digest)
 
 
 def _encoded_sha256(content: bytes) -> str:

@@ -17,7 +17,13 @@ from obstore.store import S3Store
 
 from smlaunch.aws.interfaces import TransferItem
 from smlaunch.data.multipart_transfer import OnTransferred
-from smlaunch.data.s3_checksums import changed_file_error, explain_read_error, part_size
+from smlaunch.data.s3_checksums import (
+    changed_file_error,
+    explain_read_error,
+    new_digest,
+    part_size,
+    require_sha256,
+)
 from smlaunch.data.s3_transfer import FastTransferFailed
 
 _CREDENTIALS_LIFETIME = timedelta(minutes=5)
@@ -169,6 +175,7 @@ class _FilePartIterator:
             on_transferred,
         )
         self._mtime_ns = os.fstat(descriptor).st_mtime_ns
+        self._content_digest = None if item.sha256 is None else new_digest("sha256")
         self._offset = 0
         self.read_problem: Exception | None = None
 
@@ -193,5 +200,9 @@ class _FilePartIterator:
         self._offset += len(content)
         size = self._item.size
         if not content and (self._offset, now.st_size, now.st_mtime_ns) != (size, size, self._mtime_ns):
-            raise changed_file_error(self._item.path)
+            raise changed_file_error(self._item)
+        if self._content_digest is not None:
+            self._content_digest.update(content)
+            if not content:
+                require_sha256(self._item, self._content_digest)
         return content

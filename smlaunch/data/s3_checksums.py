@@ -50,12 +50,20 @@ def part_ranges(size: int, part_bytes: int) -> list[tuple[int, int]]:
 
 
 def read_file(item: TransferItem) -> bytes:
-    """Raises JobError when the file cannot be read, or has not the size it had."""
+    """Raises JobError when the file cannot be read, or has not the size and the SHA-256 that the item
+    states."""
     with explain_read_error(item.path):
         content = item.path.read_bytes()
     if len(content) != item.size:
-        raise changed_file_error(item.path)
+        raise changed_file_error(item)
+    require_sha256(item, hashlib.sha256(content))
     return content
+
+
+def require_sha256(item: TransferItem, digest: RunningDigest) -> None:
+    """Raise JobError if the item states another SHA-256 than ``digest``, which is that of what was read."""
+    if item.sha256 is not None and digest.digest() != item.sha256:
+        raise changed_file_error(item)
 
 
 @contextmanager
@@ -67,8 +75,13 @@ def explain_read_error(path: Path) -> Iterator[None]:
         raise JobError([Problem("inputs", f"{path} cannot be read: {error.strerror}")]) from error
 
 
-def changed_file_error(path: Path) -> JobError:
-    return JobError([Problem("inputs", f"{path} has changed while it was being sent; try again")])
+def changed_file_error(item: TransferItem) -> JobError:
+    text = (
+        f"{item.path} has changed while it was being sent; try again"
+        if item.sha256 is None
+        else f"{item.path} has changed since the plan was made; plan again"
+    )
+    return JobError([Problem("inputs", text)])
 
 
 # ---- digests ---------------------------------------------------------------------------------------------
@@ -121,23 +134,33 @@ def multipart_digest(algorithm: DigestAlgorithm, digests: Sequence[bytes]) -> st
     return f"{encode_digest(algorithm, combined.digest())}-{len(digests)}"
 
 
-def file_digest(path: Path, algorithm: DigestAlgorithm, part_bytes: int | None) -> str:
-    """Return the digest S3 would show for the file, uploaded whole (``part`` None) or in parts of
-    this size."""
+def file_digest(
+    path: Path,
+    algorithm: DigestAlgorithm,
+    part_bytes: int | None,
+    content_digest: RunningDigest | None = None,
+) -> str:
+    """Return the digest S3 would show for the file, uploaded whole (``part_bytes`` None) or in parts of
+    this size. ``content_digest`` is updated with the same bytes, which are read once."""
     with path.open("rb") as stream:
-        if part_bytes is None:
-            return encode_digest(
-                algorithm, _digest_range(stream.fileno(), algorithm, 0, os.fstat(stream.fileno()).st_size)
-            )
         size = os.fstat(stream.fileno()).st_size
+        ranges = [(0, size)] if part_bytes is None else part_ranges(size, part_bytes)
         digests = [
-            _digest_range(stream.fileno(), algorithm, start, length)
-            for start, length in part_ranges(size, part_bytes)
+            _digest_range(stream.fileno(), algorithm, start, length, content_digest)
+            for start, length in ranges
         ]
-    return multipart_digest(algorithm, digests)
+    return (
+        encode_digest(algorithm, digests[0]) if part_bytes is None else multipart_digest(algorithm, digests)
+    )
 
 
-def _digest_range(descriptor: int, algorithm: DigestAlgorithm, start: int, length: int) -> bytes:
+def _digest_range(
+    descriptor: int,
+    algorithm: DigestAlgorithm,
+    start: int,
+    length: int,
+    content_digest: RunningDigest | None,
+) -> bytes:
     digest = new_digest(algorithm)
     end = start + length
     while start < end:
@@ -145,6 +168,8 @@ def _digest_range(descriptor: int, algorithm: DigestAlgorithm, start: int, lengt
         if not block:  # the file is shorter
             break
         digest.update(block)
+        if content_digest is not None:
+            content_digest.update(block)
         start += len(block)
     return digest.digest()
 

@@ -162,8 +162,11 @@ class S3Transfer:
         for_each_in_threads(download_large_file, large_items, _CONCURRENT_LARGE_FILES, cancelled)
 
     def has_same_content(self, bucket: str, item: TransferItem) -> bool:
-        """Return whether the file already has the object's content. False if that cannot be determined."""
+        """Return whether the file already has the object's content; of an item with a ``sha256``, whether the
+        object has the content with this hash. False if that cannot be determined."""
         try:
+            if item.sha256 is not None:
+                return self._multipart_transfer.has_planned_content(bucket, item, item.sha256)
             if item.path.stat().st_size != item.size:
                 return False
             return self._multipart_transfer.has_same_content(bucket, item, item.path) is True

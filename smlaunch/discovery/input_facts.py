@@ -103,8 +103,8 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
     """Read an input channel's local file or folder, and return its number of files, its bytes and a digest of
     all contents, or the problem.
 
-    ``needs_file_names``: add name and size of each file. ``include_secrets``: do not exclude files that look
-    like secrets.
+    ``needs_file_names``: the data will be split by bytes, for which it may be packed. ``include_secrets``: do
+    not exclude files that look like secrets.
     """
     path = expand_home(uri)
     if (unreadable_reason := unreadable_path_reason(path)) is not None:
@@ -123,9 +123,10 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
             )
         for file in list_local_files(path, None if include_secrets else excluded_secrets):
             # The digest becomes a part of the data's S3 address: equal data is uploaded once.
-            digest.update(os.fsencode(file.relative_path) + b"\0" + _sha256_of_file(file.path))
-            total_bytes += file.size
-            files.append(StoredFile(file.relative_path, file.size))
+            size, file_sha256 = _hash_file(file.path)
+            digest.update(os.fsencode(file.relative_path) + b"\0" + file_sha256)
+            total_bytes += size
+            files.append(StoredFile(file.relative_path, size, file_sha256))
     except OSError as error:
         return InputFacts(
             uri, kind="local", is_directory=path.is_dir(), problem=f"it cannot be read: {error}"
@@ -139,7 +140,7 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
         sha256=digest.hexdigest(),
         is_directory=path.is_dir(),
         problem=None if files else f"{uri} is empty{hint}",
-        files=tuple(files) if needs_file_names else None,
+        files=tuple(files),
         shard_names=_read_local_shard_names(path) if needs_file_names else None,
         warnings=(excluded_secrets_warning(excluded_secrets),) if excluded_secrets else (),
         excluded_files={
@@ -156,9 +157,12 @@ def _read_local_shard_names(path: Path) -> tuple[str, ...] | None:
     return shard_names(index_path.read_bytes()) if index_path.is_file() else None
 
 
-def _sha256_of_file(path: Path) -> bytes:
-    digest = hashlib.sha256()
+def _hash_file(path: Path) -> tuple[int, bytes]:
+    """Return the number of bytes that were hashed and their SHA-256: the size that a listing has may be
+    another one, of a file that is being written."""
+    digest, size = hashlib.sha256(), 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
-    return digest.digest()
+            size += len(block)
+    return size, digest.digest()

@@ -16,14 +16,20 @@ from smlaunch.facts.launcher_lines import LauncherLine
 from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts, UnknownCommand
 from smlaunch.facts.source_place import OutsideFile
 
+Sha256 = bytes
+"""A SHA-256, of 32 bytes."""
+
 
 class StoredFile(NamedTuple):
     """A file of an input channel."""
 
     name: str
-    """Relative to the channel's prefix or folder."""
+    """Relative to the channel's prefix or folder; of an input that is a single local file, the file's
+    name."""
 
     bytes: int
+    sha256: Sha256 | None = None
+    """Of a local file's content; None for an object in S3."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class InputFacts:
     """Why the data cannot be used."""
 
     files: tuple[StoredFile, ...] | None = None
-    """All files sorted by name; only listed for ``split: bytes``, and None if there are too many."""
+    """All files sorted by name: of local data, and of S3 data with ``split: bytes`` unless there are too
+    many."""
 
     shard_names: tuple[str, ...] | None = None
     """Shards made by ``smlaunch data pack``, if any."""

@@ -224,7 +224,9 @@ def _data_upload(channel: Channel, facts: InputFacts, layout: RunS3Layout) -> Up
     uri = layout.data_prefix(facts.sha256 or "")
     if not facts.is_directory:
         uri += PurePath(channel.uri).name
-    return Upload("data", uri, path=channel.uri, sha256=facts.sha256, bytes=facts.bytes)
+    return Upload(
+        "data", uri, path=channel.uri, sha256=facts.sha256, bytes=facts.bytes, files=facts.files or ()
+    )
 
 
 def _explain_split(name: str, channel: Channel, host_count: int, diagnostics: Diagnostics) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from smlaunch.chain.workflow import Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec
-from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
+from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts, StoredFile
 from smlaunch.job.model import Entry, Job
 
 
@@ -47,6 +47,9 @@ class Upload:
     """Hash of the content if the address is derived from it: an existing object is not uploaded again."""
 
     bytes: int | None = None
+    files: tuple[StoredFile, ...] = field(default=(), repr=False)
+    """``data`` only: the files that were hashed. No others are uploaded, and none with another content."""
+
     mpi: bool = False
     """``runtime`` only: the runtime starts ranks by mpirun."""
 

@@ -6,12 +6,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
-from smlaunch.aws.interfaces import CallError, ObjectStorage, TransferItem
-from smlaunch.discovery.local_files import list_local_files
+from smlaunch.aws.interfaces import CallError, ObjectStorage
 from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.planner.plan import RunPlan, Upload
@@ -20,16 +17,11 @@ from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import SourceArchive
 from smlaunch.text.format import list_names
-from smlaunch.text.home_folder import expand_home
 
 if TYPE_CHECKING:
     from smlaunch.data.transfer_progress import TransferProgress
 
 _PARALLEL_UPLOADS = 8
-
-_NOTICEABLE_UPLOAD_BYTES = 8 << 20
-_NOTICEABLE_UPLOAD_FILES = 100
-"""From these sizes on, an upload takes noticeable time, and a message announces it."""
 
 ProgressCallback = Callable[["TransferProgress"], None]
 
@@ -78,7 +70,9 @@ def upload_plan_files(
                 pass  # iterated so that the first error is raised
     for upload in plan.uploads:
         if upload.kind == "data":  # a local folder or file that is an input of the job
-            _upload_data(upload, plan.job.include_secrets, target, on_message, on_progress)
+            from smlaunch.runs.data_upload import upload_data
+
+            upload_data(upload, plan.job.include_secrets, target, on_message, on_progress)
 
 
 def _upload_and_create_bucket(
@@ -110,7 +104,7 @@ def _iter_missing_objects(
     ``load_runtime`` returns the archive of the runtime, smlaunch's program on the hosts, with (True) or
     without its MPI part. Raises JobError for a source that has changed since the plan was made.
     """
-    bucket, key = _bucket_and_key(upload.uri)
+    bucket, _, key = upload.uri.removeprefix("s3://").partition("/")
     if upload.kind == "runtime":
         yield _ObjectUpload(key, bucket, content=partial(load_runtime, upload.mpi))
     elif upload.kind in ("launch", "shards"):  # small files, whose text is in the plan
@@ -142,55 +136,6 @@ def _generate_secret() -> bytes:
     return secrets.token_hex(32).encode()
 
 
-def _upload_data(
-    upload: Upload,
-    include_secrets: bool,
-    target: Target,
-    on_message: MessageCallback,
-    on_progress: ProgressCallback | None,
-) -> None:
-    """Upload the files of a local input channel that S3 does not have yet.
-
-    The address contains the content's hash, so that an object of the right size is the right object: S3
-    stores complete objects only. ``on_message`` receives a sentence before a long upload, ``on_progress`` the
-    state of the upload. Files that look like secrets are left out, unless ``include_secrets`` is set.
-    """
-    from smlaunch.data.transfer_progress import TransferProgress
-
-    bucket, key_or_prefix = _bucket_and_key(upload.uri)
-    is_folder = key_or_prefix.endswith("/")  # else the input is a single file
-    stored_size_by_key = {
-        stored.key: stored.size for stored in target.storage.list_objects(bucket, key_or_prefix)
-    }
-    missing_files: list[TransferItem] = []
-    # Excluded secrets are put into this list; the plan has warned about them.
-    excluded_secrets: list[str] | None = None if include_secrets else []
-    for file in list_local_files(_local_path(upload), excluded_secrets):
-        key = key_or_prefix + file.relative_path if is_folder else key_or_prefix
-        if stored_size_by_key.get(key) != file.size:
-            missing_files.append(TransferItem(key=key, path=file.path, size=file.size))
-    if not missing_files:
-        return
-    missing_bytes = sum(item.size for item in missing_files)
-    if missing_bytes >= _NOTICEABLE_UPLOAD_BYTES or len(missing_files) > _NOTICEABLE_UPLOAD_FILES:
-        existing_count = len(stored_size_by_key)
-        existing_text = f" ({existing_count:,} are there already)" if existing_count else ""
-        on_message(
-            f"uploading {len(missing_files):,} files, {missing_bytes / 1_000_000:,.1f} MB{existing_text}"
-        )
-    progress = TransferProgress(len(missing_files), missing_bytes, on_progress)
-    target.transfer.upload_files(bucket, missing_files, progress.add)
-
-
 def _put_object(upload: _ObjectUpload, storage: ObjectStorage) -> None:
     put = storage.put_if_absent if upload.keep_existing else storage.put_bytes
     put(upload.bucket, upload.key, upload.content())
-
-
-def _local_path(upload: Upload) -> Path:
-    return expand_home(upload.path or "")
-
-
-def _bucket_and_key(uri: str) -> tuple[str, str]:
-    bucket = urlsplit(uri, allow_fragments=False).netloc
-    return bucket, uri[len(f"s3://{bucket}/") :]

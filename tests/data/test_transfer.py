@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -151,6 +152,50 @@ def test_large_files_go_in_parts_and_are_checked_by_the_parts_digests(
     assert transfer.has_same_content(BUCKET, item)
     item.path.write_bytes(content[:-1] + b"?")
     assert not transfer.has_same_content(BUCKET, item)
+
+
+def test_a_content_with_another_hash_than_the_planned_one_never_becomes_an_object(
+    transfer: S3Transfer, target: Target, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Small and large, by either client: the size is the planned one, and the last byte is not."""
+    prefix = f"planned-{request.node.callspec.id}/"
+    contents = {"small": b"abc", "large": bytes(LARGE_FILE_BYTES + 1)}
+    items = [
+        item._replace(sha256=hashlib.sha256(contents[item.key.removeprefix(prefix)]).digest())
+        for item in files(tmp_path, contents, prefix)
+    ]
+    for item in items:
+        content = item.path.read_bytes()
+        item.path.write_bytes(content[:-1] + b"?")
+        with pytest.raises(JobError, match=r"has changed since the plan was made; plan again"):
+            transfer.upload_files(BUCKET, [item], TransferProgress(1, 0).add)
+        assert target.storage.get_bytes(BUCKET, item.key) is None
+
+        item.path.write_bytes(content)
+        transfer.upload_files(BUCKET, [item], TransferProgress(1, 0).add)
+        assert target.storage.get_bytes(BUCKET, item.key) == content
+        assert transfer.has_same_content(BUCKET, item)
+        assert not transfer.has_same_content(BUCKET, item._replace(sha256=bytes(32)))
+
+
+def test_what_s3_has_is_compared_with_the_plan_and_not_with_the_file(target: Target, tmp_path: Path) -> None:
+    """A small object by S3's SHA-256 alone: the file need not be read, nor be what it was. One that was
+    uploaded in parts, or by another client, by the file, if that still is the planned one."""
+    content, other = bytes(LARGE_FILE_BYTES), bytes(LARGE_FILE_BYTES - 1) + b"?"
+    small, large = files(tmp_path, {"small": b"abc", "large": content}, "compared/")
+    small = small._replace(sha256=hashlib.sha256(b"abc").digest())
+    large = large._replace(sha256=hashlib.sha256(content).digest())
+    transfer = by_botocore(target)
+    transfer.upload_files(BUCKET, [small, large], TransferProgress(2, 0).add)
+    small.path.write_bytes(b"xyz")
+    assert transfer.has_same_content(BUCKET, small._replace(path=tmp_path / "none"))
+    assert transfer.has_same_content(BUCKET, large)
+    large.path.write_bytes(other)
+    assert not transfer.has_same_content(BUCKET, large)
+    transfer.upload_files(BUCKET, [large._replace(sha256=None)], TransferProgress(1, 0).add)  # another client
+    assert not transfer.has_same_content(BUCKET, large)  # file and object are equal, and neither is planned
+    target.client("s3").put_object(Bucket=BUCKET, Key=small.key, Body=b"xyz")
+    assert not transfer.has_same_content(BUCKET, small)
 
 
 def test_an_upload_that_was_cut_off_is_gone_on_with(

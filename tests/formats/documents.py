@@ -36,6 +36,7 @@ from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.metric_store import MetricStore
 from smlaunch.local.stores.object_store import ObjectStore
 from smlaunch.planner.plan import job_hash
+from smlaunch.runs.data_upload import DataPrefix
 from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.train.snapshot import Snapshotter
 from smlaunch.train.tree_format import Buffer, decode_tree, encode_tree
@@ -101,6 +102,7 @@ ENDPOINT = EndpointInfo(
     *("http://127.0.0.1:4000", "us-east-1", "AKIA", "secret", "000000000000", "arn:aws:iam::0:role/r"),
     *("bucket", 17, "plain", "processes", "/home/user/.smlaunch"),
 )
+DATA = DataPrefix(BUCKET, f"smlaunch/data/{DIGEST}/")
 UNSENT = UnsentFiles({".env": "it looks like a secret"}, {"data": "train"}, ("helper.py",))
 TREE = {"step": 120, "weights": Buffer("float32", (2,), b"\0\0\x80?\0\0\0@"), "more": (1, float("inf"))}
 
@@ -116,10 +118,13 @@ def documents(folder: Path) -> list[Golden]:
     def stored_content(name: str) -> bytes:
         return storage.get_bytes(BUCKET, run_folder.prefix + name) or b""
 
-    def put(name: str, content: bytes) -> FakeStorage:
+    DATA.save_record(DIGEST, storage)
+    stored_record = storage.get_bytes(BUCKET, DATA.record_key) or b""
+
+    def put(name: str, content: bytes, prefix: str = run_folder.prefix) -> FakeStorage:
         other = FakeStorage()
         other.create_bucket(BUCKET, "us-east-1")
-        other.put_bytes(BUCKET, run_folder.prefix + name, content)
+        other.put_bytes(BUCKET, prefix + name, content)
         return other
 
     def credentials(content: bytes) -> Credentials:
@@ -149,6 +154,9 @@ def documents(folder: Path) -> list[Golden]:
             stored_content("excluded.json"),
             lambda c: run_folder.load_unsent_files(put("excluded.json", c)),
             UNSENT,
+        ),
+        Golden(
+            "data-record.json", stored_record, lambda c: DATA.load_record(put(DATA.record_key, c, "")), DIGEST
         ),
         Golden(
             "shards.json", SHARDS.to_json().encode(), lambda c: ShardListIndex.from_json(c.decode()), SHARDS

@@ -195,8 +195,10 @@ class FakeTransfer:
     def upload_files(
         self, bucket: str, items: Sequence[TransferItem], on_progress: Callable[[int, int], None]
     ) -> None:
+        from smlaunch.data.s3_checksums import read_file  # a launch without data loads nothing of it
+
         for item in items:
-            self._storage.put_file(bucket, item.key, item.path)
+            self._storage.put_bytes(bucket, item.key, read_file(item))
             on_progress(item.size, 1)
 
     def download_files(
@@ -208,7 +210,10 @@ class FakeTransfer:
             on_progress(item.size, 1)
 
     def has_same_content(self, bucket: str, item: TransferItem) -> bool:
-        return item.path.is_file() and item.path.read_bytes() == self._storage.objects[bucket][item.key]
+        stored = self._storage.objects[bucket][item.key]
+        if item.sha256 is not None:
+            return hashlib.sha256(stored).digest() == item.sha256
+        return item.path.is_file() and item.path.read_bytes() == stored
 
 
 class FakeLogs:
