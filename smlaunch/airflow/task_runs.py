@@ -17,7 +17,7 @@ from smlaunch.runs.attach_run import attach
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.job_poller import Event, LogLine, StateChange
-from smlaunch.runs.launch_plan import find_earlier_launch, launch
+from smlaunch.runs.launch_plan import find_earlier_launches, launch
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import prepare
 from smlaunch.runs.run import Run
@@ -233,7 +233,7 @@ def _check_job_unchanged(run: Run, job: Job, target: Target) -> None:
     """Raise JobError when another job has the name."""
     plan = prepare(job, target, run.name).plan
     with translate_call_errors(target):
-        find_earlier_launch(plan.shard_plans[0] if plan.shard_plans else plan, target)
+        find_earlier_launches(plan, target)
 
 
 def _strip_shard_suffix(run: str) -> str:

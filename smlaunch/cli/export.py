@@ -294,6 +294,7 @@ def upload_jobs(
     warnings of their plans. A prepared run is the plan of a job with its source folder; with several, a
     warning names its run. ``connection``: to the region or local endpoint."""
     from smlaunch.runs.call_errors import translate_call_errors
+    from smlaunch.runs.launch_plan import find_earlier_launches
     from smlaunch.runs.plan_upload import upload_plan_files
 
     for prepared_run in prepared_runs:
@@ -302,6 +303,8 @@ def upload_jobs(
             print_message(f"warning: {_NOT_UPLOADED}")
         if export_options.uploads:
             with translate_call_errors(connection.target):
+                # Raises JobError for the name of another job's run.
+                find_earlier_launches(prepared_run.plan, connection.target)
                 upload_plan_files(
                     prepared_run.plan,
                     prepared_run.source,

@@ -100,13 +100,14 @@ def unknown_members(document: Mapping[str, Any], known_members: Mapping[str, Any
 
 # ---- a run: docs/formats.md, "A run" -----------------------------------------------------------------------
 
-RUN = Format("run")
+RUN = Format("run", "1.1")
 """Resource tags, names of runs and jobs, names in the run's folder, and variables of a request."""
 
 JOB_HASH = Format("job hash")
 """What is hashed of a job, and how: the version is hashed too. A change of it is a major version of RUN."""
 
 WORKFLOW = Format("workflow", "1.1")
+CLAIM = Format("claim of a run's name")
 GROUP = Format("list of a group's runs")
 EXCLUDED = Format("list of excluded files", "1.1")
 DATA_RECORD = Format("record of uploaded data")

@@ -162,7 +162,7 @@ class _ShardValues:
 
 def results_prefix(template: RunTemplate, run: str = "*") -> str:
     """S3 prefix of the results of shards, which are too large for a state."""
-    return RunS3Layout(template.items_uri.split("/")[2], run).file_lists_prefix + "results/"
+    return RunS3Layout(template.items_uri.split("/")[2], run).export_prefix + "results/"
 
 
 def sharded_run_states(

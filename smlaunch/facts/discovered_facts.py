@@ -320,3 +320,6 @@ class DiscoveredFacts:
 
     resolved_image: ResolvedImage | None = None
     """None if the catalog knows the image."""
+
+    runtime_sha256: str = ""
+    """Hash of smlaunch's own program on the hosts, in hex."""

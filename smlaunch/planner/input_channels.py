@@ -3,8 +3,10 @@ read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +56,9 @@ RESERVED_CHANNELS = {
 SMLAUNCH_FOLDER = "smlaunch"
 """Folder of all runs in their bucket."""
 
+_DIGITS_OF_CONTENT = 32
+"""Hexadecimal digits of a SHA-256 in an address, as in the names of checkpoints."""
+
 
 class RunS3Layout(NamedTuple):
     """S3 prefixes of one run, in one bucket unless the job says otherwise."""
@@ -61,10 +66,18 @@ class RunS3Layout(NamedTuple):
     bucket: str
     run_id: str
 
-    def launch_prefix(self, number: int = 1) -> str:
-        """Prefix of job.json; one for all segments, unless later ones need another job.json."""
-        folder = "launch" if number == 1 else f"launch-{number}"
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/{folder}/"
+    def launch_prefix(self, job_json: str, runtime_sha256: str) -> str:
+        """Prefix of job.json and the runtime, of their content: whatever another client launches under this
+        name, it does not change what this run's hosts read."""
+        return self._prefix_of_content("launch", job_json, runtime_sha256)
+
+    def file_lists_prefix(self, lists: Mapping[str, str]) -> str:
+        """Prefix of lists of files, of their content (``lists``, by name)."""
+        return self._prefix_of_content("shards", *chain.from_iterable(sorted(lists.items())))
+
+    def _prefix_of_content(self, folder: str, *parts: str) -> str:
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS_OF_CONTENT]
+        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/{folder}/{digest}/"
 
     def source_prefix(self, sha256: str) -> str:
         return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/source/{sha256}/"
@@ -73,7 +86,8 @@ class RunS3Layout(NamedTuple):
         return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/data/{sha256}/"
 
     @property
-    def file_lists_prefix(self) -> str:
+    def export_prefix(self) -> str:
+        """Prefix of what a state machine with many shards reads and writes."""
         return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/shards/"
 
     @property
@@ -101,6 +115,7 @@ def plan_inputs(
     """
     channels: list[InputChannel] = []
     uploads: list[Upload] = []
+    file_lists: dict[str, str] = {}  # of all channels that are split by lists
     for name, channel in job.inputs.items():
         if name in RESERVED_CHANNELS:
             continue  # a name of smlaunch's own channels: a rule of the planner rejects it
@@ -118,20 +133,24 @@ def plan_inputs(
         if channel.is_local:
             uploads.append(_data_upload(channel, input_facts, layout))
             data_uri = layout.data_prefix(input_facts.sha256 or "")
+        sharding = sharding_by_channel.get(name)
+        if sharding is not None and sharding.split_via == VIA_LISTS:
+            file_lists |= _file_lists(sharding)
         request_channel, sharding_uploads = _to_request_channel(
             name=name,
             channel=channel,
             data_uri=data_uri,
-            sharding=sharding_by_channel.get(name),
+            sharding=sharding,
             shard_index=shard_index,
             layout=layout,
         )
         channels.append(request_channel)
         uploads += sharding_uploads
     # The lists of files that hosts read are in a channel of their own.
-    hosts_read_file_lists = any(sharding.split_via == VIA_LISTS for sharding in sharding_by_channel.values())
-    if hosts_read_file_lists:
-        channels.append(InputChannel(name=SHARDS_CHANNEL, uri=layout.file_lists_prefix))
+    if file_lists:
+        lists_uri = layout.file_lists_prefix(file_lists)
+        channels.append(InputChannel(name=SHARDS_CHANNEL, uri=lists_uri))
+        uploads += [Upload("shards", lists_uri + name, content=text) for name, text in file_lists.items()]
     return channels, uploads
 
 
@@ -161,9 +180,7 @@ def _to_request_channel(
         is_shard_folder = data_uri.endswith("/" + SHARD_FOLDER)
         shards_uri = data_uri if is_shard_folder else data_uri + SHARD_FOLDER
         return request_channel._replace(uri=shards_uri, is_sharded=True), []
-    if sharding.split_via == VIA_LISTS:
-        return request_channel, list(_file_list_uploads(sharding, layout))
-    if shard_index is None:
+    if sharding.split_via == VIA_LISTS or shard_index is None:
         return request_channel, []
     # A manifest names the objects of this job's shard.
     manifest = _manifest_upload(sharding, shard_index, data_uri, layout)
@@ -176,23 +193,20 @@ _PENDING_WARNING = (
 )
 
 
-def _file_list_uploads(sharding: InputSharding, layout: RunS3Layout) -> Iterator[Upload]:
-    """Uploads of every host's file list, and their index."""
-    folder = f"{layout.file_lists_prefix}{sharding.channel}/"
-    index_rows = []
-    for host, names in enumerate(sharding.names_by_host):
-        list_file = shard_list_name(host)
-        index_rows.append(ShardList(list_file, len(names), sharding.bytes_by_host[host]))
-        yield Upload("shards", folder + list_file, content=to_json_lines(names))
-    yield Upload(
-        "shards", folder + SHARDS_FILE, content=ShardListIndex(sharding.channel, tuple(index_rows)).to_json()
-    )
+def _file_lists(sharding: InputSharding) -> dict[str, str]:
+    """Every host's file list, and their index, by path in the channel of the lists."""
+    list_names = [shard_list_name(host) for host in range(len(sharding.names_by_host))]
+    lists = map(ShardList, list_names, map(len, sharding.names_by_host), sharding.bytes_by_host)
+    text_by_file = dict(zip(list_names, map(to_json_lines, sharding.names_by_host), strict=True))
+    text_by_file[SHARDS_FILE] = ShardListIndex(sharding.channel, tuple(lists)).to_json()
+    return {f"{sharding.channel}/{file}": text for file, text in text_by_file.items()}
 
 
 def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout: RunS3Layout) -> Upload:
     """Upload of a ManifestFile in SageMaker's format: the prefix, then the names of the objects below it."""
-    text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0)
-    return Upload("shards", f"{layout.file_lists_prefix}{sharding.channel}.manifest", content=text + "\n")
+    text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0) + "\n"
+    file = f"{sharding.channel}.manifest"
+    return Upload("shards", layout.file_lists_prefix({file: text}) + file, content=text)
 
 
 def count_smlaunch_channels(job: Job) -> int:
@@ -245,19 +259,25 @@ def _explain_split(name: str, channel: Channel, host_count: int, diagnostics: Di
 
 
 def plan_launch_channels(
-    number: int, spec: LaunchSpec, facts: DiscoveredFacts, layout: RunS3Layout
+    spec: LaunchSpec, facts: DiscoveredFacts, layout: RunS3Layout
 ) -> tuple[list[InputChannel], list[Upload]]:
-    """smlaunch's own channels: the runtime with job.json, and the source. ``number``: of this job.json
-    among those of the run. The secret is generated on upload and not part of the plan."""
-    source = facts.source
-    launch_uri, source_uri = layout.launch_prefix(number), layout.source_prefix(source.archive_sha256)
+    """smlaunch's own channels: the runtime with job.json, and the source. The secret is generated on upload
+    and not part of the plan."""
+    source, job_json = facts.source, spec.to_json()
+    launch_uri = layout.launch_prefix(job_json, facts.runtime_sha256)
+    source_uri = layout.source_prefix(source.archive_sha256)
     channels = [
         InputChannel(name=RUNTIME_CHANNEL, uri=launch_uri),
         InputChannel(name=SOURCE_CHANNEL, uri=source_uri),
     ]
     uploads = [
-        Upload("runtime", launch_uri + RUNTIME_ARCHIVE, mpi=spec.ranks.launcher == MPI),
-        Upload("launch", launch_uri + LAUNCH_FILE, content=spec.to_json()),
+        Upload(
+            "runtime",
+            launch_uri + RUNTIME_ARCHIVE,
+            sha256=facts.runtime_sha256 or None,
+            mpi=spec.ranks.launcher == MPI,
+        ),
+        Upload("launch", launch_uri + LAUNCH_FILE, content=job_json),
         *([Upload("secret", launch_uri + SECRET_FILE)] if spec.needs_secret else []),
         Upload(
             "source",

@@ -47,7 +47,7 @@ class Upload:
     """Hash of the content if the address is derived from it: an existing object is not uploaded again."""
 
     bytes: int | None = None
-    files: tuple[StoredFile, ...] = field(default=(), repr=False)
+    files: tuple[StoredFile, ...] = field(default=(), repr=False, compare=False)
     """``data`` only: the files that were hashed. No others are uploaded, and none with another content."""
 
     mpi: bool = False

@@ -68,8 +68,6 @@ class RequestCompiler:
     uploads: list[Upload] = field(default_factory=list)
     """Uploads that the compiled segments need, without duplicates."""
 
-    _number_by_launch_spec: dict[LaunchSpec, int] = field(default_factory=dict)
-
     def compile_segment(self, template: SegmentTemplate) -> CompiledSegment:
         """Decide everything about a kind of segment, and build the request of the first attempt: instance
         type, ranks per host, image, launch specification (job.json) and price. ``template``: the job with the
@@ -295,10 +293,8 @@ class RequestCompiler:
 
     def _launch_channels(self, spec: LaunchSpec) -> list[InputChannel]:
         """Return the channels of runtime and source, and collect their uploads. Equal launch specifications
-        are one job.json with one number."""
-        next_number = len(self._number_by_launch_spec) + 1
-        number = self._number_by_launch_spec.setdefault(spec, next_number)
-        channels, uploads = plan_launch_channels(number, spec, self.facts, self.layout)
+        are one job.json."""
+        channels, uploads = plan_launch_channels(spec, self.facts, self.layout)
         self.uploads += [upload for upload in uploads if upload not in self.uploads]
         return channels
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
 from smlaunch.chain.workflow import Workflow, changed_limits_text, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
-from smlaunch.errors import wrong_type_error
+from smlaunch.errors import SmlaunchError, wrong_type_error
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
@@ -78,33 +79,47 @@ def _launch_prepared(
     first_job = plan.planned_jobs[0]
     run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
     with translate_call_errors(target):
-        # Checked before the upload: files under the run's prefix belong to the job that has the name.
-        existing_job, stored_workflow = _find_earlier_launch(prepared_run, plan)
+        # Raises JobError for another job's name: files under the run's prefix belong to the job that has it.
+        [(existing_job, stored_workflow)] = _find_earlier_launches(prepared_run)
         if existing_job is None:
             upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
-            run_folder.save_unsent_files(_unsent_files(plan), target.storage)
-        chain_driver = None
-        if not plan.workflow.is_single_job:
-            from smlaunch.runs.chain_driver import ChainDriver
-
-            # The workflow, how the run goes on after each job, is saved before the first one: any machine can
-            # continue the run. The chain driver submits the further jobs.
-            workflow = _current_workflow(plan.workflow, stored_workflow, on_message)
-            # The driver records the owners of the workflow's buckets, one of which it is saved in.
-            chain_driver = ChainDriver(
-                workflow,
-                run_folder,
-                target,
-                jobs=JobList(plan.run, target, [first_job.name]),
-                is_driving=True,
-                on_message=on_message,
-            )
-            run_folder.save_workflow(workflow, target.storage)
-        job = existing_job or _submit_first_job(first_job, plan, target, on_message)
+        with _claimed_names(plan, [] if existing_job else [plan], target):
+            if existing_job is None:
+                run_folder.save_unsent_files(_unsent_files(plan), target.storage)
+            chain_driver = _prepare_chain(plan, stored_workflow, run_folder, target, on_message)
+            job = existing_job or _submit_first_job(first_job, plan, target, on_message)
     # attached: the job existed before.
     if chain_driver is None:
         return run_of_single_job(plan.run, target, first_job.name, attached=job.attached)
     return run_of_chain(chain_driver, target, attached=job.attached)
+
+
+def _prepare_chain(
+    plan: RunPlan,
+    stored_workflow: Workflow | None,
+    run_folder: RunFolder,
+    target: Target,
+    on_message: MessageCallback,
+) -> ChainDriver | None:
+    """Save the workflow, how the run goes on after each job, and return the driver that submits the further
+    jobs; any machine can continue the run from then on. None for a run of a single job.
+    ``stored_workflow``: of an existing run."""
+    if plan.workflow.is_single_job:
+        return None
+    from smlaunch.runs.chain_driver import ChainDriver
+
+    workflow = _current_workflow(plan.workflow, stored_workflow, on_message)
+    # The driver records the owners of the workflow's buckets, one of which it is saved in.
+    chain_driver = ChainDriver(
+        workflow,
+        run_folder,
+        target,
+        jobs=JobList(plan.run, target, [plan.planned_jobs[0].name]),
+        is_driving=True,
+        on_message=on_message,
+    )
+    run_folder.save_workflow(workflow, target.storage)
+    return chain_driver
 
 
 def _unsent_files(plan: RunPlan) -> UnsentFiles:
@@ -122,23 +137,75 @@ class EarlierLaunch(NamedTuple):
     """None for a run of a single job."""
 
 
-def find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
-    """Return what an earlier launch of the same job under the plan's name has left; nothing for a new run.
-    Raises JobError when another job has the name."""
-    job_hash, stored = plan.job_hash, None
-    if not plan.workflow.is_single_job:
-        stored = RunFolder.for_run(plan.facts.bucket, plan.run).load_workflow(target.storage)
+def find_earlier_launches(plan: RunPlan, target: Target) -> list[EarlierLaunch]:
+    """Return what an earlier launch of the same job under the plan's name has left, of the run or of each of
+    its shards; nothing for a new run. Raises JobError when another job has a name, also one whose training
+    jobs were deleted and whose files are still there."""
+    if plan.shard_plans:
+        # An unsharded run of this name would hide the shards.
+        first_job_if_unsharded = replace(plan.planned_jobs[0], name=str(JobName(plan.run, 1, 1)))
+        find_existing_job(first_job_if_unsharded, plan.job_hash, target.control_plane)
+    return [_find_earlier_launch(run_plan, target) for run_plan in plan.shard_plans or [plan]]
+
+
+def _find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
+    """As ``find_earlier_launches``, of one run."""
+    run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
+    stored = run_folder.load_workflow(target.storage)
+    job_hash = plan.job_hash
     if stored is not None and stored.is_of_same_job(plan.workflow):
         job_hash = stored.job_hash  # of the job with its first limits
     first_job = find_existing_job(plan.planned_jobs[0], job_hash, target.control_plane)
-    return EarlierLaunch() if first_job is None else EarlierLaunch(first_job, stored)
+    if first_job is not None:
+        return EarlierLaunch(first_job, stored)
+    run_folder.require_name_of_job(plan.workflow, stored, target.storage)
+    return EarlierLaunch()
 
 
-def _find_earlier_launch(prepared_run: PreparedRun, plan: RunPlan) -> EarlierLaunch:
-    """As ``find_earlier_launch``. ``plan``: of the run, or of one of its shards."""
+def _find_earlier_launches(prepared_run: PreparedRun) -> list[EarlierLaunch]:
     if prepared_run.has_new_name:  # a random name, which no job can have
-        return EarlierLaunch()
-    return find_earlier_launch(plan, prepared_run.target)
+        return [EarlierLaunch()] * max(1, len(prepared_run.plan.shard_plans))
+    return find_earlier_launches(prepared_run.plan, prepared_run.target)
+
+
+def _plans_to_claim(plan: RunPlan, earlier_launches: Sequence[EarlierLaunch]) -> list[RunPlan]:
+    """Return the plans of the shards' runs that are new, after that of the whole run if all are."""
+    new_plans = [
+        shard_plan
+        for shard_plan, earlier_launch in zip(plan.shard_plans, earlier_launches, strict=True)
+        if earlier_launch.first_job is None
+    ]
+    return [plan, *new_plans] if len(new_plans) == len(plan.shard_plans) else new_plans
+
+
+@contextmanager
+def _claimed_names(plan: RunPlan, new_plans: Sequence[RunPlan], target: Target) -> Iterator[None]:
+    """Make the names of new runs those of the plan's job, before the files that a run goes on by are written:
+    of several clients that launch other jobs under one name at the same time, one goes on. If the block
+    raises before it has created a job, the names are free again. Raises JobError for a name that another job
+    has.
+
+    A run without any files of smlaunch's own needs no claim.
+    """
+    has_files = bool(plan.uploads) or not plan.workflow.is_single_job
+    claimed_folders: list[RunFolder] = []
+    try:
+        for new_plan in new_plans if has_files else ():
+            run_folder = RunFolder.for_run(plan.facts.bucket, new_plan.run)
+            if run_folder.claim_name(new_plan.run, new_plan.workflow, target.storage):
+                claimed_folders.append(run_folder)
+        yield
+    except BaseException:  # also Ctrl-C
+        with suppress(SmlaunchError, CallError):  # where it is not known whether a job exists, names are kept
+            if claimed_folders and _has_no_job(plan, target):
+                for run_folder in claimed_folders:
+                    run_folder.release_name(target.storage)
+        raise
+
+
+def _has_no_job(plan: RunPlan, target: Target) -> bool:
+    """Return whether the first of the planned jobs, which is created before all others, does not exist."""
+    return find_existing_job(plan.planned_jobs[0], plan.job_hash, target.control_plane) is None
 
 
 def _current_workflow(planned: Workflow, stored: Workflow | None, on_message: MessageCallback) -> Workflow:
@@ -174,31 +241,28 @@ def _launch_sharded(
     """
     plan, target = prepared_run.plan, prepared_run.target
     with translate_call_errors(target):
-        if not prepared_run.has_new_name:  # the user chose the name, and another run may have it
-            # Raises JobError for an unsharded run of this name, which would hide the shards.
-            first_job_if_unsharded = replace(plan.planned_jobs[0], name=str(JobName(plan.run, 1, 1)))
-            find_existing_job(first_job_if_unsharded, plan.job_hash, target.control_plane)
-        earlier_launches = [_find_earlier_launch(prepared_run, shard_plan) for shard_plan in plan.shard_plans]
+        earlier_launches = _find_earlier_launches(prepared_run)
         is_complete = all(earlier_launch.first_job for earlier_launch in earlier_launches)
         if not is_complete:
             upload_plan_files(plan, prepared_run.source, target, on_message, on_progress)
-        # Saved in S3, so that the run is found by its name and its shards by this list.
-        names_of_shards = [shard_plan.run for shard_plan in plan.shard_plans]
-        RunFolder.for_run(plan.facts.bucket, plan.run).save_shard_runs(names_of_shards, target.storage)
-        drivers: dict[int, ChainDriver] = {}
-        new_shards: list[tuple[RunPlan, ChainDriver]] = []
-        for shard_plan, (existing_job, stored_workflow) in zip(
-            plan.shard_plans, earlier_launches, strict=True
-        ):
-            shard_number = parse_shard_number(plan.run, shard_plan.run) or 0
-            report_for_shard = prefix_messages(shard_number, on_message)  # puts p3 before each message
-            driver = _prepare_shard(shard_plan, plan, target, stored_workflow, report_for_shard)
-            drivers[shard_number] = driver
-            if existing_job is None:
-                new_shards.append((shard_plan, driver))
-            else:
-                driver.jobs.add(existing_job.name)
-        _submit_shards_until_quota_is_used(new_shards, plan, target, on_message)
+        with _claimed_names(plan, _plans_to_claim(plan, earlier_launches), target):
+            # Saved in S3, so that the run is found by its name and its shards by this list.
+            names_of_shards = [shard_plan.run for shard_plan in plan.shard_plans]
+            RunFolder.for_run(plan.facts.bucket, plan.run).save_shard_runs(names_of_shards, target.storage)
+            drivers: dict[int, ChainDriver] = {}
+            new_shards: list[tuple[RunPlan, ChainDriver]] = []
+            for shard_plan, (existing_job, stored_workflow) in zip(
+                plan.shard_plans, earlier_launches, strict=True
+            ):
+                shard_number = parse_shard_number(plan.run, shard_plan.run) or 0
+                report_for_shard = prefix_messages(shard_number, on_message)  # puts p3 before each message
+                driver = _prepare_shard(shard_plan, plan, target, stored_workflow, report_for_shard)
+                drivers[shard_number] = driver
+                if existing_job is None:
+                    new_shards.append((shard_plan, driver))
+                else:
+                    driver.jobs.add(existing_job.name)
+            _submit_shards_until_quota_is_used(new_shards, plan, target, on_message)
     # Attached as if they had existed before: each driver then finds out which job to follow.
     run_by_number = {
         number: run_of_chain(driver, target, attached=True) for number, driver in drivers.items()

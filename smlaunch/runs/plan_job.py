@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from smlaunch.runs.account_problem import (
 )
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target, require_target
+from smlaunch.runs.runtime_archive import runtime_sha256
 from smlaunch.runs.source_archive import SourceArchive, pack_source
 from smlaunch.text.home_folder import expand_home
 
@@ -117,6 +118,8 @@ def prepare(
             None if program is None else program.analyzed_file,
             account_problem=None if account_problem is None else str(account_problem),
         )
+    if job.entry is not None:
+        job_facts = replace(job_facts, runtime_sha256=runtime_sha256())
     given_name = name or job.name
     job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(program_name)))
     # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.

@@ -14,7 +14,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.planner.plan import RunPlan, Upload
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_driver import MessageCallback
-from smlaunch.runs.runtime_archive import load_runtime_archive
+from smlaunch.runs.runtime_archive import load_runtime_archive, runtime_sha256
 from smlaunch.runs.source_archive import SourceArchive
 from smlaunch.text.format import list_names
 
@@ -51,7 +51,7 @@ def upload_plan_files(
     """
     storage = target.storage
     # The runtime, smlaunch's program on the hosts, is loaded once, although each shard of a run uploads it.
-    load_runtime = cache(load_runtime_archive)
+    load_runtime = cache(_load_planned_runtime)
     missing_objects: list[_ObjectUpload] = []  # addresses, each with a function that makes the content
     for upload in plan.uploads:
         missing_objects += _iter_missing_objects(upload, plan.facts.source, source, storage, load_runtime)
@@ -96,17 +96,17 @@ def _iter_missing_objects(
     planned_source: SourceFacts,
     source: SourceArchive | None,
     storage: ObjectStorage,
-    load_runtime: Callable[[bool], bytes],
+    load_runtime: Callable[[bool, str | None], bytes],
 ) -> Iterator[_ObjectUpload]:
     """Yield the S3 objects that one upload of a plan consists of and that S3 may lack; none for an input's
     data, which is uploaded separately. Their content is a function, called just before the upload.
 
-    ``load_runtime`` returns the archive of the runtime, smlaunch's program on the hosts, with (True) or
-    without its MPI part. Raises JobError for a source that has changed since the plan was made.
+    ``load_runtime``: ``_load_planned_runtime``. Raises JobError for a source that has changed since the plan
+    was made.
     """
     bucket, _, key = upload.uri.removeprefix("s3://").partition("/")
     if upload.kind == "runtime":
-        yield _ObjectUpload(key, bucket, content=partial(load_runtime, upload.mpi))
+        yield _ObjectUpload(key, bucket, content=partial(load_runtime, upload.mpi, upload.sha256))
     elif upload.kind in ("launch", "shards"):  # small files, whose text is in the plan
         content = (upload.content or "").encode()
         yield _ObjectUpload(key, bucket, content=lambda: content)
@@ -128,6 +128,15 @@ def _describe_change(planned_source: SourceFacts, source: SourceArchive | None) 
     changed_files = [name for name in planned.keys() | now.keys() if planned.get(name) != now.get(name)]
     names = list_names(changed_files, limit=3) or planned_source.root
     return f"{names} changed since the plan was made; plan again"
+
+
+def _load_planned_runtime(uses_mpi: bool, planned_sha256: str | None) -> bytes:
+    """Return the archive of the runtime, smlaunch's program on the hosts, with or without its MPI part.
+    Raises JobError if its hash, which the address is made of, is not the planned one (None: not planned)."""
+    archive = load_runtime_archive(uses_mpi)
+    if planned_sha256 and planned_sha256 != runtime_sha256():
+        raise JobError([Problem("", "smlaunch itself has changed since the plan was made; plan again")])
+    return archive
 
 
 def _generate_secret() -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,6 +13,10 @@ from smlaunch.aws.service_errors import call_with_retries
 from smlaunch.chain.workflow import WORKFLOW_FILE, Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL
+from smlaunch.errors import JobError, Problem
+
+CLAIM_FILE = "claim.json"
+"""Which job the run's name stands for. Written once, before the files by which a run goes on."""
 
 GROUP_FILE = "group.json"
 """In the folder of a sharded run: the names of its shards' runs."""
@@ -66,6 +71,43 @@ class RunFolder(NamedTuple):
                 return None
             return cls(bucket=bucket, prefix=prefix_before + run_folder)
         return None
+
+    def require_name_of_job(
+        self, planned: Workflow, stored_workflow: Workflow | None, storage: ObjectStorage
+    ) -> None:
+        """Raise JobError if another job has the run's name, also one whose training jobs were deleted: its
+        checkpoints and outcomes are in this folder, and a run of the name would go on from them.
+        ``stored_workflow``: in this folder; None without one."""
+        claim = call_with_retries(lambda: storage.get_bytes(self.bucket, self.prefix + CLAIM_FILE))
+        # Releases before RUN 1.1 wrote no claim.
+        is_name_used = claim is not None or stored_workflow is not None
+        has_own_claim = claim is not None and _claiming_hash(claim) == planned.job_hash
+        has_own_workflow = stored_workflow is not None and stored_workflow.is_of_same_job(planned)
+        if is_name_used and not has_own_claim and not has_own_workflow:
+            text = (
+                "a run of another job, source or data has used it, whose files are in "
+                f"s3://{self.bucket}/{self.prefix}; take another --name"
+            )
+            raise JobError([Problem("name", text)])
+
+    def claim_name(self, run: str, planned: Workflow, storage: ObjectStorage) -> bool:
+        """Write which job has the name, and return True; return False if that is written already. Of several
+        clients at once, one writes it. Raises JobError if another job has the name."""
+        document = formats.CLAIM.with_version({"run": run, "job_hash": planned.job_hash})
+        put_claim = partial(
+            storage.put_if_absent,
+            self.bucket,
+            self.prefix + CLAIM_FILE,
+            (json.dumps(document) + "\n").encode(),
+        )
+        if put_claim():
+            return True
+        self.require_name_of_job(planned, self.load_workflow(storage), storage)
+        return put_claim()  # the other client may have released the name meanwhile
+
+    def release_name(self, storage: ObjectStorage) -> None:
+        """Delete the claim and the workflow, for a run of which no job was created."""
+        storage.delete_objects(self.bucket, [self.prefix + WORKFLOW_FILE, self.prefix + CLAIM_FILE])
 
     def save_workflow(self, workflow: Workflow, storage: ObjectStorage) -> None:
         before = call_with_retries(lambda: storage.get_bytes(self.bucket, self.prefix + WORKFLOW_FILE))
@@ -138,3 +180,14 @@ class RunFolder(NamedTuple):
             storage.put_bytes(self.bucket, self.prefix + STOP_FILE, b"")
         else:
             storage.delete_objects(self.bucket, [self.prefix + STOP_FILE])
+
+
+def _claiming_hash(claim: bytes) -> str | None:
+    """Return the hash of the job that a claim names; None for an unreadable claim. Raises JobError for one of
+    a newer major version."""
+    try:
+        return str(formats.CLAIM.upgrade_document(json.loads(claim), CLAIM_FILE).get("job_hash"))
+    except formats.FormatError as error:
+        raise JobError([Problem("name", str(error))]) from None
+    except ValueError:  # no JSON
+        return None

@@ -8,6 +8,7 @@ need not compile it again. zipimport uses compiled code only if its magic number
 otherwise.
 """
 
+import hashlib
 import importlib.util
 import io
 import json
@@ -22,6 +23,7 @@ from types import CodeType
 from smlaunch import user_cache
 
 _CACHE_ENTRY_NAME = "runtime"
+_HASH_CACHE_ENTRY_NAME = "hash-of-runtime"
 _PACKAGE = Path(__file__).resolve().parent.parent
 """The folder of smlaunch itself."""
 
@@ -48,6 +50,18 @@ def load_runtime_archive(uses_mpi: bool) -> bytes:
         if _cache_key(uses_mpi) == key:  # no source was saved while it was built
             user_cache.write_entry(_CACHE_ENTRY_NAME, key, content)
     return content
+
+
+def runtime_sha256() -> str:
+    """Return the hash, in hex, of all that an archive may contain: that of the archive with the MPI part.
+    From the user's cache unless a source has changed."""
+    key = _cache_key(uses_mpi=True)
+    digest = user_cache.read_entry(_HASH_CACHE_ENTRY_NAME, key)
+    if digest is None:
+        digest = hashlib.sha256(build_runtime_archive(uses_mpi=True)).hexdigest().encode()
+        if _cache_key(uses_mpi=True) == key:  # no source was saved while it was built
+            user_cache.write_entry(_HASH_CACHE_ENTRY_NAME, key, digest)
+    return digest.decode()
 
 
 def _cache_key(uses_mpi: bool) -> str:

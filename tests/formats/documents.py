@@ -113,6 +113,7 @@ def documents(folder: Path) -> list[Golden]:
     storage.create_bucket(BUCKET, "us-east-1")
     run_folder.save_shard_runs([f"{RUN}-p1", f"{RUN}-p2"], storage)
     run_folder.save_unsent_files(UNSENT, storage)
+    run_folder.claim_name(RUN, WORKFLOW, storage)
     key = Credentials("AKIA0123456789ABCDEF", "secret")
 
     def stored_content(name: str) -> bytes:
@@ -126,6 +127,11 @@ def documents(folder: Path) -> list[Golden]:
         other.create_bucket(BUCKET, "us-east-1")
         other.put_bytes(BUCKET, prefix + name, content)
         return other
+
+    def claimed_by(content: bytes) -> bool:
+        """Whether the name is that of the job with this hash; an error for any other job's."""
+        run_folder.require_name_of_job(WORKFLOW, None, put("claim.json", content))
+        return True
 
     def credentials(content: bytes) -> Credentials:
         path = folder / "credentials.json"
@@ -143,6 +149,7 @@ def documents(folder: Path) -> list[Golden]:
         Golden("rows.json", _rows(), json.loads, json.loads(_rows())),
         Golden("job.json", SPEC.to_json().encode(), lambda c: parse_launch_spec(c.decode()), SPEC),
         Golden("workflow.json", WORKFLOW.to_json().encode(), Workflow.from_json, WORKFLOW),
+        Golden("claim.json", stored_content("claim.json"), claimed_by, True),
         Golden(
             "group.json",
             stored_content("group.json"),

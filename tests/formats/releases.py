@@ -73,7 +73,7 @@ def with_format_2(folder: Path) -> Release:
     contract = folder / "smlaunch" / "contract"
     _replace(
         contract / "formats.py",
-        ('RUN = Format("run")', 'RUN = Format("run", "2.0", (dict,))'),
+        ('RUN = Format("run", "1.1")', 'RUN = Format("run", "2.0", (dict,))'),
         (
             'OUTCOME = Format("outcome file")',
             "def _result_is_ending(document: Document) -> Document:\n"

@@ -450,7 +450,7 @@ def test_tags_find_the_run_again() -> None:
     tags = {tag["Key"]: tag["Value"] for tag in job_plan.requests[0]["Tags"]}
     assert tags == {
         "team": "vision",
-        "smlaunch:format": "1.0",
+        "smlaunch:format": "1.1",
         "smlaunch:run": "digits",
         "smlaunch:segment": "1",
         "smlaunch:attempt": "1",

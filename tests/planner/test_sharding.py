@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -122,12 +123,13 @@ def test_lists_hold_every_file_once() -> None:
     job_plan = plan(job(), world(facts(SKEWED), READS_SHARDS))
     assert channel(job_plan)["mode"] == "FastFile"
     assert channel(job_plan)["S3DataDistributionType"] == "FullyReplicated"
-    assert channel(job_plan, SHARDS_CHANNEL)["S3Uri"].endswith("/smlaunch/digits/shards/")
-    index = ShardListIndex.from_json(content(job_plan, "/shards/train/shards.json"))
+    lists_uri = channel(job_plan, SHARDS_CHANNEL)["S3Uri"]
+    assert re.search("/smlaunch/digits/shards/[0-9a-f]{32}/$", lists_uri)
+    index = ShardListIndex.from_json(content(job_plan, lists_uri + "train/shards.json"))
     sizes = {file.name: file.bytes for file in SKEWED}
     names: Counter[str] = Counter()
     for shard, load in zip(index.shards, job_plan.input_shardings[0].bytes_by_host, strict=True):
-        shard_names = parse_json_lines(content(job_plan, f"/shards/train/{shard.file}").splitlines())
+        shard_names = parse_json_lines(content(job_plan, f"{lists_uri}train/{shard.file}").splitlines())
         assert (len(shard_names), sum(sizes[name] for name in shard_names)) == (
             shard.files,
             load,
@@ -196,8 +198,8 @@ def test_processing_jobs_copy_so_that_lists_spare_nothing() -> None:
     assert [sharding.split_via for sharding in job_plan.input_shardings] == ["jobs"]
     inputs = job_plan.planned_jobs[1].request["ProcessingInputs"]
     (part_input,) = (entry["S3Input"] for entry in inputs if entry["InputName"] == "train")
-    assert part_input["S3DataType"] == "ManifestFile" and part_input["S3Uri"].endswith(
-        "/digits-p2/shards/train.manifest"
+    assert part_input["S3DataType"] == "ManifestFile" and re.search(
+        "/digits-p2/shards/[0-9a-f]{32}/train.manifest$", part_input["S3Uri"]
     )
     lists = {**job(split_via="lists"), "strategy": "processing"}
     assert any(
@@ -298,7 +300,7 @@ def test_a_local_folder_is_split_where_it_will_lie() -> None:
     split_job = job()
     split_job["inputs"]["train"]["uri"] = "data"
     job_plan = plan(split_job, with_inputs(local(script=PLAIN), {"train": input_facts}))
-    (head, *_) = json.loads(content(job_plan, "/digits-p1/shards/train.manifest"))
+    (head, *_) = json.loads(content(job_plan.shard_plans[0], "/train.manifest"))
     assert head["prefix"].endswith("/smlaunch/data/" + "cd" * 32 + "/")
 
 

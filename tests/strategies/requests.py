@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,19 @@ def plan_job(job: Mapping[str, Any], facts: DiscoveredFacts | None = None, **wor
 
 
 def request_of(plan: Plan) -> dict[str, Any]:
-    """Returns the plan's one request, without the tag of the job's hash; the service would accept it."""
+    """Returns the plan's one request, without the tag of the job's hash and the hash in the address of its
+    launch files; the service would accept it."""
     (task,) = plan.planned_jobs
-    request = dict(task.request)
-    assert check_request(task.operation, request) == []
+    assert check_request(task.operation, task.request) == []
+    request: dict[str, Any] = json.loads(without_launch_hash(json.dumps(task.request)))
     hashed = [tag for tag in request["Tags"] if tag["Key"] == "smlaunch:job"]
     assert len(hashed) == 1
     return {**request, "Tags": [tag for tag in request["Tags"] if tag not in hashed]}
+
+
+def without_launch_hash(text: str) -> str:
+    """Drops the hash of job.json and the runtime from their address."""
+    return re.sub(r"(/launch/)[0-9a-f]{32}/", r"\1", text)
 
 
 def refusals(job: Mapping[str, Any], facts: DiscoveredFacts | None = None, **world: Any) -> list[str]:
@@ -80,7 +87,7 @@ def documented_request(
         "ResourceConfig": {"InstanceType": instance_type, "InstanceCount": hosts, "VolumeSizeInGB": 30},
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds},
         "Tags": [
-            {"Key": "smlaunch:format", "Value": "1.0"},
+            {"Key": "smlaunch:format", "Value": "1.1"},
             {"Key": "smlaunch:run", "Value": "digits"},
             {"Key": "smlaunch:segment", "Value": "1"},
             {"Key": "smlaunch:attempt", "Value": "1"},
