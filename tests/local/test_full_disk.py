@@ -121,11 +121,11 @@ def test_a_job_whose_input_does_not_fit_fails_and_can_be_repeated(
 
 
 SMALL_DISK_SCRIPT = """
-mount -t tmpfs -o size=4m tmpfs "$DISK" || exit 77
+mount -t tmpfs -o size=8m tmpfs "$DISK" || exit 77
 smlaunch() { "$PYTHON" -m smlaunch.cli.main "$@"; echo "exit code $?"; }
 mkdir -m 700 "$SMLAUNCH_HOME"
 smlaunch ls --local
-head -c 8M /dev/zero > "$DISK/filler" 2>/dev/null
+head -c 16M /dev/zero > "$DISK/filler" 2>/dev/null
 smlaunch run "$SCRIPT" --local --strategy custom $CHAIN
 smlaunch ls --local
 rm "$DISK/filler"
