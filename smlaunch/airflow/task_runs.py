@@ -75,7 +75,7 @@ def find_latest_run(
     for summary in job_summaries:
         job_name = parse_job_name(summary.name)
         if job_name is None:
-            continue
+            continue  # not a job of smlaunch
         # A job may belong to a shard of the run: then the run's id has a suffix.
         for run_id in (job_name.run, _strip_shard_suffix(job_name.run)):
             try_number = try_of_run(base_run_id, run_id)
@@ -202,10 +202,13 @@ def format_event(event: Event) -> str:
     return event.message  # a warning
 
 
-def _describe_latest_run(try_number: int, run: Run) -> LatestRun:
+def _describe_latest_run(started_by_try: int, run: Run) -> LatestRun:
+    """Return what ``choose_start_action`` has to know about a run. ``started_by_try``: number of the try."""
     outcome = run.describe()
     is_stopping = outcome.status == "Stopping" or any(job.status == "Stopping" for job in outcome.jobs)
-    return LatestRun(try_number, outcome.exit_code, is_stopping, bool(run.chain_drivers))
+    # A chain, of sequential jobs, goes on after its last job; a single job does not.
+    is_resumable = bool(run.chain_drivers)
+    return LatestRun(started_by_try, outcome.exit_code, is_stopping, is_resumable)
 
 
 def _resume_run(
@@ -236,6 +239,7 @@ def _check_job_unchanged(run: Run, job: Job, target: Target) -> None:
         find_earlier_launches(plan, target)
 
 
-def _strip_shard_suffix(run: str) -> str:
-    head, dash, number = run.rpartition("-p")
-    return head if dash and number.isdigit() else run
+def _strip_shard_suffix(run_id: str) -> str:
+    """Return ``nightly`` for ``nightly-p3``, the run of a shard; other ids unchanged."""
+    run_id_without_suffix, separator, number_text = run_id.rpartition("-p")
+    return run_id_without_suffix if separator and number_text.isdigit() else run_id

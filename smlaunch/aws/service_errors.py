@@ -209,13 +209,16 @@ def to_user_error(
 
 
 def _explain_credential_error(error: CallError, region: str, source: CredentialSource) -> str:
-    """Return cause and next step, as a clause."""
+    """Return why the caller could not be identified, and the next step, as a clause. ``source``: where the
+    credentials come from."""
     code, message = error.code, error.message.rstrip(".")
     if code == NO_CREDENTIALS:
-        lack = "no AWS credentials were found"
-        if source.profile is not None:
-            lack = f"{source} states no AWS credentials"
-        return f"{lack}; {source.renewal}"
+        cause = (
+            "no AWS credentials were found"
+            if source.profile is None
+            else f"{source} states no AWS credentials"
+        )
+        return f"{cause}; {source.renewal}"
     if code == INVALID_CONFIGURATION:
         return f"the AWS configuration cannot be used: {message}; correct it in ~/.aws/config"
     if code == UNUSABLE_CREDENTIALS:
@@ -244,6 +247,8 @@ def _advise_on_missing_permission(error: CallError) -> str:
 
 
 def _find_required_iam_action(operation: str) -> str:
+    """Return the action that a policy must allow for an operation, such as ``s3:GetObject`` for
+    HeadObject."""
     action_by_operation = {
         **dict.fromkeys(("HeadObject", "GetObject"), "s3:GetObject"),
         **dict.fromkeys(("ListObjectsV2", "HeadBucket"), "s3:ListBucket"),
@@ -264,6 +269,7 @@ def _find_required_iam_action(operation: str) -> str:
 
 
 def _format_quota_error(message: str) -> str:
+    """Return a message about a quota, with the numbers of the service's own ``message`` and the next step."""
     numbers = _QUOTA_MESSAGE.search(message)
     if numbers is None:
         return f"quota: {message}; ask for more in the Service Quotas console, or use another --instance-type"

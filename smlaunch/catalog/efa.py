@@ -45,17 +45,17 @@ def efa_settings(instance_type: str, image: str, host_count: int, has_own_image:
     """Return the environment variables for EFA, AWS's fast network between hosts, and the reason for them;
     None for one host, or for an instance type without EFA interfaces. ``has_own_image``: the job names the
     image, which may not be AWS's."""
-    interface_count = efa_interfaces(instance_type) if host_count > 1 else 0
-    if not interface_count:
+    interface_count = efa_interfaces(instance_type)
+    if host_count == 1 or not interface_count:
         return None
     interfaces_text = (
         f"{instance_type} has {interface_count} EFA interface{'' if interface_count == 1 else 's'}"
     )
     # None for an image that is not, by its name, one of AWS's for PyTorch.
-    framework_version = _framework_version(image)
-    if framework_version is None and not has_own_image:
+    pytorch_version = _pytorch_version(image)
+    if pytorch_version is None and not has_own_image:
         return None
-    if framework_version is None:
+    if pytorch_version is None:
         return EfaSettings(
             variables=(),
             rule="efa.own-image",
@@ -63,7 +63,7 @@ def efa_settings(instance_type: str, image: str, host_count: int, has_own_image:
             "use them (fi_info -p efa shows it). No variable is set.",
         )
     # From PyTorch 2.1 on the image's libfabric detects EFA.
-    if framework_version >= EFA_DETECTING_VERSION:
+    if pytorch_version >= EFA_DETECTING_VERSION:
         return EfaSettings(
             variables=(),
             rule="efa.left-to-the-image",
@@ -74,7 +74,7 @@ def efa_settings(instance_type: str, image: str, host_count: int, has_own_image:
     rdma_variables = [("FI_EFA_USE_DEVICE_RDMA", "1")] if has_device_rdma(instance_type) else []
     variables = (("FI_PROVIDER", "efa"), *rdma_variables, ("RDMAV_FORK_SAFE", "1"))
     assignments = " ".join(f"{name}={value}" for name, value in variables)
-    version_text = ".".join(map(str, framework_version))
+    version_text = ".".join(map(str, pytorch_version))
     return EfaSettings(
         variables=variables,
         rule="efa.old-image",
@@ -83,8 +83,9 @@ def efa_settings(instance_type: str, image: str, host_count: int, has_own_image:
     )
 
 
-def _framework_version(image: str) -> tuple[int, int] | None:
-    """Framework version in an AWS image, by its address; None for other images."""
+def _pytorch_version(image: str) -> tuple[int, int] | None:
+    """Return the version of PyTorch, such as (2, 8), in an image of AWS's, by its address; None for other
+    images."""
     if ".dkr.ecr." not in image:
         return None
     tag_match = _IMAGE_TAG.search(image)

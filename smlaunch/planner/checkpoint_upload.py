@@ -100,8 +100,8 @@ def _choose_upload_mode(
         diagnostics.add_reason("upload.sync", f"{sync_duration_text}: SageMaker's own sync is fast enough.")
         return SYNC
     # smlaunch.train, used by the script, uploads; it needs a network.
-    can_upload_directly = uses_smlaunch_train(facts.script) and not job.network_isolation
-    if not can_upload_directly:
+    can_ranks_upload = uses_smlaunch_train(facts.script) and not job.network_isolation
+    if not can_ranks_upload:
         diagnostics.add_warning(f"{sync_duration_text} at each start, and only the sync is possible here.")
         return SYNC
     diagnostics.add_reason(

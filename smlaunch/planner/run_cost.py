@@ -120,7 +120,7 @@ def plan_cost(
         return _report_unknown_price(job, rate_without_price, diagnostics)
     highest_rate = _highest_rate(rates)
     dollars_per_hour = highest_rate.dollars_per_hour or 0.0
-    # In this time the hosts wait for a next job, after every segment: it may be submitted late.
+    # Billed time in which the hosts wait for a next job, after every segment.
     keep_alive_seconds = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
     uncapped_dollars = dollars_per_hour * (total_seconds + segment_count * keep_alive_seconds) / 3600
     uncapped_cost = Cost(

@@ -38,9 +38,10 @@ def all_rules() -> tuple[AnyRule, ...]:
 @cache
 def built_in_rules() -> tuple[AnyRule, ...]:
     """Return the rules of this package: by the names of their modules, and in a module from top to bottom."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = [import_module(f"{__name__}.{name}") for name in names]
-    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, Rule))
+    module_names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [import_module(f"{__name__}.{name}") for name in module_names]
+    module_attributes = [attribute for module in modules for attribute in vars(module).values()]
+    return tuple(attribute for attribute in module_attributes if isinstance(attribute, Rule))
 
 
 def rules_of(phase: Phase) -> tuple[AnyRule, ...]:
@@ -58,12 +59,12 @@ def apply_rules(
     for rule in rules_of(phase):
         if not rule.reads_any(unreadable_fields):
             for finding in rule.check(context):
-                diagnostics.add(_as_job_allows(rule, finding, context))
+                diagnostics.add(_soften_allowed_problem(rule, finding, context))
 
 
-def _as_job_allows(rule: AnyRule, finding: Finding, context: PlanContext) -> Finding:
-    """Return what a rule finds; of a rule that a job may allow, a warning if this job does, and otherwise a
-    problem with the option for it."""
+def _soften_allowed_problem(rule: AnyRule, finding: Finding, context: PlanContext) -> Finding:
+    """Return what a rule has found. A problem of a rule that may be wrong becomes a warning if the job allows
+    what the rule rejects (``allow``); otherwise its message names the option for that."""
     if not rule.may_be_allowed or not isinstance(finding, Problem):
         return finding
     if rule.id in context.job.allow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from smlaunch.contract.launch_spec import RUNTIME
 from smlaunch.errors import Problem
@@ -65,14 +65,15 @@ def reject_ranks_of_one_host(context: PlanContext) -> Problems:
 
 
 def _with_one_change(context: PlanContext, problems: Iterable[Problem]) -> Problems:
-    """Yield the problems, the first one about the script's arguments with all arguments that may stay."""
-    found = list(problems)
-    options = {problem.message.split()[0].rstrip(":") for problem in found if problem.path == "args"}
-    for problem in found:
-        if problem.path == "args" and options:
-            remaining = arguments_without(context.job, _program(context), options)
-            yield problem._replace(change=f"-- {shlex.join(remaining)}".rstrip())
-            options = set()
+    """Yield the problems, the first one about the script's arguments with the change that is enough for all
+    of these: the arguments that may stay. The message of such a problem begins with the option's name."""
+    all_problems = list(problems)
+    argument_problems = [problem for problem in all_problems if problem.path == "args"]
+    wrong_options = {problem.message.split()[0].rstrip(":") for problem in argument_problems}
+    for problem in all_problems:
+        if argument_problems and problem is argument_problems[0]:
+            remaining_arguments = arguments_without(context.job, _program(context), wrong_options)
+            yield problem._replace(change=f"-- {shlex.join(remaining_arguments)}".rstrip())
         else:
             yield problem
 
@@ -91,83 +92,99 @@ def _problems_of_own_ranks(context: PlanContext) -> Problems:
         yield Problem("compute.processes_per_host", message)
     if context.hosts == 1:
         return
-    yield from _stated_for_one_host(context, NODE_RANK_OPTIONS, "every host would have the same number")
-    count_options: tuple[str, ...] = NODE_COUNT_OPTIONS
-    parser = program.parser
-    knows_host = not {"NODE_RANK", "GROUP_RANK", "RANK", "SM_CURRENT_HOST", "SM_HOSTS"}.isdisjoint(
-        program.variable_uses
+    yield from _reject_one_value_for_all(context, NODE_RANK_OPTIONS, "every host would have the same number")
+    has_node_rank = _has_option(program, NODE_RANK_OPTIONS)
+    has_rank_and_url = _has_option(program, RANK_OPTIONS) and _has_option(program, URL_OPTIONS)
+    host_count_options: tuple[str, ...] = NODE_COUNT_OPTIONS
+    # Such a script, without an option for the host's number, takes rank and world size for those of hosts.
+    if has_rank_and_url and not has_node_rank:
+        yield from _reject_one_value_for_all(context, RANK_OPTIONS, "every host would have the same number")
+        host_count_options = WORLD_SIZE_OPTIONS
+    yield from _reject_other_number(context, host_count_options, context.hosts, "hosts")
+    yield from _reject_addresses_of_this_machine(context)
+    reads_host_variable = not _HOST_VARIABLES.isdisjoint(program.variable_uses)
+    knows_host = reads_host_variable or has_node_rank or has_rank_and_url
+    fixed_address = program.fixed_values.get("MASTER_ADDR")
+    if fixed_address is not None:
+        cause = f"{fixed_address.place} sets {fixed_address.old_text}"
+    elif not knows_host:
+        cause = "it takes no number of a host"
+    else:
+        return
+    yield Problem(
+        "compute.hosts",
+        f"{start.place} starts the ranks of one host by {start.function}, and {cause}: "
+        f"{context.hosts} hosts would train separately; use --hosts 1, or let smlaunch start the ranks: "
+        f"leave out {start.function}, and take RANK, LOCAL_RANK and WORLD_SIZE from the environment",
+        "--hosts 1",
     )
-    if parser is not None:
-        has_node_rank = parser.find_option(NODE_RANK_OPTIONS) is not None
-        has_rank_and_url = (
-            parser.find_option(RANK_OPTIONS) is not None and parser.find_option(URL_OPTIONS) is not None
-        )
-        if not has_node_rank and has_rank_and_url:
-            yield from _stated_for_one_host(context, RANK_OPTIONS, "every host would have the same number")
-            count_options = WORLD_SIZE_OPTIONS
-        knows_host = knows_host or has_node_rank or has_rank_and_url
-    yield from _wrong_host_count(context, count_options)
-    yield from _addresses_of_this_machine(context)
-    fixed = program.fixed_values.get("MASTER_ADDR")
-    if fixed is not None or not knows_host:
-        cause = (
-            f"{fixed.place} sets {fixed.old_text}" if fixed is not None else "it takes no number of a host"
-        )
-        yield Problem(
-            "compute.hosts",
-            f"{start.place} starts the ranks of one host by {start.function}, and {cause}: "
-            f"{context.hosts} hosts would train separately; use --hosts 1, or let smlaunch start the ranks: "
-            "leave out "
-            f"{start.function}, and take RANK, LOCAL_RANK and WORLD_SIZE from the environment",
-            "--hosts 1",
-        )
 
 
-def _stated_for_one_host(context: PlanContext, options: tuple[str, ...], consequence: str) -> Problems:
-    """Yield a problem if the job states an option that differs from host to host."""
-    stated = _stated_option(context, options)
-    if stated is not None:
-        name, _ = stated
-        yield Problem(
-            _field_of_option(context, name),
-            f"{name}: {consequence}; leave it out, smlaunch gives each its own",
-        )
+_HOST_VARIABLES = frozenset(("NODE_RANK", "GROUP_RANK", "RANK", "SM_CURRENT_HOST", "SM_HOSTS"))
+"""Variables by which a script may know the number of its host."""
 
 
-def _wrong_host_count(context: PlanContext, options: tuple[str, ...]) -> Problems:
-    name, value = _stated_option(context, options) or ("", None)
-    if value is not None and str(value) != str(context.hosts):
-        yield Problem(
-            _field_of_option(context, name),
-            f"{name} {value}, and there are {context.hosts} hosts; leave it out, smlaunch states the number",
-        )
+def _has_option(program: ProgramFacts, names: tuple[str, ...]) -> bool:
+    return program.parser is not None and program.parser.find_option(names) is not None
 
 
-def _addresses_of_this_machine(context: PlanContext) -> Problems:
-    """Yield a problem for an address, stated by the job, at which each host finds only itself."""
-    for options in (URL_OPTIONS, ADDRESS_OPTIONS):
-        name, value = _stated_option(context, options) or ("", "")
-        if any(host in str(value) for host in THIS_MACHINE):
-            yield Problem(
-                _field_of_option(context, name),
-                f"{name} {value} is each host itself, so that {context.hosts} hosts would train separately; "
-                "leave it out, smlaunch gives the address of the first host",
-            )
+class _StatedOption(NamedTuple):
+    """An option of the script for which the job states a value."""
+
+    name: str
+    value: Any
+    field: str
+    """The job's field that states it."""
 
 
-def _stated_option(context: PlanContext, options: tuple[str, ...]) -> tuple[str, Any] | None:
-    """Return name and value of the script's option among these, if the job states it."""
+def _stated_option(context: PlanContext, names: tuple[str, ...]) -> _StatedOption | None:
+    """Return the script's option of one of these names, if the job states it."""
     program = _program(context)
-    argument = None if program.parser is None else program.parser.find_option(options)
-    values = stated_values(context.job, program)
-    if argument is None or argument.destination not in values:
+    option = None if program.parser is None else program.parser.find_option(names)
+    value_by_attribute = stated_values(context.job, program)
+    if option is None or option.destination not in value_by_attribute:
         return None
-    return option_name(argument, options), values[argument.destination]
+    name = option_name(option, names)
+    return _StatedOption(name, value_by_attribute[option.destination], _field_of_option(context, name))
 
 
 def _field_of_option(context: PlanContext, name: str) -> str:
     key = name.lstrip("-")
     return f"hyperparameters.{key}" if key in context.job.hyperparameters else "args"
+
+
+def _reject_one_value_for_all(context: PlanContext, names: tuple[str, ...], consequence: str) -> Problems:
+    """Yield a problem if the job states an option of one of these names, whose value has to differ from host
+    to host, or from rank to rank. ``consequence``: of one value for all, as a clause."""
+    stated = _stated_option(context, names)
+    if stated is not None:
+        yield Problem(
+            stated.field, f"{stated.name}: {consequence}; leave it out, smlaunch gives each its own"
+        )
+
+
+def _reject_other_number(context: PlanContext, names: tuple[str, ...], count: int, noun: str) -> Problems:
+    """Yield a problem if the job states another number than ``count`` for the script's option of one of these
+    names. ``noun``: what is counted, such as ``hosts``."""
+    stated = _stated_option(context, names)
+    if stated is not None and stated.value is not None and str(stated.value) != str(count):
+        yield Problem(stated.field, _other_number_text(stated.name, stated.value, count, noun))
+
+
+def _other_number_text(option: str, value: object, count: int, noun: str) -> str:
+    return f"{option} {value}, and there are {count} {noun}; leave it out, smlaunch states the number"
+
+
+def _reject_addresses_of_this_machine(context: PlanContext) -> Problems:
+    """Yield a problem for an address, stated by the job, at which each host finds only itself."""
+    for names in (URL_OPTIONS, ADDRESS_OPTIONS):
+        stated = _stated_option(context, names)
+        if stated is not None and any(host in str(stated.value) for host in THIS_MACHINE):
+            yield Problem(
+                stated.field,
+                f"{stated.name} {stated.value} is each host itself, so that {context.hosts} hosts would "
+                "train separately; leave it out, smlaunch gives the address of the first host",
+            )
 
 
 @rule(
@@ -187,35 +204,31 @@ def reject_values_of_launcher(context: PlanContext) -> Problems:
     need = needed_processes(job, program)
     processes = job.compute.processes_per_host or (None if need is None else need.processes)
     may_have_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if context.hosts > 1 and not program.computes_rank_of_host:
-        found += _addresses_of_this_machine(context)
+        problems += _reject_addresses_of_this_machine(context)
     if may_have_several_ranks and context.launcher == RUNTIME:
         default_processes = None if context.has_accelerators else 1
-        found += _stated_ranks(context, processes if isinstance(processes, int) else default_processes)
-    yield from _with_one_change(context, found)
-    for name, fixed in program.fixed_values.items():
-        separates = context.hosts > 1 if name == "MASTER_ADDR" else may_have_several_ranks
-        if name != "MASTER_PORT" and separates:
-            yield _fixed_value_problem(name, fixed)
+        known_processes = processes if isinstance(processes, int) else default_processes
+        problems += _reject_stated_ranks(context, known_processes)
+    yield from _with_one_change(context, problems)
+    for variable, fixed_value in program.fixed_values.items():
+        # One address is right for all ranks of one host.
+        separates_ranks = context.hosts > 1 if variable == "MASTER_ADDR" else may_have_several_ranks
+        if variable != "MASTER_PORT" and separates_ranks:
+            yield _fixed_value_problem(variable, fixed_value)
 
 
-def _stated_ranks(context: PlanContext, processes: int | None) -> Problems:
+def _reject_stated_ranks(context: PlanContext, processes_per_host: int | None) -> Problems:
     """Yield a problem for rank and world size of the process group, where the job states them and they are
-    not those that there are. ``processes``: per host; None where it is not known."""
-    options = unread_group_options(_program(context))
-    if "rank" in options:
-        names = _names_of(context, options["rank"].destination)
-        yield from _stated_for_one_host(context, names, "every rank would have the same number")
-    if "world_size" not in options or processes is None:
-        return
-    name, value = _stated_option(context, _names_of(context, options["world_size"].destination)) or ("", None)
-    ranks = context.hosts * processes
-    if value is not None and str(value) != str(ranks):
-        yield Problem(
-            _field_of_option(context, name),
-            f"{name} {value}, and there are {ranks} ranks; leave it out, smlaunch states the number",
-        )
+    not those that there are. ``processes_per_host``: None if it is not known."""
+    use_by_name = unread_group_options(_program(context))
+    if "rank" in use_by_name:
+        rank_options = _names_of(context, use_by_name["rank"].destination)
+        yield from _reject_one_value_for_all(context, rank_options, "every rank would have the same number")
+    if "world_size" in use_by_name and processes_per_host is not None:
+        size_options = _names_of(context, use_by_name["world_size"].destination)
+        yield from _reject_other_number(context, size_options, context.hosts * processes_per_host, "ranks")
 
 
 def _fixed_value_problem(name: str, fixed: FixedValue) -> Problem:
@@ -250,36 +263,39 @@ def reject_other_hosts_than_lightning(context: PlanContext) -> Problems:
 
 def _problems_of_lightning_cli(context: PlanContext) -> Problems:
     processes = context.job.compute.processes_per_host
-    existing = {
+    known_processes = processes if isinstance(processes, int) else None
+    count_and_noun_by_option = {
         NUM_NODES_OPTION: (context.hosts, "hosts"),
-        DEVICES_OPTION: (processes if isinstance(processes, int) else None, "ranks per host"),
+        DEVICES_OPTION: (known_processes, "ranks per host"),
     }
-    for name, value in stated_lightning_cli_values(context.job).items():
-        count, noun = existing[name]
+    for option, value in stated_lightning_cli_values(context.job).items():
+        count, noun = count_and_noun_by_option[option]
         if value.isdigit() and count is not None and int(value) != count:
-            yield Problem(
-                _field_of_option(context, name),
-                f"{name} {value}, and there are {count} {noun}; leave it out, smlaunch states the number",
-            )
+            yield Problem(_field_of_option(context, option), _other_number_text(option, value, count, noun))
 
 
 def _problems_of_trainer(context: PlanContext, trainer: TrainerCall) -> Problems:
+    """Yield a problem if Lightning's Trainer, or the job for it, states other hosts or devices than there
+    are."""
     num_nodes = trainer.num_nodes or 1
     if trainer.num_nodes_option is not None:  # smlaunch states it where the job does not
-        yield from _wrong_host_count(context, _names_of(context, trainer.num_nodes_option))
+        host_count_options = _names_of(context, trainer.num_nodes_option)
+        yield from _reject_other_number(context, host_count_options, context.hosts, "hosts")
     elif num_nodes != context.hosts:
-        stated = f"num_nodes={num_nodes}" if trainer.num_nodes is not None else "no num_nodes, which means 1"
-        existing = "there is 1 host" if context.hosts == 1 else f"there are {context.hosts} hosts"
-        new_text, option = f"num_nodes={context.hosts}", f"--hosts {num_nodes}"
+        is_stated = trainer.num_nodes is not None
+        stated_text = f"num_nodes={num_nodes}" if is_stated else "no num_nodes, which means 1"
+        hosts_text = "there is 1 host" if context.hosts == 1 else f"there are {context.hosts} hosts"
+        new_argument, hosts_option = f"num_nodes={context.hosts}", f"--hosts {num_nodes}"
         edit = trainer.num_nodes_edit
+        # A number that the script states is what its author wants.
+        change = hosts_option if is_stated or edit is None else edit.with_text(new_argument)
         yield Problem(
             "compute.hosts",
-            f"{trainer.place}: {trainer.class_name} has {stated}, and {existing}; use {option}, or write "
-            f"{new_text} there",
-            # A number that the script states is what its author wants.
-            option if trainer.num_nodes is not None or edit is None else edit.with_text(new_text),
+            f"{trainer.place}: {trainer.class_name} has {stated_text}, and {hosts_text}; use {hosts_option}, "
+            f"or write {new_argument} there",
+            change,
         )
-    yield from _other_devices(context, trainer)
+    yield from _reject_other_devices(context, trainer)
 
 
 def _names_of(context: PlanContext, destination: str) -> tuple[str, ...]:
@@ -289,14 +305,15 @@ def _names_of(context: PlanContext, destination: str) -> tuple[str, ...]:
     return () if argument is None else (argument.long_name,)
 
 
-def _other_devices(context: PlanContext, trainer: TrainerCall) -> Problems:
+def _reject_other_devices(context: PlanContext, trainer: TrainerCall) -> Problems:
     """Yield a problem if the job states other ranks per host than the trainer has devices."""
     processes = context.job.compute.processes_per_host
     if not isinstance(processes, int):
         return
     names = () if trainer.devices_option is None else _names_of(context, trainer.devices_option)
-    name, value = _stated_option(context, names) or ("", None)
-    if trainer.devices_option is not None and value is None:
+    stated_devices = _stated_option(context, names)
+    is_stated = stated_devices is not None and stated_devices.value is not None
+    if trainer.devices_option is not None and not is_stated:
         return  # smlaunch states it
     if isinstance(trainer.devices, int) and trainer.devices != -1:
         devices, stated = trainer.devices, f"devices={trainer.devices}"
@@ -306,12 +323,9 @@ def _other_devices(context: PlanContext, trainer: TrainerCall) -> Problems:
         return
     if devices == processes:
         return
-    if value is not None:
-        yield Problem(
-            _field_of_option(context, name),
-            f"{name} {value}, and there are {processes} ranks per host; leave it out, smlaunch states the "
-            "number",
-        )
+    if stated_devices is not None and is_stated:
+        name, value, field = stated_devices
+        yield Problem(field, _other_number_text(name, value, processes, "ranks per host"))
         return
     option = f"--processes-per-host {devices}"
     edit = trainer.devices_edit
@@ -349,11 +363,11 @@ def reject_nccl_without_accelerators(context: PlanContext) -> Problems:
             if fixed.edit is None
             else fixed.edit.with_text('"nccl" if torch.cuda.is_available() else "gloo"'),
         )
-    name, value = _stated_option(context, BACKEND_OPTIONS) or ("", None)
-    if value == "nccl":
+    stated_backend = _stated_option(context, BACKEND_OPTIONS)
+    if stated_backend is not None and stated_backend.value == "nccl":
         yield Problem(
-            _field_of_option(context, name),
-            f"{name} nccl needs GPUs, and the hosts have none; the backend for CPUs is gloo",
+            stated_backend.field,
+            f"{stated_backend.name} nccl needs GPUs, and the hosts have none; the backend for CPUs is gloo",
         )
 
 
