@@ -137,18 +137,17 @@ class SourceFacts:
 
     def why_not_sent(self, path: str) -> str | None:
         """Return why a path of the source is not uploaded, a clause; None if that is not known."""
-        for each in (path, *map(str, PurePosixPath(path).parents)):
-            if each in self.excluded_files:
-                return self.excluded_files[each]
-            channel = next(
-                (name for name, input_path in self.input_paths.items() if input_path == each), None
-            )
-            if channel is not None:
+        for path_or_folder in (path, *map(str, PurePosixPath(path).parents)):
+            if path_or_folder in self.excluded_files:
+                return self.excluded_files[path_or_folder]
+            channels = [name for name, input_path in self.input_paths.items() if input_path == path_or_folder]
+            if channels:
                 return (
-                    f"is part of the input {channel!r}, which the hosts have in /opt/ml/input/data/{channel}"
+                    f"is part of the input {channels[0]!r}, which the hosts have in "
+                    f"/opt/ml/input/data/{channels[0]}"
                 )
-            if each in self.ignored_files:
-                return ignored_reason(each)
+            if path_or_folder in self.ignored_files:
+                return ignored_reason(path_or_folder)
         return None
 
 

@@ -33,8 +33,8 @@ def arguments_of_python_file(command: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def interpreter_call(command: Sequence[str]) -> InterpreterCall | None:
-    """Return what a command runs by Python or a shell: neither script nor module for a program text (``-c``);
-    None for a command that starts another program."""
+    """Return the script or module that a command runs by Python or a shell; neither for a program text
+    (``python -c "..."``). Returns None for a command that starts another program."""
     program = PurePosixPath(command[0]).name
     is_python = _PYTHON.fullmatch(program) is not None
     if not is_python and _SHELL.fullmatch(program) is None:

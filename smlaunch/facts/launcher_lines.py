@@ -62,25 +62,29 @@ def launcher_of_command(command: Sequence[str]) -> LauncherLine | None:
     match = _LAUNCHER.search(" ".join(command) + " ")
     if match is None:
         return None
-    count = len(match[1].split())
-    for index in range(len(command)):
-        if " ".join((command[index].rpartition("/")[2], *command[index + 1 : index + count])) == match[1]:
-            return LauncherLine(match[1], tuple(command[index + count :]))
+    launcher = match[1]  # such as "accelerate launch"
+    word_count = len(launcher.split())
+    for index, word in enumerate(command):
+        program = word.rpartition("/")[2]
+        if " ".join((program, *command[index + 1 : index + word_count])) == launcher:
+            return LauncherLine(launcher, tuple(command[index + word_count :]))
     return next(_find_launchers(" ".join(command)), None)  # bash -c "torchrun ..."
 
 
 def find_launcher_lines(lines: Iterable[str], file: str) -> tuple[LauncherLine, ...]:
     """Return the launchers that a shell script starts. Continued lines count as one."""
-    found: list[LauncherLine] = []
-    first_number, joined = 1, ""
+    launchers: list[LauncherLine] = []
+    first_number, joined_lines = 1, ""
     for number, line in enumerate(lines, 1):
-        first_number = first_number if joined else number
-        joined += " " + line.rstrip("\\\n")
+        first_number = first_number if joined_lines else number
+        joined_lines += " " + line.rstrip("\\\n")
         if not line.rstrip("\n").endswith("\\"):
             place = SourcePlace(file, first_number)
-            found += [each._replace(place=place) for each in _find_launchers(joined.strip())]
-            joined = ""
-    return tuple(found)
+            launchers += [
+                launcher._replace(place=place) for launcher in _find_launchers(joined_lines.strip())
+            ]
+            joined_lines = ""
+    return tuple(launchers)
 
 
 def _find_launchers(line: str) -> Iterator[LauncherLine]:
@@ -98,7 +102,7 @@ def explain_separate_hosts(line: LauncherLine, host_count: int, has_accelerators
     Sources: torch 2.13, distributed/run.py; accelerate 1.15, commands/launch.py and utils/launch.py. Both
     were run on two hosts.
     """
-    arguments = _parse(line)
+    arguments = _parse_launcher_arguments(line)
     if arguments is None:
         return None
     options = arguments.options
@@ -106,21 +110,22 @@ def explain_separate_hosts(line: LauncherLine, host_count: int, has_accelerators
         return _explain_accelerate(line.launcher, options, host_count, has_accelerators)
     if line.launcher in ("deepspeed", "mpirun", "mpiexec"):
         return None if any(name in options for name in _HOST_OPTIONS) else f"{line.launcher} for one host"
-    hosts_text = options.get("nnodes", "1")
-    problem = _explain_host_count(line.launcher, hosts_text, host_count)
     if "standalone" in options:
-        problem = f"{line.launcher} for one host"
+        return f"{line.launcher} for one host"
+    problem = _explain_host_count(line.launcher, options.get("nnodes", "1"), host_count)
     if problem is not None:
         return problem
-    has_own_numbers = options.get("rdzv_backend", "static") != "static"
-    address_options = ("rdzv_endpoint",) if has_own_numbers else ("rdzv_endpoint", "master_addr")
-    rank_option = None if has_own_numbers else "node_rank"
-    return _explain_address(line.launcher, options, rank_option, address_options)
+    # torchrun: any other rendezvous gives the hosts their numbers.
+    if options.get("rdzv_backend", "static") != "static":
+        return _explain_address(line.launcher, options, None, ("rdzv_endpoint",))
+    return _explain_address(line.launcher, options, "node_rank", ("rdzv_endpoint", "master_addr"))
 
 
 def _explain_accelerate(
     launcher: str, options: Mapping[str, str], host_count: int, has_accelerators: bool
 ) -> str | None:
+    """Return why hosts that each run ``accelerate launch`` with these options would not train together; None
+    where they would, or it is not known."""
     if "config_file" in options:
         return None
     if options.get("num_machines", "1") != "1":
@@ -165,24 +170,26 @@ def _explain_address(
 
 
 def replacement_of(line: LauncherLine) -> str | None:
-    """Return the options by which smlaunch starts what the launcher of a command starts; None where that is
-    not known."""
-    arguments = _parse(line)
+    """Return the arguments of ``smlaunch run`` that start what the launcher of a command starts, such as
+    ``--processes-per-host 4 train.py -- --epochs 3``; None where that is not known."""
+    arguments = _parse_launcher_arguments(line)
     if arguments is None or not arguments.program or line.place is not None:
         return None
     program, *program_arguments = arguments.program
     if "no_python" in arguments.options or line.launcher in ("mpirun", "mpiexec"):
         return None
-    names = ("nproc_per_node", "num_gpus", "num_processes")
-    processes = next((arguments.options[name] for name in names if name in arguments.options), "")
-    options = ["--processes-per-host", processes] if processes.isdigit() and processes != "1" else []
-    if {"m", "module"} & set(arguments.options):
-        options.append("-m")
+    process_count_options = ("nproc_per_node", "num_gpus", "num_processes")
+    process_counts = [arguments.options[name] for name in process_count_options if name in arguments.options]
+    own_options: list[str] = []
+    if process_counts and process_counts[0].isdigit() and process_counts[0] != "1":
+        own_options = ["--processes-per-host", process_counts[0]]
+    if "m" in arguments.options or "module" in arguments.options:
+        own_options.append("-m")
     separator = ["--"] if program_arguments else []
-    return shlex.join([*options, program, *separator, *program_arguments])
+    return shlex.join([*own_options, program, *separator, *program_arguments])
 
 
-def _parse(line: LauncherLine) -> _Arguments | None:
+def _parse_launcher_arguments(line: LauncherLine) -> _Arguments | None:
     """Return the launcher's options and its program. None where a variable of the shell may stand for
     options."""
     options: dict[str, str] = {}

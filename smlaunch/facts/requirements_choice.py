@@ -23,6 +23,8 @@ class RequirementsChoice(NamedTuple):
 
 
 def choose_requirements(job: Job, source: SourceFacts) -> RequirementsChoice:
+    """Return which requirements file the hosts install: that of the job, or else the source's own. Without a
+    network, hosts have only the packages of a wheelhouse, which is an input."""
     lacks_index = job.network_isolation and WHEELHOUSE_CHANNEL not in job.inputs
     if job.requirements is not None:
         installed_file = None if job.requirements == NO_REQUIREMENTS else job.requirements

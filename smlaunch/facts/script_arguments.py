@@ -126,14 +126,13 @@ class ArgumentParserFacts(NamedTuple):
 
     def flags(self) -> dict[str, str]:
         """Return, by a flag's name without dashes, the option that states the opposite; empty without one."""
-        return {
-            name.lstrip("-"): f"--no-{name[2:]}"
-            if argument.action == "BooleanOptionalAction" and name.startswith("--")
-            else ""
-            for argument in self.arguments
-            if argument.is_flag
-            for name in argument.names
-        }
+        opposite_by_flag: dict[str, str] = {}
+        for argument in self.arguments:
+            has_opposites = argument.action == "BooleanOptionalAction"
+            for name in argument.names if argument.is_flag else ():
+                has_opposite = has_opposites and name.startswith("--")
+                opposite_by_flag[name.lstrip("-")] = f"--no-{name[2:]}" if has_opposite else ""
+        return opposite_by_flag
 
 
 class ArgumentMistake(NamedTuple):
@@ -179,6 +178,7 @@ def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> 
     if parser.rejects_unknown:
         mistakes += _unknown_arguments(parser, unknown_tokens)
     known_arguments = _without(arguments, unknown_tokens)
+    # argparse stops at the first mistake: a wrong value must not hide a missing option.
     for checks in ({"checks_values": True}, {"checks_required_options": True}):
         try:
             _build_parser(parser, lacks_positional=lacks_positional, **checks).parse_known_args(
@@ -208,7 +208,7 @@ def _build_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser of the script's arguments that raises _ParserError. ``checks_values``: types and
     choices. ``lacks_positional``: positional arguments may be missing."""
-    built = _RaisingParser(
+    own_parser = _RaisingParser(
         prog="",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=parser.allows_abbreviations,
@@ -238,16 +238,18 @@ def _build_parser(
         group = argument.exclusive_group
         if group is not None and group not in groups:
             required = checks_required_options and group in parser.required_groups
-            groups[group] = built.add_mutually_exclusive_group(required=required)
+            groups[group] = own_parser.add_mutually_exclusive_group(required=required)
         try:
-            (built if group is None else groups[group]).add_argument(*argument.names, **settings)
+            adder = own_parser if group is None else groups[group]
+            adder.add_argument(*argument.names, **settings)
         except (argparse.ArgumentError, TypeError, ValueError) as error:  # the script itself would fail here
             raise _ParserError(f"argument {'/'.join(argument.names)}: {error}") from None
-    return built
+    return own_parser
 
 
 def _builtin_action(argument: ScriptArgument) -> Any:
-    """The action that takes as many values as the argument's own, which may be a class of the script."""
+    """Return the action of argparse that takes as many values as the argument's own action, which may be a
+    class of the script."""
     if argument.action == "BooleanOptionalAction":
         return argparse.BooleanOptionalAction
     if argument.action in ("help", "version"):
@@ -258,7 +260,8 @@ def _builtin_action(argument: ScriptArgument) -> Any:
 def _unknown_arguments(
     parser: ArgumentParserFacts, unknown_tokens: Sequence[str]
 ) -> Iterator[ArgumentMistake]:
-    """Yield a mistake for each argument that the script's parser does not know."""
+    """Yield a mistake for each option that the script's parser does not know, with the nearest that it knows,
+    and one for what has no option before it."""
     options = [name for argument in parser.arguments if not argument.is_positional for name in argument.names]
     positional_names = {argument.names[0] for argument in parser.arguments if argument.is_positional}
     for token in unknown_tokens:

@@ -10,11 +10,12 @@ SHARD_INDEX_NAME = "index.json"
 
 
 def shard_names(index: bytes) -> tuple[str, ...] | None:
-    """Names of the shards relative to the packed prefix; None if ``index`` is not one of ``smlaunch data
-    pack``."""
+    """Return the names of the shards relative to the packed prefix; None if ``index`` is not one of
+    ``smlaunch data pack``."""
     try:
         document = json.loads(index)
-        if document["kind"] != "smlaunch.shards" or str(document["version"]).partition(".")[0] != "1":
+        major_version = str(document["version"]).partition(".")[0]
+        if document["kind"] != "smlaunch.shards" or major_version != "1":
             return None
         return tuple(str(row["name"]) for row in document["shards"])
     except (ValueError, KeyError, TypeError):
