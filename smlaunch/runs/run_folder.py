@@ -86,7 +86,7 @@ class RunFolder(NamedTuple):
         if is_name_used and not has_own_claim and not has_own_workflow:
             text = (
                 "a run of another job, source or data has used it, whose files are in "
-                f"s3://{self.bucket}/{self.prefix}; take another --name"
+                f"s3://{self.bucket}/{self.prefix}; take another name"
             )
             raise JobError([Problem("name", text)])
 

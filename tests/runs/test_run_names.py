@@ -115,7 +115,7 @@ def test_of_two_jobs_launched_under_one_name_the_refused_one_changes_nothing(
     if "inputs" in other_fields:  # other lists too
         storage.objects["data"]["r/1"] = storage.objects["data"]["r/2"] = b"r"
         other_fields["inputs"] = {"train": {**other_fields["inputs"]["train"], "uri": "s3://data/r/"}}
-    with pytest.raises(JobError, match="take another --name"):
+    with pytest.raises(JobError, match="take another name"):
         launch(make_job("loser", other_fields), target, lambda message: None)
     hosts_read, objects_before = after_winner
     assert what_hosts_read(target) == hosts_read
@@ -136,7 +136,7 @@ def test_an_export_under_the_name_of_another_jobs_run_is_refused_as_run_refuses_
         with pytest.raises(JobError) as refusal:
             act()
         messages.append(str(refusal.value))
-    assert messages[0] == messages[1] and "take another --name" in messages[0]
+    assert messages[0] == messages[1] and "take another name" in messages[0]
     assert objects_of(target) == objects_before
     export(make_job("first", KINDS[kind]), target)  # the same job
     assert objects_before.items() <= objects_of(target).items()
