@@ -324,6 +324,7 @@ PROCESSING = JobKind(
     check_rules=check_processing_job,
     verb="Process",
     max_runtime_seconds=9 * 86_400,
+    has_quotas=True,
     max_inputs=10,
     exit_message=("ExitMessage",),
     description_defaults={"ExitMessage": "none"},

@@ -374,6 +374,9 @@ class _NextActionDecision:
                 f"its max_cost of {format_dollars(policy.max_cost)} "
                 f"{_limit_text(remaining_seconds, 'is reached')}: {format_dollars(spent_dollars)} spent"
             )
+            if variant.keep_alive_seconds:
+                kept_back_dollars = variant.keep_alive_seconds * variant.price_per_hour / 3600
+                message += f", {format_dollars(kept_back_dollars)} kept back for the wait of its last hosts"
             limits.append(_RunLimit(remaining_seconds, message, "max_cost"))
         return min(limits, default=None)
 

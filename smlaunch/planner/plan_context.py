@@ -243,9 +243,10 @@ def fact_needs(job: Job) -> FactNeeds:
     may_need_several_jobs = _may_need_several_jobs(job)
     # Such runs need a script that saves checkpoints, or one that reads its own part of the files.
     has_split_by_bytes = any(channel.split == "bytes" for channel in job.inputs.values())
+    runtime_quota = MAX_RUNTIME_QUOTA.format(stated_job_kind(job).noun)
     return FactNeeds(
         instance_quotas=relevant_quotas(job),
-        runtime_quota=MAX_RUNTIME_QUOTA if _exceeds_default_runtime_quota(job) else None,
+        runtime_quota=runtime_quota if _exceeds_default_runtime_quota(job) else None,
         checkpoints=may_need_several_jobs,
         module_sources=may_need_several_jobs or has_split_by_bytes,
     )
@@ -265,15 +266,17 @@ def _exceeds_default_runtime_quota(job: Job) -> bool:
     return min(seconds, default=0) > DEFAULT_RUNTIME_QUOTA
 
 
-def instance_quota_pattern(job: Job) -> str:
-    """Name pattern of the quota that the job's hosts count against."""
-    return SPOT_QUOTA if job.compute.spot else ON_DEMAND_QUOTA
+def instance_quota_pattern(job: Job, kind: JobKind) -> str:
+    """Name pattern of the quota that the hosts of a job of this kind count against."""
+    return SPOT_QUOTA if job.compute.spot else ON_DEMAND_QUOTA.format(kind.noun)
 
 
-def relevant_quotas(job: Job) -> tuple[str, ...]:
+def relevant_quotas(job: Job, kind: JobKind | None = None) -> tuple[str, ...]:
     """Return the names, in Service Quotas, of the account's quotas that may limit the job; with a workload,
-    those of all instance types that the plan compares. Empty if nothing needs to be read."""
-    if not stated_job_kind(job).has_quotas:
+    those of all instance types that the plan compares. Empty if nothing needs to be read. ``kind``: that of
+    the job; by default that of the strategy that it states."""
+    kind = kind or stated_job_kind(job)
+    if not kind.has_quotas:
         return ()
     # Of all segments: the most hosts, and every instance type (the default if the job names none).
     compute, max_hosts, type_names = job.compute, max_hosts_of(job), instance_types_of(job)
@@ -289,13 +292,13 @@ def relevant_quotas(job: Job) -> tuple[str, ...]:
             instance.name for instance in known_types().values() if instance.usd_per_hour is not None
         )
     # Such as "ml.m5.xlarge for training job usage"; spot hosts have quotas of their own.
-    quota_names = [instance_quota_pattern(job).format(name) for name in type_names]
+    quota_names = [instance_quota_pattern(job, kind).format(name) for name in type_names]
     # Hosts that are kept for a next job, a warm pool, have another quota.
     if compute.keep_alive is not None:
         quota_names += [WARM_POOL_QUOTA.format(name) for name in type_names]
     # Every account may have 20 hosts (the default) in one job.
     if max_hosts > DEFAULT_HOSTS_PER_JOB or plan_compares_types:
-        quota_names.append(HOSTS_PER_JOB_QUOTA)
+        quota_names.append(HOSTS_PER_JOB_QUOTA.format(kind.noun))
     return tuple(quota_names)
 
 

@@ -168,6 +168,13 @@ def plan_single_run(
 
     layout = RunS3Layout(facts.bucket, run_id)
     checkpoint_spec = plan_checkpoints(job, facts, layout, is_multi_segment, templates[0], diagnostics)
+    attempts = job.limits.attempts or 1
+    can_have_checkpoints = strategy.job_kind.has_checkpoints and job.entry is not None
+    if attempts > 1 and can_have_checkpoints and checkpoint_spec is None and shard_index is None:
+        diagnostics.add_warning(
+            f"limits.attempts: each of {attempts} attempts starts from the beginning, because the job has no "
+            "checkpoints; `checkpoints: {}` gives the run a prefix for them."
+        )
     channels, uploads = plan_inputs(job, facts, layout, diagnostics, sharding_by_channel, shard_index)
     _check_file_lists_fit_hosts(templates, sharding_by_channel, diagnostics)
     # It builds the requests, and collects the uploads that they need.
@@ -267,13 +274,12 @@ def _divide_into_segments(
     """Return a template for each kind of segment of the run, and whether it may take several training jobs.
     Adds a problem if it takes several and the script cannot resume. ``total_seconds``: training time of the
     whole run."""
-    job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
     # Processing jobs, and images with their own program, cannot be continued by another job.
     can_be_continued = strategy.job_kind.has_checkpoints and job.entry is not None
-    is_multi_segment = can_be_continued and segments.needs_several_segments(
-        job, total_seconds, job_limit_seconds
-    )
-    if not is_multi_segment:
+    if not can_be_continued:
+        return segments.single_job_template(job, total_seconds), False
+    job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
+    if not segments.needs_several_segments(job, total_seconds, job_limit_seconds):
         return segments.single_job_template(job, total_seconds), False
     templates = segments.plan_segment_templates(job, facts, total_seconds, job_limit_seconds, diagnostics)
     if len(templates) > 1 or total_seconds > templates[0].max_seconds:
@@ -438,7 +444,14 @@ def _check_stated_resources(job: Job, facts: DiscoveredFacts, run_id: str, diagn
     elif not _ROLE_ARN.match(facts.role):
         diagnostics.add_problem(
             "role",
-            f"{facts.role!r} is not a role's ARN; it looks like arn:aws:iam::123456789012:role/NAME",
+            f"{facts.role!r} is not a role's ARN; it looks like "
+            f"arn:{facts.partition}:iam::123456789012:role/NAME",
+        )
+    elif facts.target == "aws" and facts.role.split(":")[1] != facts.partition:
+        diagnostics.add_problem(
+            "role",
+            f"{facts.role!r} is a role of another partition than {facts.region}: ARNs there begin with "
+            f"arn:{facts.partition}:",
         )
 
 

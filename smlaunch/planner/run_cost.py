@@ -138,8 +138,7 @@ def plan_cost(
     is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
     if max_cost is None or is_reported:
         return uncapped_cost
-    uncapped_text = format_dollars(uncapped_dollars * run_count)
-    cap_text = format_dollars(max_cost * run_count)
+    uncapped_text, cap_text = _format_apart(uncapped_dollars * run_count, max_cost * run_count)
     if uncapped_dollars <= max_cost:
         diagnostics.add_reason(
             "cost.capped", f"At most {uncapped_text} until the time limit, within the cap of {cap_text}."
@@ -165,6 +164,16 @@ def plan_cost(
         f"{format_duration(total_seconds)} may cost {uncapped_text}, more than {cap_text}; {suggestion}",
     )
     return uncapped_cost
+
+
+def _format_apart(first: float, second: float) -> tuple[str, str]:
+    """Return two amounts of US dollars as texts, with as many digits as they need to differ."""
+    texts = format_dollars(first), format_dollars(second)
+    digits = 4
+    while first != second and texts[0] == texts[1] and digits <= 12:
+        texts = f"${first:,.{digits}f}", f"${second:,.{digits}f}"
+        digits += 1
+    return texts
 
 
 def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: Diagnostics) -> Cost:

@@ -162,6 +162,7 @@ def plan_segment_templates(
     # Without entries all segments are of one kind.
     segment_changes = job.segments or (SegmentChange(),)
     templates: list[SegmentTemplate] = []
+    reached_step = 0  # before the element begins
     for index, change in enumerate(segment_changes):
         stated_seconds = None if change.length is None else parse_duration(change.length)
         if stated_seconds is not None and stated_seconds > limit_seconds:
@@ -170,6 +171,14 @@ def plan_segment_templates(
                 f"{change.length} is longer than the {format_duration(limit_seconds)} that one job may take",
             )
         max_seconds = min(limit_seconds, total_seconds, stated_seconds or total_seconds)
+        if change.until_step is not None:
+            if change.until_step <= reached_step:
+                diagnostics.add_problem(
+                    f"segments[{index}].until_step",
+                    f"the elements before it apply until step {reached_step}, so that this one, until step "
+                    f"{change.until_step}, never does; the steps must rise",
+                )
+            reached_step = max(reached_step, change.until_step)
         # Reserved before the time limit, for the last checkpoint.
         margin_seconds = _margin_seconds(max_seconds, overheads)
         template = SegmentTemplate(

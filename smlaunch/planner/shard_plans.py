@@ -45,7 +45,8 @@ def plan_shard_runs(
     if job.limits.attempts is None:
         diagnostics.add_reason(
             "shards.attempts",
-            f"Only the shards that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most.",
+            f"Only the shards that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most"
+            + ("." if job.checkpoints is not None else ", each from the beginning: without `checkpoints`."),
         )
     shard_plans: list[RunPlan] = []
     for shard_index in nonempty_shards:

@@ -33,6 +33,7 @@ from smlaunch.secrets.masking import MASK, mask_arguments, mask_named_value, mas
 from smlaunch.text.format import (
     WIDTH,
     escape_unprintable,
+    format_all_units,
     format_dollars,
     format_size,
     wrap_bullets,
@@ -87,6 +88,9 @@ def plan_headline(plan: RunPlan) -> str:
 def ranks_text(plan: RunPlan) -> str:
     """Return the numbers of hosts and ranks: ``2 hosts x 4 processes = 8 ranks``."""
     hosts_text = _count_text(plan.hosts, "host")
+    launch_spec = plan.planned_jobs[0].launch_spec
+    if launch_spec is not None and launch_spec.ranks.runs_on == LEADER:
+        return f"{hosts_text} with the program on the leader alone"
     # Only the hosts can count their accelerators.
     if plan.processes_per_host == AUTO:
         return f"{hosts_text} with a rank for each accelerator"
@@ -217,7 +221,7 @@ def time_limit_text(plan: RunPlan, stopping_condition: Mapping[str, int]) -> str
     # A run with a schedule takes several segments: the request's limits are those of one of them.
     has_segments = plan.schedule is not None
     if plan.schedule is not None:
-        limit_text = f"{format_duration(plan.schedule.total)} of training in all"
+        limit_text = f"{format_all_units(plan.schedule.total)} of training in all"
     else:
         limit_text = f"stopped after {format_duration(stopping_condition['MaxRuntimeInSeconds'])} of training"
         if not plan.workflow.is_single_job:

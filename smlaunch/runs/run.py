@@ -302,8 +302,8 @@ class Run:
         """Continue the run, also after a stop or a failure: ``wait`` drives it from now on. Starts nothing
         yet.
 
-        Raises JobError for a single job that has ended, because no job can follow it, and for a run that an
-        orchestrator drives, which alone can continue it.
+        Raises JobError for a single job that was stopped or has failed, because no job can follow it, and for
+        a run that an orchestrator drives, which alone can continue it.
         """
         driver = self._driver
         with translate_call_errors(self.target):

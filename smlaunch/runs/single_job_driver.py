@@ -27,6 +27,8 @@ class SingleJobDriver(RunDriver):
 
     def resume(self) -> None:
         self._jobs.describe()
+        if self._jobs.descriptions[-1]["TrainingJobStatus"] == "Completed":
+            return  # there is nothing left to do
         if self._jobs.is_stopping or not self._jobs.is_running:
             state = "is being stopped" if self._jobs.is_stopping else "has ended"
             text = f"{self._jobs.run} is a single job that {state}; launch it again under another name"

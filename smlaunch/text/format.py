@@ -81,6 +81,15 @@ def format_elapsed(seconds: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
+def format_all_units(seconds: int) -> str:
+    """``60d``, ``1d1h``, ``28d1s``: a duration as a job file takes it, exact however long it is."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    counts = zip((days, hours, minutes, rest), "dhms", strict=True)
+    return "".join(f"{count}{unit}" for count, unit in counts if count) or "0s"
+
+
 def format_dollars(amount: float) -> str:
     """``$14.18``; four decimals below one dollar, so that a small price is not shown as zero."""
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"

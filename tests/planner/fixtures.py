@@ -29,7 +29,7 @@ def region(**changes: Any) -> DiscoveredFacts:
         region="us-east-1",
         account="123456789012",
         bucket="sagemaker-us-east-1-123456789012",
-        role=ROLE,
+        role=ROLE.replace("arn:aws:", f"arn:{changes.get('partition', 'aws')}:"),
         source=SourceFacts("src", "train.py", "ab" * 32, file_count=12, bytes=40_321),
         script=TORCH,
     )

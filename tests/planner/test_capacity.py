@@ -225,8 +225,10 @@ def test_a_version_past_its_end_of_patch_is_warned_of() -> None:
     assert not has_warning(plan(old_version), "patches since")
 
 
-def test_training_quotas_are_not_asked_for_what_trains_nothing() -> None:
+def test_quotas_are_those_of_the_kind_of_job() -> None:
     base_job = {"entry": "prepare.py", "compute": {"hosts": 30, "instance_type": "ml.m5.4xlarge"}}
-    assert relevant_quotas(Job.from_mapping({**base_job, "strategy": "ddp"}))
-    for strategy in ("processing", "spark"):
-        assert relevant_quotas(Job.from_mapping({**base_job, "strategy": strategy})) == ()
+    for strategy, kind in (("ddp", "training"), ("processing", "processing"), ("spark", "processing")):
+        assert relevant_quotas(Job.from_mapping({**base_job, "strategy": strategy})) == (
+            f"ml.m5.4xlarge for {kind} job usage",
+            f"Number of instances for a {kind} job",
+        )

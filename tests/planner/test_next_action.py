@@ -709,6 +709,13 @@ class TestCaps:
         shortened = expect_submit(next_action(capped_workflow, one_segment)).request
         assert shortened["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
         assert max_billed_seconds(capped_workflow) == 700
+        used_up = observed_job(billable_seconds=700.0)
+        end = next_action(
+            capped_workflow, observe(used_up, newest_checkpoint_step=10, outcome_file=outcome_of())
+        )
+        spent_text = "is reached: $7.00 spent, $3.00 kept back for the wait of its last hosts"
+        assert spent_text in expect_finish(end).summary
+        assert expect_finish(end).raisable_limit == "max_cost"
 
     def test_attempts_of_a_single_job_share_its_time_and_its_cost(self) -> None:
         """36 dollars an hour are a cent a second."""

@@ -15,11 +15,12 @@ from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.plan_context import PlanContext
+from smlaunch.planner.plan_context import PlanContext, fact_needs
 from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.planner.rules import rules_of
 from smlaunch.strategies import load_strategy
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
+from tests.planner.test_plan import refusals
 
 RAW = InputFacts("s3://b/raw/", "s3", objects=10, bytes=1000)
 PROCESSING_FACTS = with_inputs(dataclasses.replace(region(), script=PLAIN), {"raw": RAW})
@@ -102,6 +103,27 @@ def test_a_plan() -> None:
     assert not any("the same work" in warning for warning in split.warnings)
 
 
+@pytest.mark.parametrize("strategy", ["processing", "spark"])
+def test_quotas_are_those_of_processing_jobs(strategy: str) -> None:
+    job = {"strategy": strategy, "compute": {"hosts": 3, "instance_type": "ml.m5.4xlarge"}}
+    name = "ml.m5.4xlarge for processing job usage"
+    needs = fact_needs(Job.from_mapping({"entry": "train.py", **job, "limits": {"max_runtime": "8d"}}))
+    assert needs.instance_quotas == (name,)
+    assert needs.runtime_quota == "Longest run time for a processing job"
+    few = dataclasses.replace(PROCESSING_FACTS, inputs={}, quotas={name: 2.0}, max_runtime_quota=5 * 86400)
+    assert [line.partition(";")[0] for line in refusals({**job, "limits": {"max_runtime": "8d"}}, few)] == [
+        f"compute.hosts: the account's quota {name!r} is 2, and the job takes 3",
+        "limits.max_runtime: 8d is longer than the 5d that a processing job may, by the account's quota, run",
+    ]
+    without_account = dataclasses.replace(PROCESSING_FACTS, inputs={}, account_problem="no credentials")
+    text = str(plan(job, without_account))
+    assert f"the account's quotas ({name})" in " ".join(text.split())
+    assert "training job usage" not in text
+    # Spark's program runs on the leader, which uses the other hosts.
+    hosts_text = {"processing": "3 hosts = 3 ranks", "spark": "3 hosts with the program on the leader alone"}
+    assert f"on {hosts_text[strategy]}, by {strategy}" in " ".join(text.split())
+
+
 def test_what_it_has_no_place_for_is_refused_at_once() -> None:
     job = {
         "strategy": "processing",
@@ -153,7 +175,7 @@ def test_what_a_third_kind_lacks_follows_from_its_data() -> None:
             "inputs": {"raw": {"uri": "s3://b/raw/", "mode": "FastFile", "content_type": "text/csv"}},
         }
     )
-    facts = dataclasses.replace(PROCESSING_FACTS, quotas={HOSTS_PER_JOB_QUOTA: 20.0})
+    facts = dataclasses.replace(PROCESSING_FACTS, quotas={HOSTS_PER_JOB_QUOTA.format("tuning job"): 20.0})
     context = PlanContext(job, facts, Tuning())
     # Others read the model of the kind's API, which this one does not have.
     names = ("processing", "chain", "inputs", "quotas", "pending", "spot")

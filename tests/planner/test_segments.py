@@ -374,6 +374,49 @@ def test_what_is_only_about_money_and_patience_is_not_part_of_the_jobs_hash() ->
     assert chain(base).job_hash == chain(changed).job_hash == job_hash(chain(base).job, region(script=OURS))
 
 
+def test_a_spot_run_of_more_than_one_job_may_last_has_a_prefix_of_its_own() -> None:
+    spot = {"compute": {"spot": True}}
+    quota = dataclasses.replace(region(script=OURS), max_runtime_quota=5 * 86400)
+    for limits, facts in (("60d", None), ("10d", quota)):
+        job_plan = chain({**spot, "limits": {"max_runtime": limits}}, facts)
+        assert job_plan.checkpoints is not None and job_plan.checkpoints.uri.endswith("/checkpoints/")
+    (line,) = refusals({**spot, "limits": {"max_runtime": "10d"}}, region(script=OURS))
+    assert line.startswith("checkpoints: a spot job of 10d that is interrupted starts from zero")
+
+
+def test_attempts_without_checkpoints_start_from_the_beginning() -> None:
+    def warnings(job: dict[str, Any]) -> list[str]:
+        return [warning for warning in chain(job).warnings if warning.startswith("limits.attempts: each of")]
+
+    assert len(warnings({"limits": {"attempts": 4}})) == 1
+    for other in ({"checkpoints": {}}, {"limits": {"attempts": 4, "max_runtime": "2d", "segment": "1d"}}):
+        assert warnings({"limits": {"attempts": 4}, **other}) == []
+    assert warnings({}) == []
+
+
+def test_steps_of_segments_rise() -> None:
+    segments = [{"until_step": 100}, {"until_step": 50}, {"until_step": 100}, {"until_step": 101}, {}]
+    lines = refusals({"segments": segments}, region(script=OURS))
+    assert [line.partition(":")[0] for line in lines] == ["segments[1].until_step", "segments[2].until_step"]
+    assert "until step 50, never does; the steps must rise" in lines[0]
+
+
+def test_a_role_of_another_partition_is_refused() -> None:
+    role = "arn:aws-cn:iam::123456789012:role/SageMaker"
+    (line,) = refusals({}, dataclasses.replace(region(script=OURS), role=role))
+    assert line.startswith(f"role: {role!r} is a role of another partition than us-east-1")
+
+
+def test_amounts_and_times_that_differ_are_shown_differently() -> None:
+    price = {"price_per_hour": 4.22}
+    (line,) = refusals(
+        {"compute": price, "limits": {"max_runtime": "1h", "max_cost": 4.2199}}, region(script=OURS)
+    )
+    assert "may cost $4.2200, more than $4.2199" in line
+    limits = {"max_runtime": "28d1s", "segment": "14d"}
+    assert "28d1s of training in all" in str(chain({"limits": limits}))
+
+
 def test_a_spot_chain_needs_no_prefix_of_the_users() -> None:
     job_plan = chain({**SEVERAL, "compute": {"spot": True, "on_demand_fallback": True}})
     assert job_plan.workflow.policy.on_demand_fallback

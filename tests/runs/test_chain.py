@@ -551,7 +551,14 @@ def test_resuming_a_finished_run_starts_nothing(target: Target) -> None:
 
 def test_a_single_job_cannot_be_resumed(target: Target) -> None:
     service(target).create_job({**request(), "Environment": {}})
-    service(target).descriptions_by_job[f"{RUN}-s1-a1"].pop(0)
+    jobs = service(target).descriptions_by_job[f"{RUN}-s1-a1"]
+    jobs.pop(0)
+    run = attach(RUN, target)
+    run.resume()  # of a finished run, it only reports the result
+    assert (run.result().exit_code, names(target)) == (0, [f"{RUN}-s1-a1"])
+    (completed,) = jobs
+    assert isinstance(completed, dict)
+    service(target).descriptions_by_job[f"{RUN}-s1-a1"] = [{**completed, "TrainingJobStatus": "Failed"}]
     with pytest.raises(JobError, match="is a single job that has ended"):
         attach(RUN, target).resume()
 

@@ -14,6 +14,7 @@ from smlaunch.planner.plan_context import (
     instance_quota_pattern,
     is_accelerated,
     relevant_quotas,
+    stated_job_kind,
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -54,7 +55,7 @@ def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
         return
     for instance_type, max_count in max_count_by_type.items():
         # Such as "ml.m5.xlarge for training job usage".
-        quota_name = instance_quota_pattern(context.job).format(instance_type)
+        quota_name = instance_quota_pattern(context.job, context.job_kind).format(instance_type)
         if max_count == 0:
             field = "compute.spot" if compute.spot else "compute.instance_type"
             on_demand_hint = ", or hosts on demand" if compute.spot else ""
@@ -75,11 +76,10 @@ def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
     facts=("quotas",),
 )
 def reject_more_hosts_than_per_job_quota(context: PlanContext) -> Problems:
-    limit = context.quotas.get(HOSTS_PER_JOB_QUOTA)
+    quota_name = HOSTS_PER_JOB_QUOTA.format(context.job_kind.noun)
+    limit = context.quotas.get(quota_name)
     if limit is not None and context.hosts > limit:
-        message = (
-            f"the account's quota {HOSTS_PER_JOB_QUOTA!r} is {int(limit)}, and the job takes {context.hosts}"
-        )
+        message = f"the account's quota {quota_name!r} is {int(limit)}, and the job takes {context.hosts}"
         yield Problem("compute.hosts", f"{message}; take fewer hosts of a larger type, or ask for more")
 
 
@@ -120,16 +120,17 @@ def _report_unreadable_quotas(context: PlanContext, problem: str) -> Findings:
     if any(map(is_accelerated, context.instance_types)):
         notes.append("most accounts start with a quota of 0 for types with GPUs")
     if context.hosts > DEFAULT_HOSTS_PER_JOB:
-        notes.append(_default_hosts_text())
+        notes.append(_default_hosts_text(context))
     if notes:
         yield PlanWarning(f"{message}; {'; '.join(notes)}.")
     else:
         yield Reason("quotas.assumed", f"{message}.")
 
 
-def _default_hosts_text() -> str:
+def _default_hosts_text(context: PlanContext) -> str:
+    quota_name = HOSTS_PER_JOB_QUOTA.format(context.job_kind.noun)
     return (
-        f"an account starts with at most {DEFAULT_HOSTS_PER_JOB} hosts in one job ({HOSTS_PER_JOB_QUOTA!r}): "
+        f"an account starts with at most {DEFAULT_HOSTS_PER_JOB} hosts in one job ({quota_name!r}): "
         "take fewer, or ask for more in the Service Quotas console"
     )
 
@@ -137,11 +138,14 @@ def _default_hosts_text() -> str:
 def _report_quota_values(context: PlanContext) -> Findings:
     """Yield a reason with the value of each quota that limits the job. A value of None: Service Quotas has no
     quota of that name."""
-    relevant_names = relevant_quotas(context.job)
-    for quota_name, quota_value in context.facts.quotas.items():
-        # Discovery reads the quotas of all types that may be chosen; here the type is known.
-        if quota_name not in relevant_names:
+    relevant_names = relevant_quotas(context.job, context.job_kind)
+    for quota_name in relevant_names:
+        if quota_name not in context.facts.quotas:
+            # The plan has chosen another kind of job than the one whose quotas were read.
+            if stated_job_kind(context.job) is not context.job_kind:
+                yield Reason("quotas.assumed", f"{quota_name!r} was not read: it is assumed to suffice.")
             continue
+        quota_value = context.facts.quotas[quota_name]
         if quota_value is None:
             yield Reason(
                 "quotas.assumed", f"Service Quotas lists no {quota_name!r}: it is assumed to suffice."
@@ -203,10 +207,10 @@ def _unasked_things(context: PlanContext) -> Iterator[str]:
     is_role_known = UNKNOWN_ROLE not in (facts.role or "")
     role_text = "assumed" if is_role_known else f"{facts.role} stands for it"
     yield f"whether there is the execution role ({role_text})"
-    quota_names = relevant_quotas(context.job)
+    quota_names = relevant_quotas(context.job, context.job_kind)
     if quota_names:
         quotas_text = quota_names[0] if len(quota_names) == 1 else f"{len(quota_names)} quotas"
-        note = f", though {_default_hosts_text()}" if context.hosts > DEFAULT_HOSTS_PER_JOB else ""
+        note = f", though {_default_hosts_text(context)}" if context.hosts > DEFAULT_HOSTS_PER_JOB else ""
         yield f"the account's quotas ({quotas_text}): they are assumed to suffice{note}"
     unlisted_inputs = [name for name, channel in context.job.inputs.items() if not channel.is_local]
     if unlisted_inputs:
@@ -223,7 +227,7 @@ def _hosts_text(context: PlanContext) -> str:
 def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
     """Return, for each instance type of the job whose quota is too small for its hosts, the number of hosts
     that the quota allows."""
-    quota_pattern = instance_quota_pattern(context.job)
+    quota_pattern = instance_quota_pattern(context.job, context.job_kind)
     limit_by_type = {
         name: context.facts.quotas.get(quota_pattern.format(name)) for name in context.instance_types
     }

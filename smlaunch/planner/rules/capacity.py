@@ -8,6 +8,7 @@ from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan_context import PlanContext, PlanWarning, is_accelerated, is_neuron
 from smlaunch.planner.rules.rule import Findings, Problems, rule
+from smlaunch.planner.segments import MAX_JOB_SECONDS, needs_several_segments
 
 MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
 """Seconds that a spot job may run without checkpoints, and the service's limit for an algorithm without
@@ -40,16 +41,17 @@ _KEEP_ALIVE_FIELD, _MAX_PENDING_FIELD = "compute.keep_alive", "limits.max_pendin
 )
 def reject_long_spot_without_checkpoints(context: PlanContext) -> Problems:
     """Yield a problem if a spot job of one segment is so long that it needs checkpoints, and has none. A
-    segment is one of the sequential jobs of a run."""
+    segment is one of the sequential jobs of a run; a run of several has a prefix of its own."""
     job, limits = context.job, context.job.limits
-    takes_several_jobs = limits.segment is not None or bool(job.segments)
-    if not job.compute.spot or job.checkpoints is not None or takes_several_jobs:
+    if not job.compute.spot or job.checkpoints is not None:
         return
     if not context.job_kind.has_checkpoints:  # another rule rejects spot
         return
     max_seconds = DEFAULT_MAX_RUNTIME if limits.max_runtime is None else parse_duration(limits.max_runtime)
+    max_job_seconds = min(MAX_JOB_SECONDS, context.facts.max_runtime_quota or MAX_JOB_SECONDS)
+    takes_several_jobs = job.entry is not None and needs_several_segments(job, max_seconds, max_job_seconds)
     # An hour: what the service allows, waiting included, to algorithms without checkpoints.
-    if max_seconds <= MAX_SECONDS_WITHOUT_CHECKPOINTS:
+    if takes_several_jobs or max_seconds <= MAX_SECONDS_WITHOUT_CHECKPOINTS:
         return
     algorithm = None if job.algorithm is None else algorithms.find_algorithm(job.algorithm)
     # A built-in algorithm that saves none does not do so with a prefix either.

@@ -8,7 +8,7 @@ from smlaunch.catalog import algorithms
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_job_kind
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -85,11 +85,16 @@ def reject_too_long_processing(context: PlanContext) -> Problems:
     max_runtime, kind = context.job.limits.max_runtime, context.job_kind
     if max_runtime is None or kind.has_checkpoints or kind.max_runtime_seconds is None:
         return
-    if parse_duration(max_runtime) > kind.max_runtime_seconds:
-        longest_text = format_duration(kind.max_runtime_seconds)
+    longest_seconds, owner_text = kind.max_runtime_seconds, ""
+    quota_seconds = context.facts.max_runtime_quota
+    # The quota was read for the kind of job that is stated.
+    is_own_quota = stated_job_kind(context.job) is kind
+    if is_own_quota and quota_seconds is not None and quota_seconds < longest_seconds:
+        longest_seconds, owner_text = quota_seconds, ", by the account's quota,"
+    if parse_duration(max_runtime) > longest_seconds:
         message = (
-            f"{max_runtime} is longer than the {longest_text} that a {kind.noun} may run; shorten it, or "
-            "split it"
+            f"{max_runtime} is longer than the {format_duration(longest_seconds)} that a {kind.noun} may"
+            f"{owner_text} run; shorten it, or split it"
         )
         yield Problem("limits.max_runtime", message)
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.job.model import parse_duration
-from smlaunch.planner.plan_context import Objection, PlanContext, PlanWarning, instance_quota_pattern
+from smlaunch.planner.plan_context import (
+    Objection,
+    PlanContext,
+    PlanWarning,
+    instance_quota_pattern,
+    stated_job_kind,
+)
 from smlaunch.planner.rules.rule import Findings, rule
 from smlaunch.planner.run_cost import longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
@@ -274,7 +280,8 @@ def _remedy_for_speed(option: ComputeOption) -> str:
     facts=("quotas",),
 )
 def reject_hosts_above_quota(option: ComputeOption) -> Objections:
-    quota_name = instance_quota_pattern(option.demand.job).format(option.instance.name)
+    job = option.demand.job
+    quota_name = instance_quota_pattern(job, stated_job_kind(job)).format(option.instance.name)
     quota = option.demand.quotas.get(quota_name)
     if quota is not None and quota < option.host_count:
         yield Objection(f"the account may have {quota:g} of it", is_reported_elsewhere=True)
