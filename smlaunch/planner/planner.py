@@ -156,8 +156,8 @@ def plan_single_run(
     that share the job's cost cap.
     """
     stated_job, stated_facts = job, facts
-    # From here on as one host sees them: with its share of the data.
-    job, facts = apply_sharding(job, facts, sharding_by_channel)
+    # From here on job and facts are those that one host sees: with its share of the data.
+    job, facts = apply_sharding(stated_job, stated_facts, sharding_by_channel)
     _check_stated_resources(job, facts, run_id, diagnostics)
     total_seconds = segments.total_training_seconds(job, diagnostics)
     # A template for each kind of segment: the job with the changes that it states from some segment on.

@@ -79,6 +79,8 @@ def _with_one_change(context: PlanContext, problems: Iterable[Problem]) -> Probl
 
 
 def _problems_of_own_ranks(context: PlanContext) -> Problems:
+    """Yield what is wrong with a job whose script starts the ranks of its host itself (``start``): several
+    such processes on a host, or several hosts that do not find each other."""
     job, program = context.job, _program(context)
     start = program.rank_start
     if start is None or not starts_own_ranks(job, program) or is_command(job):
@@ -355,13 +357,12 @@ def reject_nccl_without_accelerators(context: PlanContext) -> Problems:
     has_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
     fixed = program.nccl_backend
     if fixed is not None and (has_several_ranks or program.rank_start is not None):
+        choice = '"nccl" if torch.cuda.is_available() else "gloo"'
         yield Problem(
             "entry",
             f"{fixed.place}: the backend nccl needs GPUs, and the hosts have none; write {fixed.new_text}, "
-            'or choose it: "nccl" if torch.cuda.is_available() else "gloo"',
-            ""
-            if fixed.edit is None
-            else fixed.edit.with_text('"nccl" if torch.cuda.is_available() else "gloo"'),
+            f"or choose it: {choice}",
+            "" if fixed.edit is None else fixed.edit.with_text(choice),
         )
     stated_backend = _stated_option(context, BACKEND_OPTIONS)
     if stated_backend is not None and stated_backend.value == "nccl":
@@ -409,20 +410,24 @@ _JOINING_LIBRARIES = (
     facts=("script",),
 )
 def warn_of_same_work(context: PlanContext) -> Findings:
+    """Yield a warning if a script on several hosts neither calls nor imports what would join them, and no
+    input is split among them."""
     program = _program(context)
-    calls = _JOINING_CALLS.get(context.strategy.name)
+    joining_calls = _JOINING_CALLS.get(context.strategy.name)
     has_split_input = any(channel.split is not None for channel in context.job.inputs.values())
-    if context.hosts == 1 or calls is None or not program.was_read or has_split_input:
+    if context.hosts == 1 or has_split_input or is_command(context.job):
         return
-    joins_hosts = (
-        not program.calls.isdisjoint(calls)
-        or any(call.endswith(("Trainer", "Strategy")) for call in program.calls)  # of a class of its own
-        or find_imported_library(program.imports, _JOINING_LIBRARIES) is not None
-    )
-    if not joins_hosts and not is_command(context.job):
+    if joining_calls is None or not program.was_read:
+        return
+    calls_joining_function = not program.calls.isdisjoint(joining_calls)
+    # Of a class of its own, which may be derived from a framework's.
+    calls_own_class = any(call.endswith(("Trainer", "Strategy")) for call in program.calls)
+    imports_joining_library = find_imported_library(program.imports, _JOINING_LIBRARIES) is not None
+    if not (calls_joining_function or calls_own_class or imports_joining_library):
         yield PlanWarning(
-            f"{context.facts.source.entry} calls nothing that joins hosts ({', '.join(calls[:2])} ...): "
-            f"{context.hosts} hosts do the same work {context.hosts} times, each for itself."
+            f"{context.facts.source.entry} calls nothing that joins hosts "
+            f"({', '.join(joining_calls[:2])} ...): {context.hosts} hosts do the same work {context.hosts} "
+            "times, each for itself."
         )
 
 
@@ -439,28 +444,34 @@ def warn_of_same_work(context: PlanContext) -> Findings:
     may_be_allowed=True,
 )
 def reject_launcher_for_one_host(context: PlanContext) -> Problems:
+    """Yield a problem for the first line of the job's command, or of its shell script, that starts another
+    launcher such that the hosts would not join."""
     job, script = context.job, context.facts.script
     # Torchrun takes options from variables that begin so.
     has_other_options = any(name.startswith("PET_") for name in job.environment)
     if context.hosts == 1 or job.entry is None or script.reads_resource_config or has_other_options:
         return
+    launcher_lines = list(script.launcher_lines)
     command_line = launcher_of_command(job.entry.command) if job.entry.command else None
-    for line in (*script.launcher_lines, *(() if command_line is None else (command_line,))):
-        what = explain_separate_hosts(line, context.hosts, context.has_accelerators)
-        if what is None:
-            continue
+    if command_line is not None:
+        launcher_lines.append(command_line)
+    for line in launcher_lines:
+        launcher_text = explain_separate_hosts(line, context.hosts, context.has_accelerators)
+        if launcher_text is None:
+            continue  # it joins the hosts
+        # The arguments of `smlaunch run` that start the script instead; None if they are not known.
         replacement = replacement_of(line)
+        remedy = (
+            "let smlaunch start the script in place of the command, or use --hosts 1"
+            if replacement is not None
+            else "use one host, or let smlaunch start the script that the launcher starts, with its "
+            "arguments after --"
+        )
         starter = "the command" if line.place is None else str(line.place)
         yield Problem(
             "compute.hosts",
-            f"{starter} starts {what}: {context.hosts} hosts would "
-            "train separately, or meet at the same port; "
-            + (
-                "use one host, or let smlaunch start the script that the launcher starts, with its arguments "
-                "after --"
-                if replacement is None
-                else "let smlaunch start the script in place of the command, or use --hosts 1"
-            ),
+            f"{starter} starts {launcher_text}: {context.hosts} hosts would train separately, or meet at the "
+            f"same port; {remedy}",
             replacement or "--hosts 1",
         )
         return
