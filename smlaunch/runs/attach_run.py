@@ -27,10 +27,10 @@ from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.orchestrator_driver import OrchestratorDriver
 from smlaunch.runs.parent_execution_driver import ParentExecutionDriver
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, RunDriver, checked_callback
+from smlaunch.runs.run_driver import MessageCallback, RunDriver, checked_callback, prefix_messages
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_format import check_format
-from smlaunch.runs.run_kinds import prefix_messages, run_of_chain, run_of_shards
+from smlaunch.runs.run_kinds import run_of_chain, run_of_shards
 from smlaunch.runs.shard_group import ShardGroup
 from smlaunch.runs.single_job_driver import SingleJobDriver
 from smlaunch.text.did_you_mean import nearest_match

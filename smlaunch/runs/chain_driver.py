@@ -24,11 +24,11 @@ from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_checkpoints import RunCheckpoints
 from smlaunch.runs.run_driver import (
+    LoggedMessages,
     MessageCallback,
     RunDriver,
     SleepFunction,
-    log_message,
-    log_progress,
+    checked_callback,
     resume_hint,
 )
 from smlaunch.runs.run_folder import RunFolder
@@ -75,8 +75,7 @@ class ChainDriver(RunDriver):
         target.bucket_owners.add_from_environment(workflow.variants[0].request.get("Environment", {}))
         self._checkpoints = None if uri is None else RunCheckpoints(uri, target.storage)
         self._target = target
-        self._on_message = on_message or log_message
-        self._on_progress_message = log_progress if self._on_message is log_message else self._on_message
+        self._on_message = checked_callback(on_message)
         self._clock = clock
         self._failed_job_to_retry: JobName | None = None
         self._reported_jobs: set[JobName] = set()
@@ -302,9 +301,12 @@ class ChainDriver(RunDriver):
         if job_name in self._reported_jobs:
             return
         self._reported_jobs.add(job_name)
-        attempt_text = f", attempt {job_name.attempt}" if job_name.attempt > 1 else ""
+        is_retry = job_name.attempt > 1
+        attempt_text = f", attempt {job_name.attempt}" if is_retry else ""
         pause_text = f"; in {pause_seconds:.0f} s" if pause_seconds >= 1 else ""
-        report = self._on_message if job_name.attempt > 1 else self._on_progress_message
+        report = self._on_message
+        if isinstance(report, LoggedMessages) and not is_retry:  # as planned: nothing to look at
+            report = report.log_progress
         report(f"segment {job_name.segment}{attempt_text}: {action.reason}{pause_text}")
 
     def _report_overdue_job(self, action: SubmitJob) -> None:

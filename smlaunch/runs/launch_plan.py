@@ -22,10 +22,9 @@ from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.plan_job import PreparedRun, pack_job_source, prepare
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback, checked_callback
+from smlaunch.runs.run_driver import MessageCallback, checked_callback, prefix_messages
 from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.runs.run_kinds import (
-    prefix_messages,
     run_of_chain,
     run_of_shards,
     run_of_single_job,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from smlaunch.contract.run_names import JobName
@@ -24,22 +25,34 @@ MessageCallback = Callable[[str], None]
 def checked_callback(on_message: MessageCallback | None) -> MessageCallback:
     """Return the caller's callback, or by default one that logs. Raises JobError for what is none."""
     if on_message is None:
-        return log_message
+        return LoggedMessages()
     if not callable(on_message):
         raise wrong_type_error(on_message, "a function for on_message", "on_message=print")
     return on_message
 
 
-def log_message(text: str) -> None:
-    """Log a message of a run whose caller has no callback for it: a program must not wait for ever without a
-    word. Python shows warnings on stderr, unless the program configures the logger ``smlaunch``."""
-    logging.getLogger("smlaunch").warning("%s", text)
+@dataclass(frozen=True)
+class LoggedMessages:
+    """Logs the messages of a run whose caller has no callback for them: a program must not wait for ever
+    without a word. Python shows warnings on stderr, unless the program configures the logger ``smlaunch``."""
+
+    prefix: str = ""
+
+    def __call__(self, text: str) -> None:
+        logging.getLogger("smlaunch").warning("%s%s", self.prefix, text)
+
+    def log_progress(self, text: str) -> None:
+        """Log what a run does as planned. Nobody has to look at it: Python shows it only where the program
+        asks for it."""
+        logging.getLogger("smlaunch").info("%s%s", self.prefix, text)
 
 
-def log_progress(text: str) -> None:
-    """Log what a run does as planned, where its caller has no callback for it: unlike ``log_message`` nothing
-    to look at, so that Python shows it only where the program asks for it."""
-    logging.getLogger("smlaunch").info("%s", text)
+def prefix_messages(shard_number: int, on_message: MessageCallback) -> MessageCallback:
+    """Return a callback that puts the shard's name before each message."""
+    prefix = f"p{shard_number}: "
+    if isinstance(on_message, LoggedMessages):
+        return LoggedMessages(prefix + on_message.prefix)
+    return lambda text: on_message(f"{prefix}{text}")
 
 
 def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False) -> str:

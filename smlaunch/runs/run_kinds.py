@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from smlaunch.runs.job_list import JobList
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run import Run
-from smlaunch.runs.run_driver import MessageCallback
 from smlaunch.runs.single_job_driver import SingleJobDriver
 
 if TYPE_CHECKING:
@@ -35,8 +34,3 @@ def run_of_single_job(run_name: str, target: Target, job_name: str, *, attached:
     """Return the run of a job that no other follows."""
     jobs = JobList(run_name, target, [job_name])
     return Run(run_name, target, jobs, lambda: SingleJobDriver(jobs, target), attached=attached)
-
-
-def prefix_messages(shard_number: int, on_message: MessageCallback) -> MessageCallback:
-    """Return a callback that puts the shard's name before each message."""
-    return lambda text: on_message(f"p{shard_number}: {text}")

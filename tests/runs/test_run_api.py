@@ -19,6 +19,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.errors import JobError
 from smlaunch.runs.chain_driver import ChainDriver
 from smlaunch.runs.job_list import JobList
+from smlaunch.runs.run_driver import LoggedMessages, prefix_messages
 from smlaunch.runs.run_kinds import run_of_chain, run_of_shards
 from tests.runs.fakes import FakeControl, FakeLogs, fake_target, job_description
 from tests.runs.test_chain import FIVE_JOBS, FOLDER, RUN, Service, workflow
@@ -347,8 +348,12 @@ def test_an_ordinary_next_job_of_a_chain_is_no_warning(
         run = undriven_chain(target)
         run.resume()
         run.result()
-    texts = {record.getMessage().partition(":")[0]: record.levelname for record in caplog.records}
-    assert texts["segment 2"] == "INFO" and "WARNING" not in texts.values()
+        prefix_messages(3, LoggedMessages())("it waits")
+        shard_messages = prefix_messages(3, LoggedMessages())
+        assert isinstance(shard_messages, LoggedMessages), "that of a shard logs alike"
+    levels = {record.getMessage().partition(":")[0]: record.levelname for record in caplog.records}
+    assert levels.pop("p3") == "WARNING"
+    assert levels["segment 2"] == "INFO" and "WARNING" not in levels.values()
 
 
 def test_an_address_of_this_machines_endpoint_is_a_file(target: Target, tmp_path: Path) -> None:
