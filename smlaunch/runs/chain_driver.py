@@ -80,7 +80,8 @@ class ChainDriver(RunDriver):
         self._failed_job_to_retry: JobName | None = None
         self._reported_jobs: set[JobName] = set()
         self._due_time_by_job: dict[JobName, float] = {}
-        """When a job was first seen to be due that nobody had submitted; negative once that was reported."""
+        """When a job was first seen to be due that nobody had submitted. Seconds since the epoch."""
+        self._reported_overdue_jobs: set[JobName] = set()
         self._driven_until = 0.0
         """Until when this process waits, or waited last, to submit the next job. Seconds since the epoch."""
         self._quota_retry_at = 0.0
@@ -312,12 +313,10 @@ class ChainDriver(RunDriver):
     def _report_overdue_job(self, action: SubmitJob) -> None:
         """Report once that a due job is not submitted by any driver."""
         due_at = self._due_time_by_job.setdefault(action.name, max(self._clock(), action.not_before))
-        if (
-            due_at < 0
-            or self._clock() <= max(due_at, self._driven_until) + 3 * self._target.polling.max_seconds
-        ):
+        expected_until = max(due_at, self._driven_until) + 3 * self._target.polling.max_seconds
+        if action.name in self._reported_overdue_jobs or self._clock() <= expected_until:
             return
-        self._due_time_by_job[action.name] = -1.0
+        self._reported_overdue_jobs.add(action.name)
         command = f"`smlaunch resume {self.workflow.run}{self._target.cli_flag}`"
         text = f"{action.name} is due and no driver submits it; {command} continues the run"
         if self.is_driving:

@@ -37,9 +37,12 @@ class JobFinder(Protocol):
 def list_own_names(run: str, target: Target) -> list[str]:
     """Return the names of the jobs that are called after a run (``<run>-s<segment>`` and so on), in the order
     in which they run: parsed names sort by segment and attempt as numbers."""
-    parsed_names = (parse_job_name(summary.name) for summary in target.control_plane.list_jobs(f"{run}-s"))
-    # Other runs' names may begin so too.
-    return [str(name) for name in sorted(name for name in parsed_names if name and name.run == run)]
+    own_names: list[JobName] = []
+    for summary in target.control_plane.list_jobs(f"{run}-s"):
+        job_name = parse_job_name(summary.name)
+        if job_name is not None and job_name.run == run:  # other runs' names may begin so too
+            own_names.append(job_name)
+    return [str(job_name) for job_name in sorted(own_names)]
 
 
 class OwnNames:

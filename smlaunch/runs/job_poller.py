@@ -119,9 +119,8 @@ class _OutageTracker:
         or if the outage has lasted for more than ``give_up_seconds``. ``now``: on the clock of
         ``started_at``.
         """
-        if not is_transient_error(error) or (
-            self.started_at is not None and now - self.started_at > self.give_up_seconds
-        ):
+        has_lasted_too_long = self.started_at is not None and now - self.started_at > self.give_up_seconds
+        if has_lasted_too_long or not is_transient_error(error):
             raise error
         if self.started_at is None:
             self.started_at = now
@@ -329,11 +328,13 @@ def poll_until_finished(
         if poller.is_finished:
             return
         # Sleep until the next round is due, in short pieces, with an empty batch after each.
-        while (remaining_seconds := poller.next_poll_at - clock()) > 0:
+        remaining_seconds = poller.next_poll_at - clock()
+        while remaining_seconds > 0:
             if sleep(min(remaining_seconds, _MAX_SLEEP_SECONDS)) is True:
                 return
             if remaining_seconds > _MAX_SLEEP_SECONDS:
                 yield ()
+            remaining_seconds = poller.next_poll_at - clock()
 
 
 def log_group_of(description: Mapping[str, Any]) -> str:
@@ -343,11 +344,12 @@ def log_group_of(description: Mapping[str, Any]) -> str:
 
 def host_count(description: Mapping[str, Any]) -> int:
     """Return the number of hosts that the job requests."""
-    resources = description.get("ResourceConfig", {})
-    groups = resources.get("InstanceGroups")
-    if groups:
-        return sum(int(group["InstanceCount"]) for group in groups)
-    return int(resources.get("InstanceCount") or description.get("SelectedInstanceCount") or 1)
+    resource_config = description.get("ResourceConfig", {})
+    instance_groups = resource_config.get("InstanceGroups")
+    if instance_groups:
+        return sum(int(group["InstanceCount"]) for group in instance_groups)
+    # A job with preferred instance types states the number of the type that it got.
+    return int(resource_config.get("InstanceCount") or description.get("SelectedInstanceCount") or 1)
 
 
 def _iter_state_changes(job: str, description: Mapping[str, Any]) -> Iterator[StateChange]:

@@ -162,7 +162,7 @@ def _find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
 
 
 def _find_earlier_launches(prepared_run: PreparedRun) -> list[EarlierLaunch]:
-    if prepared_run.has_new_name:  # a random name, which no job can have
+    if prepared_run.has_generated_name:  # a random name, which no job can have
         return [EarlierLaunch()] * max(1, len(prepared_run.plan.shard_plans))
     return find_earlier_launches(prepared_run.plan, prepared_run.target)
 

@@ -22,40 +22,48 @@ class _Course:
     values_per_point: int = 1
     has_steps: bool = True
     """Every value was reported with a step. Otherwise reports are counted, from 1."""
-    _open_point: tuple[float, float, int] | None = None
+    _incomplete_point: tuple[float, float, int] | None = None
     """Step, mean and number of the values that are too few for a point."""
 
     def add(self, step: int | None, value: float) -> None:
         """Add a value. Without a step, it lies one after the last one. A step that is lower than the last one
         is trained again: what was reported from there on is dropped."""
         last_step = self._last_step()
-        at = float(step) if step is not None else 1.0 if last_step is None else last_step + 1
-        self.has_steps = self.has_steps and step is not None
-        if last_step is not None and at < last_step:
-            self._open_point = None
-            self.points = [point for point in self.points if point[0] < at]
-        first_step, mean, count = self._open_point or (at, 0.0, 0)
+        if step is None:
+            self.has_steps = False
+            value_step = 1.0 if last_step is None else last_step + 1
+        else:
+            value_step = float(step)
+        if last_step is not None and value_step < last_step:
+            self._incomplete_point = None
+            self.points = [point for point in self.points if point[0] < value_step]
+        first_step, mean, count = self._incomplete_point or (value_step, 0.0, 0)
         count += 1
         mean = mean * ((count - 1) / count) + value / count  # no sum that overflows
-        self._open_point = (first_step, mean, count)
-        if count < self.values_per_point:
-            return
-        self.points.append((first_step, mean))
-        self._open_point = None
+        self._incomplete_point = (first_step, mean, count)
+        if count == self.values_per_point:
+            self.points.append((first_step, mean))
+            self._incomplete_point = None
         if len(self.points) >= _MAX_POINTS:
-            self.points = [
-                (first[0], first[1] / 2 + second[1] / 2)
-                for first, second in zip(self.points[::2], self.points[1::2], strict=True)
-            ]
-            self.values_per_point *= 2
+            self._merge_neighbours()
+
+    def _merge_neighbours(self) -> None:
+        """Replace each two points by one, with the mean of their means."""
+        self.points = [
+            (first_step, first_mean / 2 + second_mean / 2)
+            for (first_step, first_mean), (_, second_mean) in zip(
+                self.points[::2], self.points[1::2], strict=True
+            )
+        ]
+        self.values_per_point *= 2
 
     def _last_step(self) -> float | None:
-        if self._open_point is not None:
-            return self._open_point[0]
+        if self._incomplete_point is not None:
+            return self._incomplete_point[0]
         return self.points[-1][0] if self.points else None
 
     def all_points(self) -> list[tuple[float, float]]:
-        return self.points if self._open_point is None else [*self.points, self._open_point[:2]]
+        return self.points if self._incomplete_point is None else [*self.points, self._incomplete_point[:2]]
 
 
 class MetricCurves:

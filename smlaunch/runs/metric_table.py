@@ -125,14 +125,10 @@ class MetricTable:
         if not self.rows:
             return f"<p>{escape(NO_METRICS)}</p>"
         head = "".join(f"<th>{escape(name)}</th>" for name in ("step", *self.names))
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f"<td>{_cell(value)}</td>" for value in (row.step, *(row.values.get(n) for n in self.names))
-            )
-            + "</tr>"
-            for row in self.rows[-_MAX_PRINTED_ROWS:]
-        )
+        body = ""
+        for row in self.rows[-_MAX_PRINTED_ROWS:]:
+            values = (row.step, *(row.values.get(name) for name in self.names))
+            body += f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in values)}</tr>"
         omitted = len(self.rows) - _MAX_PRINTED_ROWS
         note = f"<p>the last {_MAX_PRINTED_ROWS} of {len(self.rows)} rows</p>" if omitted > 0 else ""
         return f"<div><table><tr>{head}</tr>{body}</table>{note}</div>"
@@ -192,9 +188,9 @@ def _without_repeated_steps(rows: list[MetricRow]) -> list[MetricRow]:
     for row in rows:
         if row.step is not None:
             first_step_by_job[row.job] = min(row.step, first_step_by_job.get(row.job, row.step))
-    first_step_of_later_jobs: dict[str, float] = {}
-    lowest = math.inf
-    for job, step in reversed(first_step_by_job.items()):
-        first_step_of_later_jobs[job] = lowest
-        lowest = min(lowest, step)
-    return [row for row in rows if row.step is None or row.step < first_step_of_later_jobs[row.job]]
+    lowest_later_step_by_job: dict[str, float] = {}  # the lowest step of all later jobs
+    lowest_step = math.inf
+    for job, first_step in reversed(first_step_by_job.items()):
+        lowest_later_step_by_job[job] = lowest_step
+        lowest_step = min(lowest_step, first_step)
+    return [row for row in rows if row.step is None or row.step < lowest_later_step_by_job[row.job]]

@@ -65,8 +65,9 @@ def relative_path_hint(failure_text: str) -> str:
     match = _MISSING_PATH.search(failure_text)
     if match is None or PurePosixPath(match[1]).is_absolute() or "://" in match[1]:
         return ""
-    folder = PurePosixPath(match[1]).parts[0]
-    channel = folder if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", folder) else "train"
+    first_folder = PurePosixPath(match[1]).parts[0]
+    is_channel_name = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", first_folder) is not None
+    channel = first_folder if is_channel_name else "train"
     return (
         "relative paths start in the source folder, as it was sent; data comes as an input (--input "
         f"{channel}=FOLDER), which the hosts have in /opt/ml/input/data/{channel}; results go to "
@@ -115,11 +116,12 @@ def unsent_data_hint(failure_text: str, unsent: UnsentFiles) -> str:
         for folder in (path, *path.parents):
             channel = unsent.inputs.get(str(folder))
             if channel is not None:
-                on_host = PurePosixPath("/opt/ml/input/data", channel)
-                part = "" if path == folder else f": name {on_host / path.relative_to(folder)}"
+                channel_folder = PurePosixPath("/opt/ml/input/data", channel)
+                path_on_host = channel_folder / path.relative_to(folder)
+                advice = "" if path == folder else f": name {path_on_host}"
                 return (
                     f"{path} was not sent with the source, because {folder} is the input {channel!r}, which "
-                    f"the hosts have in {on_host}{part}"
+                    f"the hosts have in {channel_folder}{advice}"
                 )
             if str(folder) in unsent.ignored:
                 subject = "it" if path == folder else str(folder)
@@ -135,10 +137,12 @@ def _path_in_source(reported: PurePosixPath) -> PurePosixPath | None:
     """Return a path of a failure's text relative to the source, in whose folder programs start; None for a
     path elsewhere."""
     parts = reported.parts
-    if reported.is_absolute():
-        starts = [i + 2 for i in range(len(parts)) if parts[i : i + 2] == _SOURCE_ON_HOST]
-        return PurePosixPath(*parts[starts[0] :]) if starts else None
-    return PurePosixPath(*(part for part in parts if part != ".."))
+    if not reported.is_absolute():
+        return PurePosixPath(*(part for part in parts if part != ".."))
+    for index in range(len(parts)):
+        if parts[index : index + 2] == _SOURCE_ON_HOST:
+            return PurePosixPath(*parts[index + 2 :])
+    return None
 
 
 def _iter_possible_paths_in_text(failure_text: str, plain_words: bool = True) -> Iterator[PurePosixPath]:
@@ -152,10 +156,11 @@ def _iter_possible_paths_in_text(failure_text: str, plain_words: bool = True) ->
             module_path = dotted_name.replace(".", "/")
             yield PurePosixPath(f"{module_path}.py")
             yield PurePosixPath(module_path)
-    unquoted = _UNQUOTED_WORD.findall(failure_text)
-    unquoted = [word for word in unquoted if plain_words or "/" in word or "." in word.strip(".")]
-    for word in (*_QUOTED_WORDS.findall(failure_text), *unquoted):
+    for word in _QUOTED_WORDS.findall(failure_text):
         yield PurePosixPath(word.strip())
+    for word in _UNQUOTED_WORD.findall(failure_text):
+        if plain_words or "/" in word or "." in word.strip("."):
+            yield PurePosixPath(word.strip())
 
 
 def _may_be_same_path(reported_path: PurePosixPath, excluded_path: PurePosixPath) -> bool:
@@ -170,7 +175,9 @@ def _may_be_same_path(reported_path: PurePosixPath, excluded_path: PurePosixPath
     shorter, longer = sorted((reported_parts, excluded_parts), key=len)
     if longer[-len(shorter) :] == shorter:
         return True
-    last_start = len(reported_parts) - len(excluded_parts)
+    # The excluded folder may lie anywhere in the reported path, with the missing file below it.
+    excluded_length = len(excluded_parts)
     return any(
-        reported_parts[start : start + len(excluded_parts)] == excluded_parts for start in range(last_start)
+        reported_parts[start : start + excluded_length] == excluded_parts
+        for start in range(len(reported_parts) - excluded_length)
     )

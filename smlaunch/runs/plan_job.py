@@ -46,7 +46,7 @@ class PreparedRun(NamedTuple):
     source: SourceArchive | None
     """None for a job that has no entry script."""
     target: Target
-    has_new_name: bool = False
+    has_generated_name: bool = False
     """The run's name was generated for this plan, so that no existing job can have it."""
 
     def require_account(self) -> None:
@@ -106,26 +106,26 @@ def prepare(
     program_name = job.program if program is None else program.name
     target = target or Target.region()
     target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(job)))
-    facts, source = pack_job_source(job, program)
+    source_facts, source_archive = pack_job_source(job, program)
     account_problem = find_account_problem(target)
     with translate_call_errors(target):
-        job_facts = gather_facts(
+        discovered_facts = gather_facts(
             job,
             target,
-            facts,
+            source_facts,
             fact_needs(job),
             pending_channels,
             None if program is None else program.analyzed_file,
             account_problem=None if account_problem is None else str(account_problem),
         )
     if job.entry is not None:
-        job_facts = replace(job_facts, runtime_sha256=runtime_sha256())
+        discovered_facts = replace(discovered_facts, runtime_sha256=runtime_sha256())
     given_name = name or job.name
-    job_plan = Plan.of(make_plan(job, job_facts, given_name or generate_run_id(program_name)))
+    job_plan = Plan.of(make_plan(job, discovered_facts, given_name or generate_run_id(program_name)))
     # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.
     if account_problem is not None:
         require_plan_without_account(job, account_problem)
-    return PreparedRun(job_plan, source, target, has_new_name=given_name is None)
+    return PreparedRun(job_plan, source_archive, target, has_generated_name=given_name is None)
 
 
 def prepare_export(
@@ -269,10 +269,10 @@ def _identify_program(program: AddedProgram, archive: SourceArchive) -> str:
     that the caller writes, make no other run of it."""
     digest = hashlib.sha256(program.sha256.encode())
     for path in archive.files:
-        if path not in program.files and (path.endswith(".py") or path == DEFAULT_REQUIREMENTS):
-            digest.update(
-                f"\0{path}\0{hashlib.sha256((archive.root / path).read_bytes()).hexdigest()}".encode()
-            )
+        is_code = path.endswith(".py") or path == DEFAULT_REQUIREMENTS
+        if is_code and path not in program.files:
+            content_sha256 = hashlib.sha256((archive.root / path).read_bytes()).hexdigest()
+            digest.update(f"\0{path}\0{content_sha256}".encode())
     return digest.hexdigest()
 
 

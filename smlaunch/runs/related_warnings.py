@@ -31,6 +31,7 @@ def related_warnings(warnings: Iterable[str], failure: Failure | None) -> list[s
 
 
 def _is_related(warning: str, failure_text: str) -> bool:
+    """Whether a failure can have to do with what the plan warned of."""
     if "(allowed: " in warning:  # a rule that the user found wrong may have been right
         return True
     if warning.startswith(("inputs", "source")) and reports_missing_file(failure_text):

@@ -219,7 +219,10 @@ class Run:
         # Of a run that existed before, others may have submitted jobs: its driver finds the newest.
         begins_with_driver = self.attached and not from_first_job
         names = () if begins_with_driver else self._jobs.to_follow(followed, from_first_job)
-        while names := names or self._driver.wait_for_next_jobs(sleep, followed):
+        while True:
+            names = names or self._driver.wait_for_next_jobs(sleep, followed)
+            if not names:  # the run has ended
+                return
             if followed.issuperset(names):  # it still runs, though its follower has seen its end
                 return
             followed.update(names)

@@ -68,10 +68,10 @@ def resume_hint(outcome: RunOutcome, target: Target, *, is_driving: bool = False
     if outcome.exit_code == EXIT_STOPPED:
         return f"{command} continues it"
     raisable_limits = {
-        part.final_result.raisable_limit
-        for part in outcome.individual_outcomes
-        if part.final_result is not None
-    } - {""}
+        run_outcome.final_result.raisable_limit
+        for run_outcome in outcome.individual_outcomes  # of each shard, or of the run itself
+        if run_outcome.final_result is not None and run_outcome.final_result.raisable_limit
+    }
     if outcome.exit_code == EXIT_LIMIT and raisable_limits:
         limits = " and ".join(sorted(raisable_limits))
         return f"the same job launched under the same name with a higher {limits} continues it"

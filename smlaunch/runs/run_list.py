@@ -69,17 +69,26 @@ def list_runs(target: Target, limit: int, statuses: Collection[str] = ()) -> lis
     return matching[:limit]
 
 
+class _RunKey(NamedTuple):
+    """Identifies a run, or the job of another client, which may be called like a run."""
+
+    name: str
+    is_run: bool
+
+
 def _newest_runs(target: Target, limit: int) -> list[tuple[RunSummary, str]]:
     """Return the newest runs as far as the list of jobs shows them, each with its oldest listed job."""
-    # By name, and whether it is a run's: another client's job may be called like a run. Newest job first.
-    jobs_by_run: dict[tuple[str, bool], list[JobSummary]] = {}
+    jobs_by_run: dict[_RunKey, list[JobSummary]] = {}  # newest first
     with translate_call_errors(target):
         for job_summary in target.control_plane.list_jobs():
             parsed_name = parse_any_job_name(job_summary.name)
-            key = (job_summary.name, False) if parsed_name is None else (parsed_name.run, True)
-            if key not in jobs_by_run and len(jobs_by_run) == limit:
+            if parsed_name is None:
+                run_key = _RunKey(job_summary.name, is_run=False)
+            else:
+                run_key = _RunKey(parsed_name.run, is_run=True)
+            if run_key not in jobs_by_run and len(jobs_by_run) == limit:
                 break
-            jobs_by_run.setdefault(key, []).append(job_summary)
+            jobs_by_run.setdefault(run_key, []).append(job_summary)
         # Runs that another release has made, in a format that this one cannot read, are marked as such.
         newest_jobs = [jobs[0] for jobs in jobs_by_run.values()]
         format_by_arn = unreadable_formats(
@@ -87,7 +96,7 @@ def _newest_runs(target: Target, limit: int) -> list[tuple[RunSummary, str]]:
         )
     summaries = [
         RunSummary(
-            run=name if is_run or (name, True) not in jobs_by_run else jobs[0].arn,
+            run=name if is_run or _RunKey(name, is_run=True) not in jobs_by_run else jobs[0].arn,
             job=jobs[0].name,
             status=jobs[0].status,
             created=min(job.created for job in jobs),

@@ -72,8 +72,8 @@ class RunObservation:
         where = "this machine" if target.kind == "local" else f"region {target.region_name}"
         rows = [*self._result_rows(target), ("where", where), ("jobs", _jobs_text(jobs))]
         if not self._observed_at:
-            first_words = "attached to it" if is_attached else "launched"
-            return RunCard(run, first_words, "running", rows, hint="run.wait() follows it")
+            headline = "attached to it" if is_attached else "launched"
+            return RunCard(run, headline, "running", rows, hint="run.wait() follows it")
         # Of a run that has ended elsewhere, what was read before is not how it ended.
         shows_followed = not has_ended or self._has_followed_to_end()
         progress = self._progress if shows_followed else None
@@ -115,8 +115,9 @@ class RunObservation:
         if self._followed_jobs.get(self.outcome.run):  # shards
             return True
         jobs = [job.name for job in self.outcome.jobs]
-        first = next((number for number, job in enumerate(jobs) if job in self._followed_jobs), len(jobs))
-        return first < len(jobs) and all(self._followed_jobs.get(job) for job in jobs[first:])
+        while jobs and jobs[0] not in self._followed_jobs:
+            jobs.pop(0)
+        return bool(jobs) and all(self._followed_jobs.get(job) for job in jobs)
 
     def _progress_text(self, progress: ProgressEstimate | None) -> str:
         if progress is None:
@@ -165,25 +166,24 @@ class RunObservation:
         """Return how long the jobs have trained, where results are, and what the hosts have warned of."""
         if self.outcome is None or not self.outcome.jobs:
             return []
-        seconds = [
-            job.training_seconds
-            if job.training_seconds is not None
-            else None
-            if job.started is None
-            else (job.ended or self._observed_at) - job.started
-            for job in self.outcome.jobs
-        ]
+        known_seconds: list[float] = []
+        for job in self.outcome.jobs:
+            if job.training_seconds is not None:
+                known_seconds.append(job.training_seconds)
+            elif job.started is not None:  # its training goes on
+                known_seconds.append((job.ended or self._observed_at) - job.started)
         rows: list[tuple[str, str]] = []
-        known_seconds = [value for value in seconds if value is not None]
         if known_seconds:
             rows.append(("training time", format_elapsed(round(max(0.0, sum(known_seconds))))))
         if self.outcome.step is not None:
             rows.append(("checkpoint", f"of step {self.outcome.step}"))
-        models = [
-            one.model_artifacts for one in self.outcome.individual_outcomes if one.exit_code is not None
+        model_uris = [
+            run_outcome.model_artifacts
+            for run_outcome in self.outcome.individual_outcomes  # of each shard, or of the run itself
+            if run_outcome.exit_code is not None
         ]
         rows += [
-            ("model", str(target.local_path(model) or model)) for model in models[:_MAX_SHOWN_MODELS] if model
+            ("model", str(target.local_path(uri) or uri)) for uri in model_uris[:_MAX_SHOWN_MODELS] if uri
         ]
         return rows + [("warning", warning) for warning in self.outcome.warnings[:_MAX_SHOWN_WARNINGS]]
 

@@ -87,24 +87,22 @@ def read_last_step_in_log(description: Mapping[str, Any], target: Target) -> int
 
     For a job whose host was killed before it could write its outcome.
     """
-    job, group = str(description["TrainingJobName"]), log_group_of(description)
+    job, log_group = str(description["TrainingJobName"]), log_group_of(description)
     try:
-        streams = {
-            name: host_of_log_stream(job, name)
-            for name in call_with_retries(partial(target.logs.list_streams, group, job + "/"))
+        host_by_stream = {
+            stream: host_of_log_stream(job, stream)
+            for stream in call_with_retries(partial(target.logs.list_streams, log_group, job + "/"))
         }
-        leader = min(streams.values(), key=host_number, default=None)
-        tails = [
-            call_with_retries(partial(target.logs.read_last_page, group, name))
-            for name, host in streams.items()
-            if host == leader
+        first_host = min(host_by_stream.values(), key=host_number, default=None)
+        last_pages = [
+            call_with_retries(partial(target.logs.read_last_page, log_group, stream))
+            for stream, host in host_by_stream.items()
+            if host == first_host
         ]
     except CallError:
         return None
-    return max(
-        (step for tail in tails for event in tail for step, _ in iter_steps(event.text.encode())),
-        default=None,
-    )
+    steps = (step for page in last_pages for event in page for step, _ in iter_steps(event.text.encode()))
+    return max(steps, default=None)
 
 
 def observed_job_from_description(name: JobName, description: Mapping[str, Any]) -> ObservedJob:

@@ -261,7 +261,7 @@ def test_without_any_response_the_error_names_the_run(
     job_plan = prepare(job, target, name)
     proxy.spoil("TrainingJob", WAYS[way], times=1000)
     with pytest.raises(ServiceError) as error:
-        launch(job_plan._replace(has_new_name=True), target)
+        launch(job_plan._replace(has_generated_name=True), target)
     assert error.value.exit_code == 4
     text = str(error.value)
     assert f"the job {name}-s1-a1 may run nevertheless" in text
