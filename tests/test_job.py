@@ -22,6 +22,7 @@ from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.contract.launch_spec import LAUNCHERS, MPI
 from smlaunch.contract.segment import UPLOAD_MODES
 from smlaunch.errors import JobError
+from smlaunch.job.job_fields import JobFields
 from smlaunch.job.json_schema import job_schema
 from smlaunch.job.model import (
     Channel,
@@ -741,3 +742,7 @@ def test_what_may_be_given_by_position_stands_first_in_a_signature() -> None:
     assert str(signature(Channel)).startswith("(uri: 'str | os.PathLike[str]', *, mode: ")
     assert str(signature(Checkpoints)).startswith("(uri: 'str | None' = None, *, local_path: ")
     assert list(signature(Job).parameters) == field_names(Job)
+
+
+def test_type_checkers_know_the_fields_of_a_job() -> None:
+    assert list(JobFields.__annotations__) == list(field_names(Job))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.field_types import (
@@ -43,6 +43,11 @@ from smlaunch.job.field_types import (
 from smlaunch.job.field_types import format_duration as format_duration
 from smlaunch.job.field_types import parse_duration as parse_duration
 from smlaunch.job.sections import Section, expand_shorthand, section
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from smlaunch.job.job_fields import JobFields
 
 LauncherName = Literal["runtime", "torchrun"]
 """Those of contract.launch_spec.LAUNCHERS that a job may ask for; a test compares them."""
@@ -371,7 +376,7 @@ class Job(Section):
     """Folder of the file that this job was read from, which sets its own; the working directory without one.
     """
 
-    def __init__(self, /, **fields: Any) -> None:
+    def __init__(self, /, **fields: Unpack[JobFields]) -> None:
         self._set_fields(fields)
 
     @classmethod
