@@ -178,12 +178,14 @@ def _find_checkpoints(run_or_uri: str, target: Target) -> RunCheckpoints:
 
 
 def _select_steps(run_checkpoints: RunCheckpoints, step: int | None) -> Sequence[CheckpointStep]:
-    steps = run_checkpoints.list_steps()
+    """Return the checkpoint of this step; without a step, all committed ones. Raises JobError for a step
+    without a checkpoint."""
+    checkpoints = run_checkpoints.list_steps()
     if step is None:
-        return [candidate for candidate in steps if candidate.is_committed]
-    selected = [candidate for candidate in steps if candidate.step == step]
+        return [checkpoint for checkpoint in checkpoints if checkpoint.is_committed]
+    selected = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
     if not selected:
-        known_steps = ", ".join(str(candidate.step) for candidate in steps) or "none"
+        known_steps = ", ".join(str(checkpoint.step) for checkpoint in checkpoints) or "none"
         raise JobError(
             [Problem("--step", f"{step} is not below {run_checkpoints.uri}; steps there: {known_steps}")]
         )

@@ -83,7 +83,11 @@ def advise(
             location = inventory.prefix or source
     if not dataset_stats.files:
         raise JobError([Problem("source", f"{source} has no files")])
-    platform: Platform = "slurm" if slurm else "processing" if processing else "training"
+    platform: Platform = "training"
+    if slurm:
+        platform = "slurm"
+    elif processing:
+        platform = "processing"
     access_pattern = AccessPattern(
         epochs=epochs, random_access=random_access, is_data_split=split, platform=platform
     )

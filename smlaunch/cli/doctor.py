@@ -126,12 +126,12 @@ def _endpoint_checks() -> Iterator[Check]:
 def _isolation_check(level_checks: Sequence[MachineCheck]) -> Check:
     """Return which isolation level hosts have without a request, and why no stronger one: the first that
     works. ``level_checks``: of all levels, strongest first."""
-    used = next(check for check in level_checks if check.works)
-    stronger_ones = level_checks[: level_checks.index(used)]
+    strongest_working = next(check for check in level_checks if check.works)
+    stronger_levels = level_checks[: level_checks.index(strongest_working)]
     reasons = "; ".join(
-        f"{check.name.rpartition(' ')[2]} does not work: {check.text}" for check in stronger_ones
+        f"{check.name.rpartition(' ')[2]} does not work: {check.text}" for check in stronger_levels
     )
-    level = used.name.rpartition(" ")[2]
+    level = strongest_working.name.rpartition(" ")[2]
     return Check(
         "isolation",
         "note" if level == "plain" else "ok",

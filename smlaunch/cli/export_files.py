@@ -8,7 +8,7 @@ from pathlib import Path
 
 from smlaunch.errors import write_error
 
-_DRAFT = ".smlaunch-draft"
+_DRAFT_SUFFIX = ".smlaunch-draft"
 _IGNORED = "# Written by smlaunch export: no part of the source.\n"
 
 
@@ -26,14 +26,16 @@ def write_export_files(
         yield []
         return
     folder = Path(out_dir)
-    final_path_by_draft = {folder / f"{name}{_DRAFT}": folder / name for name in sorted(text_by_file_name)}
+    final_path_by_draft = {
+        folder / f"{name}{_DRAFT_SUFFIX}": folder / name for name in sorted(text_by_file_name)
+    }
     try:
         with _os_errors_as_job_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for draft_path, final_path in final_path_by_draft.items():
                 draft_path.write_text(text_by_file_name[final_path.name], encoding="utf-8")
             if any(folder.resolve().is_relative_to(source.resolve()) for source in source_folders):
-                _ignore_in_source(folder, text_by_file_name)
+                _exclude_from_source(folder, text_by_file_name)
         yield [str(final_path) for final_path in final_path_by_draft.values()]
         with _os_errors_as_job_errors(folder):
             for draft_path, final_path in final_path_by_draft.items():
@@ -54,7 +56,7 @@ def _os_errors_as_job_errors(folder: Path) -> Iterator[None]:
         raise write_error("--out", folder, error) from None
 
 
-def _ignore_in_source(folder: Path, files: Iterable[str]) -> None:
+def _exclude_from_source(folder: Path, files: Iterable[str]) -> None:
     """Add the files to the folder's .smlaunchignore: otherwise they change the source of the next export.
 
     An ignore file that a user wrote is not changed.

@@ -309,13 +309,13 @@ _NO_CAPACITY = "there was no capacity; try another --instance-type, or try again
 def _describe_duration(outcome: RunOutcome) -> str:
     """Return the time from the creation of the first job to the end of the last one, and the billed time of
     all jobs; empty while it is unknown."""
-    started_at, ended_at = outcome.jobs[0].created, outcome.last_job.ended
-    if started_at is None or ended_at is None:
+    created_at, ended_at = outcome.jobs[0].created, outcome.last_job.ended
+    if created_at is None or ended_at is None:
         return ""
     billable_seconds = [job.billable_seconds for job in outcome.jobs if job.billable_seconds is not None]
     job_count_text = f" in {len(outcome.jobs)} jobs" if len(outcome.jobs) > 1 else ""
     return (
-        format_elapsed(ended_at - started_at)
+        format_elapsed(ended_at - created_at)
         + job_count_text
         + (f", billed {format_elapsed(sum(billable_seconds))}" if billable_seconds else "")
     )

@@ -119,9 +119,14 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
     return _without_unset(changes)
 
 
-def _without_unset(value: dict[str, Any]) -> dict[str, Any]:
-    cleaned = {key: _without_unset(item) if isinstance(item, dict) else item for key, item in value.items()}
-    return {key: item for key, item in cleaned.items() if item is not None and item != {}}
+def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
+    """Return nested options without those that are not given (None), and without mappings left empty."""
+    given_options: dict[str, Any] = {}
+    for key, value in options.items():
+        given_value = _without_unset(value) if isinstance(value, dict) else value
+        if given_value is not None and given_value != {}:
+            given_options[key] = given_value
+    return given_options
 
 
 def _to_number_if_numeric(text: str | None) -> int | float | str | None:
@@ -187,8 +192,8 @@ def _parse_inputs(input_arguments: Iterable[str], problems: list[Problem]) -> di
         channel_name, equals, uri_and_options = argument.partition("=")
         if not equals or not channel_name or not uri_and_options:
             name = channel_name if equals and channel_name else "train"
-            place = uri_and_options or (argument if not equals else "s3://bucket/data/")
-            problems.append(Problem("--input", f"{argument!r} is not NAME=URI; write --input {name}={place}"))
+            uri = uri_and_options or ("s3://bucket/data/" if equals else argument)
+            problems.append(Problem("--input", f"{argument!r} is not NAME=URI; write --input {name}={uri}"))
         elif channel_name in channel_by_name:
             first = channel_by_name[channel_name]["uri"]
             text = f"channel {channel_name!r} is given twice, with {first} and {uri_and_options}; rename one"
@@ -208,15 +213,14 @@ def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Probl
     comma_parts = uri_and_options.split(",")
     channel_options: dict[str, str] = {}
     while len(comma_parts) > 1:
-        key, equals, option_value = comma_parts[-1].partition("=")
+        last_part = comma_parts[-1]
+        key, equals, option_value = last_part.partition("=")
         if equals and key not in _CHANNEL_KEYS and option_value.startswith(_PLACE_BEGINNINGS):
-            text = (
-                f"{comma_parts[-1]!r} is no option of channel {channel_name}; one channel for each --input:"
-            )
-            problems.append(Problem("--input", f"{text} --input {comma_parts[-1]}"))
+            text = f"{last_part!r} is no option of channel {channel_name}; one channel for each --input:"
+            problems.append(Problem("--input", f"{text} --input {last_part}"))
             comma_parts.pop()
             continue
-        if not equals or (key not in _CHANNEL_KEYS and "/" in comma_parts[-1]):
+        if not equals or (key not in _CHANNEL_KEYS and "/" in last_part):
             break
         if key in channel_options:
             problems.append(Problem("--input", f"{channel_name}: {key!r} is given twice"))

@@ -147,8 +147,7 @@ TEMPLATES: dict[str, JobTemplate] = {
 
 def render_job_file(strategy_name: str) -> str:
     """Return the text of job.yaml for a first job with the strategy (how processes are started, such as ddp),
-    with comments. Raises KeyError for a strategy without a template. ``job_lines``: further lines of the job
-    file; ``channel_lines``: further fields of each input channel."""
+    with comments. Raises KeyError for a strategy without a template."""
     template, strategy = TEMPLATES[strategy_name], load_strategy(strategy_name)
     yaml_lines = [
         f"# {strategy_name} {strategy.summary}.",
@@ -167,7 +166,7 @@ def render_job_file(strategy_name: str) -> str:
     if template.inputs:
         yaml_lines.append("inputs:")
     for channel, address in template.inputs.items():
-        # A channel with further fields is a mapping; otherwise its address is enough.
+        # A channel with further fields, such as its mode, is a mapping; otherwise its address is enough.
         channel_fields = "".join(f", {line}" for line in template.channel_lines)
         yaml_lines.append(
             f"  {channel}: {{uri: {address}{channel_fields}}}"

@@ -45,17 +45,18 @@ def _iter_named_values(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yield each text of the call with the name that it has there; empty for one of a list."""
-    used: dict[str, Any] = {}
+    used_variables: dict[str, Any] = {}
     if isinstance(function, FunctionType):
         variables = inspect.getclosurevars(function)
-        used = {**variables.globals, **variables.nonlocals}
-    todo: list[tuple[str, Any, int]] = [
-        *((name, value, 0) for name, value in {**used, **kwargs}.items()),
+        used_variables = {**variables.globals, **variables.nonlocals}
+    # Name, value, and how many containers it is in.
+    pending: list[tuple[str, Any, int]] = [
+        *((name, value, 0) for name, value in {**used_variables, **kwargs}.items()),
         *(("", value, 0) for value in args),
     ]
     seen_ids: set[int] = set()
-    while todo:
-        name, value, depth = todo.pop()
+    while pending:
+        name, value, depth = pending.pop()
         if isinstance(value, bytes):
             value = value[:_MAX_TEXT_CHARACTERS].decode("utf-8", "replace")
         if isinstance(value, str):
@@ -67,13 +68,16 @@ def _iter_named_values(
         if depth == _MAX_DEPTH or id(value) in seen_ids or is_code or is_own:
             continue
         seen_ids.add(id(value))
-        members: Iterator[tuple[str, Any]]
-        if isinstance(value, Mapping):
-            members = ((key if isinstance(key, str) else "", item) for key, item in value.items())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            members = (("", item) for item in value)
-        else:
-            members = iter(getattr(value, "__dict__", {}).items())
-        todo += [(key, item, depth + 1) for key, item in members]
-        if len(todo) > _MAX_VALUES:
+        pending += [(member_name, member, depth + 1) for member_name, member in _iter_members(value)]
+        if len(pending) > _MAX_VALUES:
             return
+
+
+def _iter_members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container or the attributes of an object, each with its name, empty if none."""
+    if isinstance(value, Mapping):
+        yield from ((key if isinstance(key, str) else "", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from (("", item) for item in value)
+    else:
+        yield from getattr(value, "__dict__", {}).items()

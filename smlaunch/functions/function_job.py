@@ -86,24 +86,9 @@ def prepare_function(
     if problems:
         raise JobError(problems)
     call = pickle_call(function, args, kwargs, name)
-    if len(call.content) > LIMIT_BYTES:
-        message = (
-            f"the call takes {len(call.content):,} bytes, and at most {LIMIT_BYTES:,} are sent with it; give "
-            "the data as an input (Job(inputs={...}))"
-        )
-        raise JobError([Problem("function", message)])
-    secret_kind = (
-        None
-        if job.include_secrets
-        else find_call_secret(call.content, unwrap_function(function), args, kwargs)
-    )
-    if secret_kind is not None:
-        message = (
-            f"{name}, its arguments or the globals that it uses hold what looks like a secret "
-            f"({secret_kind}), which would be stored in the bucket; let the function read it on the host "
-            "(AWS Secrets Manager), or send it by Job(include_secrets=True)"
-        )
-        raise JobError([Problem("function", message)])
+    call_problem = _find_call_problem(call, function, args, kwargs, job)
+    if call_problem is not None:
+        raise JobError([call_problem])
     source = FunctionSource(function)
     folder = source.folder() if job.source is None else expand_home(job.source)
     with TemporaryDirectory(prefix="smlaunch-function-") as scratch_folder:
@@ -132,6 +117,34 @@ def prepare_function(
     if problems:
         raise JobError(problems)
     return FunctionRun(prepared._replace(plan=_with_verified_start(prepared.plan)), name, program.warnings)
+
+
+def _find_call_problem(
+    call: PickledCall,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    job: Job,
+) -> Problem | None:
+    """Return why a pickled call cannot be sent: it is too large, or holds what looks like a secret."""
+    name = function_name(function)
+    if len(call.content) > LIMIT_BYTES:
+        return Problem(
+            "function",
+            f"the call takes {len(call.content):,} bytes, and at most {LIMIT_BYTES:,} are sent with it; give "
+            "the data as an input (Job(inputs={...}))",
+        )
+    if job.include_secrets:
+        return None
+    secret_kind = find_call_secret(call.content, unwrap_function(function), args, kwargs)
+    if secret_kind is None:
+        return None
+    return Problem(
+        "function",
+        f"{name}, its arguments or the globals that it uses hold what looks like a secret ({secret_kind}), "
+        "which would be stored in the bucket; let the function read it on the host (AWS Secrets Manager), or "
+        "send it by Job(include_secrets=True)",
+    )
 
 
 def _with_verified_start(plan: Plan) -> Plan:

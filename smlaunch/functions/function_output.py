@@ -60,7 +60,7 @@ class RemoteTraceback(Exception):
         return f"\n{self.traceback}"
 
 
-class StatedFile(NamedTuple):
+class AnnouncedFile(NamedTuple):
     """A file as the log states it."""
 
     name: str
@@ -70,11 +70,11 @@ class StatedFile(NamedTuple):
     """Of a result."""
 
 
-class _RankError(NamedTuple):
+class _AnnouncedError(NamedTuple):
     host: str
     at_ms: int
     rank: int
-    file: StatedFile
+    file: AnnouncedFile
 
 
 @dataclass
@@ -83,9 +83,9 @@ class FunctionLog:
 
     job: str = ""
     first_host: str = ""
-    _results: dict[str, StatedFile] = field(default_factory=dict)
+    _results: dict[str, AnnouncedFile] = field(default_factory=dict)
     """By host: of its last line."""
-    _errors: list[_RankError] = field(default_factory=list)
+    _errors: list[_AnnouncedError] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Take a log line into account. Other events are ignored."""
@@ -97,27 +97,29 @@ class FunctionLog:
             self._errors.clear()
         self.first_host = min(self.first_host, event.host, key=host_number)
         rank, line = split_rank_prefix(event.text)
-        if rank in (None, 0) and (match := _RESULT_LINE.search(line)):
-            result_format, size, sha256 = match.groups()
-            self._results[event.host] = StatedFile(
+        result_match, error_match = _RESULT_LINE.search(line), _ERROR_LINE.search(line)
+        if rank in (None, 0) and result_match is not None:
+            result_format, size, sha256 = result_match.groups()
+            self._results[event.host] = AnnouncedFile(
                 result_file(result_format), int(size), sha256, result_format
             )
-        if match := _ERROR_LINE.search(line):
-            stated_rank = int(match[1])
-            if rank in (None, stated_rank):  # no rank speaks for another
-                file = StatedFile(error_file(stated_rank), int(match[2]), match[3])
-                self._errors.append(_RankError(event.host, event.at, stated_rank, file))
+        if error_match is not None:
+            failed_rank = int(error_match[1])
+            if rank in (None, failed_rank):  # no rank speaks for another
+                file = AnnouncedFile(error_file(failed_rank), int(error_match[2]), error_match[3])
+                self._errors.append(_AnnouncedError(event.host, event.at, failed_rank, file))
 
     @property
-    def result(self) -> StatedFile | None:
+    def result(self) -> AnnouncedFile | None:
         """The file that rank 0, on the first host, announced last."""
         return self._results.get(self.first_host)
 
-    def find_error(self, host: str | None, rank: int | None) -> StatedFile | None:
+    def find_error(self, host: str | None, rank: int | None) -> AnnouncedFile | None:
         """Return the file of the rank that failed first; without one, that of the earliest exception."""
         errors = sorted(self._errors, key=lambda error: error.at_ms)
-        own = [error for error in errors if error.host == host and rank in (None, error.rank)]
-        return next((error.file for error in [*own, *errors]), None)
+        errors_of_rank = [error for error in errors if error.host == host and rank in (None, error.rank)]
+        first_errors = errors_of_rank or errors
+        return first_errors[0].file if first_errors else None
 
 
 class FunctionOutput:
@@ -140,9 +142,11 @@ class FunctionOutput:
         raise self._find_exception(log, outcome)
 
     def _read_result(self, log: FunctionLog, outcome: RunOutcome) -> Any:
+        """Return what the function has returned on rank 0. Raises ServiceError where the log announces no
+        result, or the file is not the announced one."""
         job = outcome.last_job.name
-        stated = log.result or self._read_log_again().result
-        if stated is None:
+        announced_file = log.result or self._read_log_again().result
+        if announced_file is None:
             raise ServiceError(
                 f"run {self._run.name} has completed, and the log of {job} states no hash of a result of "
                 f"{self._function_name}, without which none is read: either the function ended its process "
@@ -150,13 +154,14 @@ class FunctionOutput:
                 "then submit the same call under the same name"
             )
         try:
-            return decode_result(stated.format, self._fetch(job, stated, MAX_RESULT_BYTES))
+            return decode_result(announced_file.format, self._fetch(job, announced_file, MAX_RESULT_BYTES))
         except ResultError as error:
             raise ServiceError(
                 f"run {self._run.name}: the result of {self._function_name}: {error}"
             ) from error
 
     def _read_log_again(self) -> FunctionLog:
+        """Read the whole log, and again for some seconds: its last lines may arrive after the job's end."""
         log = FunctionLog()
         waits = _LOG_RETRY_SECONDS if self._target.polling.settle_seconds else ()
         for seconds in (0.0, *waits):
@@ -176,11 +181,11 @@ class FunctionOutput:
         failure = outcome.last_job.failure
         if outcome.last_job.status != "Failed" or failure is None:
             return run_error
-        stated = log.find_error(failure.host, failure.rank)
-        if stated is None:  # killed, out of memory, or a fault of the service
+        announced_file = log.find_error(failure.host, failure.rank)
+        if announced_file is None:  # killed, out of memory, or a fault of the service
             return run_error
         try:
-            remote = decode_exception(self._fetch(outcome.last_job.name, stated, MAX_ERROR_BYTES))
+            remote = decode_exception(self._fetch(outcome.last_job.name, announced_file, MAX_ERROR_BYTES))
         except (ResultError, ServiceError) as error:
             return FunctionError(
                 f"{run_error} (the exception itself is not available: {error})", traceback=failure.traceback
@@ -196,47 +201,50 @@ class FunctionOutput:
         substitute.__cause__ = RemoteTraceback(remote.traceback)
         return substitute
 
-    def _fetch(self, job: str, stated: StatedFile, max_bytes: int) -> bytes:
+    def _fetch(self, job: str, announced_file: AnnouncedFile, max_bytes: int) -> bytes:
         """Return the content of a file of the job's output. Raises ServiceError for one that is missing, too
-        large or not the stated one."""
+        large or not the announced one."""
         bucket_and_key = split_s3_uri(f"{self._output_uri.rstrip('/')}/{job}/output/output.tar.gz")
         if bucket_and_key is None:
             raise ServiceError(f"{self._output_uri} is no address in S3")
         bucket, key = bucket_and_key
         address = f"s3://{bucket}/{key}"
-        if stated.size > max_bytes:
+        if announced_file.size > max_bytes:
             raise ServiceError(
-                f"{stated.name} of {job} takes {stated.size:,} bytes; at most {max_bytes:,} are read"
+                f"{announced_file.name} of {job} takes {announced_file.size:,} bytes; at most "
+                f"{max_bytes:,} are read"
             )
         with translate_call_errors(self._target):
             try:
-                content = read_member(self._target.storage.read_chunks(bucket, key), stated)
+                content = read_member(self._target.storage.read_chunks(bucket, key), announced_file)
             except CallError as error:
                 if error.code not in ("NoSuchKey", "NoSuchBucket"):
                     raise
-                raise ServiceError(f"{address} is missing, where {stated.name} was written") from None
+                raise ServiceError(f"{address} is missing, where {announced_file.name} was written") from None
             except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
                 raise ServiceError(f"{address} cannot be read: {error}") from None
-        if hashlib.sha256(content).hexdigest() != stated.sha256:
+        if hashlib.sha256(content).hexdigest() != announced_file.sha256:
             raise ServiceError(
-                f"{stated.name} in {address} is not the file that the host has written: its SHA-256 differs "
-                f"from that in the log of {job}. It was not read; see who may write into the bucket"
+                f"{announced_file.name} in {address} is not the file that the host has written: its SHA-256 "
+                f"differs from that in the log of {job}. It was not read; see who may write into the bucket"
             )
         return content
 
 
-def read_member(chunks: Iterator[bytes], stated: StatedFile) -> bytes:
-    """Return the content of the stated file in a stream of a tar.gz archive. Raises ValueError if the archive
-    lacks it or has another size of it, and what tarfile and zlib raise."""
-    path = f"{OUTPUT_FOLDER}/{stated.name}"
+def read_member(chunks: Iterator[bytes], announced_file: AnnouncedFile) -> bytes:
+    """Return the content of the announced file in a stream of a tar.gz archive. Raises ValueError if the
+    archive lacks it or has another size of it, and what tarfile and zlib raise."""
+    path = f"{OUTPUT_FOLDER}/{announced_file.name}"
     reader = io.BufferedReader(_ChunkReader(chunks), 1 << 20)
     with tarfile.open(fileobj=reader, mode="r|gz") as archive:
         for member in archive:
             if member.name != path and not member.name.endswith("/" + path):
                 continue
             file = archive.extractfile(member) if member.isreg() else None
-            if file is None or member.size != stated.size:
-                raise ValueError(f"{path} has {member.size:,} bytes, and the log states {stated.size:,}")
+            if file is None or member.size != announced_file.size:
+                raise ValueError(
+                    f"{path} has {member.size:,} bytes, and the log states {announced_file.size:,}"
+                )
             return file.read()
     raise ValueError(f"it has no {path}")
 

@@ -93,11 +93,11 @@ class FunctionSource:
         calls: the file that defines it, or the function's own source in a notebook, and imports of the
         modules that the pickled function refers to."""
         file = user_file(self._module)
-        is_own_file = self._module.__name__ == getattr(self._function, "__module__", None)
+        defines_function = self._module.__name__ == getattr(self._function, "__module__", None)
         text = ""
         # A function of C has no source, for example, and a notebook's cell may be no Python.
         with contextlib.suppress(OSError, TypeError, ValueError, SyntaxError):
-            if file is None or not is_own_file:
+            if file is None or not defines_function:
                 text = textwrap.dedent(inspect.getsource(self._function))
             elif self._module.__name__ == "__main__":
                 text = definitions_of(file.read_text("utf-8"))

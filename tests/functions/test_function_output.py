@@ -13,7 +13,7 @@ import pytest
 
 from smlaunch.contract.failure_reason import format_failure
 from smlaunch.errors import FunctionError, ServiceError, StoppedByUser, TrainingFailed
-from smlaunch.functions.function_output import FunctionOutput, RemoteTraceback, StatedFile, read_member
+from smlaunch.functions.function_output import AnnouncedFile, FunctionOutput, RemoteTraceback, read_member
 from smlaunch.functions.host_program import (
     ERROR_KIND,
     ERROR_LINE,
@@ -150,7 +150,7 @@ def test_a_large_member_comes_through_a_stream_in_pieces() -> None:
     content = bytes(range(256)) * 20_000
     stream = archive_of({"other": content[::-1], f"./{OUTPUT_FOLDER}/result.pkl": content})
     chunks = iter([stream[start : start + 777] for start in range(0, len(stream), 777)])
-    assert read_member(chunks, StatedFile("result.pkl", len(content), "")) == content
+    assert read_member(chunks, AnnouncedFile("result.pkl", len(content), "")) == content
 
 
 class LossIsNan(Exception):
