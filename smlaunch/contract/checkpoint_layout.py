@@ -113,6 +113,17 @@ def is_commit(name: str) -> bool:
     return _COMMIT_NAME.fullmatch(name) is not None
 
 
+def parse_commit_path(path: str) -> Optional[Tuple[int, str]]:
+    """The step that a COMMIT file marks as complete, and the run that has written it; None for any other
+    path, and for a COMMIT of a job that is of no run."""
+    folder, _, file_name = path.rpartition("/")
+    step, name_match = parse_step_path(folder), _COMMIT_NAME.fullmatch(file_name)
+    # In the step's own folder, not in one below it.
+    if step is None or folder != step_directory(step) or name_match is None or not name_match.group("run"):
+        return None
+    return step, name_match.group("run")
+
+
 def is_smlaunch_path(path: str) -> bool:
     """Whether a path below the checkpoint directory belongs to smlaunch, not to the script."""
     return path.startswith(RESERVED_FOLDER + "/")

@@ -11,7 +11,7 @@ count: its job failed, and a failed job keeps no model.
 """
 
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from smlaunch.contract import formats
 from smlaunch.contract.checkpoint_layout import ReadFile
@@ -147,6 +147,11 @@ def find_newest_outcome(
         if outcome is not None:
             return _merge_host_outcomes(outcome, file_paths, read_file)
     return None
+
+
+def runs_with_outcomes(file_paths: Iterable[str]) -> Set[str]:
+    """Return the names of the runs that have outcome files among ``file_paths``."""
+    return {outcome_file.run for outcome_file in _parse_outcome_paths(file_paths) if outcome_file.run}
 
 
 class _OutcomeFile(NamedTuple):

@@ -13,16 +13,14 @@ import os
 import sys
 from collections.abc import Collection
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from smlaunch.aws.interfaces import CallError, ObjectStorage
-from smlaunch.contract.checkpoint_layout import parse_step_path
+from smlaunch.aws.interfaces import CallError
 from smlaunch.discovery.caller_identity import Caller, UnknownCaller, find_execution_role_of_caller
+from smlaunch.discovery.checkpoint_facts import gather_checkpoint_facts
 from smlaunch.discovery.discovery_target import DiscoveryTarget
-from smlaunch.discovery.input_facts import MAX_LISTED_OBJECTS, gather_input_facts
+from smlaunch.discovery.input_facts import gather_input_facts
 from smlaunch.discovery.outside_files import find_outside_file
 from smlaunch.discovery.program_files import (
     find_program_file,
@@ -41,7 +39,6 @@ from smlaunch.discovery.sdk_images import resolve_image
 from smlaunch.discovery.shell_script import read_shell_script
 from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.facts.discovered_facts import (
-    CheckpointFacts,
     DiscoveredFacts,
     EndpointFacts,
     InputFacts,
@@ -91,7 +88,7 @@ def gather_facts(
             source = dataclasses.replace(source, requirements_mistake=mistake)
     checkpoints = None
     if needs.checkpoints and account_problem is None:
-        checkpoints = _gather_checkpoint_facts(job, target.storage)
+        checkpoints = gather_checkpoint_facts(job, target.storage)
     account = caller.account  # before the inputs, as an unknown caller is to be reported at once
     inputs: dict[str, InputFacts] = {}
     for name, channel in job.inputs.items():
@@ -249,27 +246,3 @@ def _gather_quota_fields(needs: FactNeeds, target: DiscoveryTarget) -> dict[str,
     elif runtime_quota:
         quota_fields["max_runtime_quota_problem"] = "Service Quotas does not list it"
     return quota_fields
-
-
-def _gather_checkpoint_facts(job: Job, storage: ObjectStorage) -> CheckpointFacts | None:
-    """Return the sizes of the checkpoints under the S3 prefix that the job names: of all together, and of the
-    newest training step (None without one). Returns None where the job names no prefix or it cannot be
-    listed. At most MAX_LISTED_OBJECTS files are counted."""
-    if job.checkpoints is None or job.checkpoints.uri is None:
-        return None
-    bucket = urlsplit(job.checkpoints.uri, allow_fragments=False).netloc
-    prefix = job.checkpoints.uri[len(f"s3://{bucket}/") :]
-    bytes_by_step: dict[int, int] = {}
-    total_bytes = 0
-    try:
-        for stored_object in islice(storage.list_objects(bucket, prefix), MAX_LISTED_OBJECTS):
-            total_bytes += stored_object.size
-            relative_path = stored_object.key[len(prefix) :].lstrip("/")
-            step = parse_step_path(relative_path)  # None for a file that belongs to no step
-            if step is not None:
-                bytes_by_step[step] = bytes_by_step.get(step, 0) + stored_object.size
-    except CallError:
-        return None
-    newest_step = max(bytes_by_step, default=None)
-    newest_step_bytes = None if newest_step is None else bytes_by_step[newest_step]
-    return CheckpointFacts(total_bytes=total_bytes, step_bytes=newest_step_bytes)

@@ -207,6 +207,21 @@ class ScriptFacts(NamedTuple):
     """The script is missing or cannot be parsed."""
 
 
+class CheckpointedRun(NamedTuple):
+    """A run that has written to a checkpoint prefix."""
+
+    run: str
+    """Its id; of a sharded run that of the whole."""
+
+    step: int | None
+    """Newest committed step; None where the script writes its own checkpoints."""
+
+    has_finished: bool
+    """Its newest outcome says that it has trained to its end."""
+
+    is_sharded: bool = False
+
+
 class CheckpointFacts(NamedTuple):
     """What the checkpoint prefix contains before the run."""
 
@@ -215,6 +230,9 @@ class CheckpointFacts(NamedTuple):
 
     step_bytes: int | None = None
     """Size of the newest step; None without one in smlaunch's format."""
+
+    runs: tuple[CheckpointedRun, ...] = ()
+    """Those with outcomes or committed steps there, by their names."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class FactNeeds(NamedTuple):
     """Name of the quota of a job's duration, for a job that may be longer than every account allows."""
 
     checkpoints: bool
-    """The sizes of earlier checkpoints, which a chain of jobs continues from."""
+    """What is in the prefix of checkpoints that the job names, from which the run would continue."""
 
     module_sources: bool
     """What the modules of the source import, and whether they name the checkpoint directory."""

@@ -74,6 +74,8 @@ class PlanContext(JobContext):
     """What rules look at once the strategy is chosen."""
 
     strategy: Strategy
+    run_id: str = field(default="", kw_only=True)
+    """Name of the run, of a shard's run for one shard; empty where only the job is checked."""
 
     @property
     def job_kind(self) -> JobKind:
@@ -247,7 +249,7 @@ def fact_needs(job: Job) -> FactNeeds:
     return FactNeeds(
         instance_quotas=relevant_quotas(job),
         runtime_quota=runtime_quota if _exceeds_default_runtime_quota(job) else None,
-        checkpoints=may_need_several_jobs,
+        checkpoints=job.checkpoints is not None,
         module_sources=may_need_several_jobs or has_split_by_bytes,
     )
 

@@ -14,7 +14,7 @@ from smlaunch.contract.progress_line import LINE_PREFIX, LIVE_PREFIX
 ENDPOINT_MARK = "[smlaunch] "
 """Prefix of the lines that the local endpoint writes into the log of a host."""
 
-_WARNING_PREFIXES = tuple(f"{mark}warning: " for mark in (ENDPOINT_MARK, LINE_PREFIX))
+_WARNING_PREFIXES = tuple(f"{mark}warning: " for mark in (ENDPOINT_MARK, LINE_PREFIX, "smlaunch.train: "))
 _LINES_PER_RANK = 400
 """Longer than any traceback that a person reads."""
 

@@ -37,7 +37,7 @@ def report_earlier_end(segment: Segment, finished_outcome: "SegmentOutcome", clu
             log("error: {}: the outcome cannot be written: {}".format(segment.checkpoint_dir, error.strerror))
     print_required_metrics()
     print_finished_metric(1)
-    log("run {} has trained to its end before: nothing is left to do".format(segment.run))
+    log("warning: this job trained nothing: run {} had trained to its end before".format(segment.run))
 
 
 def ended_as_planned(

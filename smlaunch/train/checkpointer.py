@@ -495,3 +495,8 @@ class Checkpointer:
         # A script's own loop, which does not use batches(), is complete if it was not told to stop.
         is_finished = self._is_training_complete or not self._should_stop
         manager.write_outcome(FINISHED if is_finished else CONTINUE, committed_step)
+        if is_finished and self.steps_done == self.restored_step:
+            self._reporter.print_message(
+                "warning: this job trained no step: the checkpoint that it continued from, of step {}, is "
+                "that of the training's end".format(self.steps_done)
+            )

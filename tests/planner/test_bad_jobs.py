@@ -80,7 +80,8 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
             facts = gather_needed_facts(
                 job, target_of(case)[0], SourceFacts(".", job.entry.program if job.entry else "", "", 1, 1)
             )
-            rule_case = RuleCase(job, facts, choose_strategy(JobContext(job, facts), Diagnostics()))
+            strategy = choose_strategy(JobContext(job, facts), Diagnostics())
+            rule_case = RuleCase(job, facts, strategy, run_id="x")
             broken_rules |= {rule.id for rule in validating if list(rule.check(rule_case))}
     assert broken_rules == {rule.id for rule in validating}
 

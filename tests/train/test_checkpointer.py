@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from smlaunch.runs.log_tail import warning_of_host
 from smlaunch.train import Checkpointer, ResumableOrder, sample_seed
 from smlaunch.train.save_interval import FIRST_SAVE_SECONDS, SaveInterval
 from smlaunch.train.step_trace import tree_sha256
@@ -117,9 +118,17 @@ def test_a_batch_size_may_change_and_is_told(tmp_path: Path, capsys: pytest.Capt
     assert "not bit-identical: 4 samples per step before, 2 now" in capsys.readouterr().out
 
 
-def test_a_finished_training_has_nothing_to_do(tmp_path: Path) -> None:
+def test_a_finished_training_has_nothing_to_do_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that the client shows again below "completed"."""
     finished = train(tmp_path)
+    assert "trained no step" not in capsys.readouterr().out
     second_run = train(tmp_path)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "trained no step" in line]
+    assert (warning_of_host(line) or "").startswith(
+        "this job trained no step: the checkpoint that it continued"
+    )
     assert second_run.state["seen"] == finished.state["seen"]
     assert outcome(tmp_path)["result"] == "finished"
 

@@ -69,7 +69,7 @@ def _soften_allowed_problem(rule: AnyRule, finding: Finding, context: PlanContex
         return finding
     if rule.id in context.job.allow:
         return PlanWarning(f"{finding.path}: {finding.message} (allowed: {rule.id}).")
-    return finding._replace(message=f"{finding.message} (if this is wrong: --allow {rule.id})")
+    return finding._replace(message=f"{finding.message} ({rule.allowed_when}: --allow {rule.id})")
 
 
 def rules_that_may_be_allowed() -> list[str]:

@@ -6,6 +6,7 @@ import posixpath
 import shlex
 
 from smlaunch.errors import Problem
+from smlaunch.facts.discovered_facts import CheckpointedRun
 from smlaunch.planner.file_sharding import too_few_files_message
 from smlaunch.planner.input_channels import (
     RESERVED_CHANNELS,
@@ -198,6 +199,76 @@ def _checkpoint_directory_problem(path: str) -> str | None:
     if not folders or folders == ["opt"] or folders[0] in _SYSTEM_DIRECTORIES:
         return "a system directory cannot contain checkpoints; use /opt/ml/checkpoints"
     return None
+
+
+@rule(
+    "checkpoints.finished",
+    summary="checkpoints of another run that has trained to its end, from which this run would continue",
+    source="docs/checkpoints.md",
+    quote="A run continues from the newest checkpoint of its prefix, whichever run has saved it.",
+    fields=("checkpoints.uri",),
+    may_be_allowed=True,
+    allowed_when="to continue from them",
+)
+def reject_checkpoints_of_finished_run(context: PlanContext) -> Problems:
+    """Yield a problem if the run would continue from checkpoints of another run that has nothing left to
+    train: it would end at once with the other run's model, whatever its own job says."""
+    other_run = _run_to_continue_from(context)
+    if other_run is not None and other_run.has_finished:
+        yield Problem(
+            "checkpoints.uri",
+            f"{_checkpoints_of(other_run, context)}, which has trained to its end: this run would continue "
+            "from them, and train only what its job asks for beyond; name another prefix to train anew",
+        )
+
+
+@rule(
+    "checkpoints.other-run",
+    summary="checkpoints of another run, from which this run continues",
+    source="docs/checkpoints.md",
+    quote="A run continues from the newest checkpoint of its prefix, whichever run has saved it.",
+    fields=("checkpoints.uri",),
+    phase="advise",
+)
+def warn_of_checkpoints_of_other_run(context: PlanContext) -> Findings:
+    """Yield a warning if the run continues from checkpoints of another run."""
+    other_run = _run_to_continue_from(context)
+    if other_run is not None and not other_run.has_finished:
+        yield PlanWarning(
+            f"{_checkpoints_of(other_run, context)}: this run continues from them. Of two runs that train at "
+            "the same time, each needs a prefix of its own."
+        )
+
+
+def _checkpoints_of(other_run: CheckpointedRun, context: PlanContext) -> str:
+    uri = _checkpoint_uri(context)
+    if other_run.is_sharded:
+        uri = uri.rstrip("/").rpartition("/")[0] + "/"  # of all shards, without /p1 of this one
+    step = "" if other_run.step is None else f" up to step {other_run.step}"
+    return f"{uri} holds checkpoints of run {other_run.run}{step}"
+
+
+def _checkpoint_uri(context: PlanContext) -> str:
+    checkpoints = context.job.checkpoints
+    return (checkpoints and checkpoints.uri) or ""
+
+
+def _run_to_continue_from(context: PlanContext) -> CheckpointedRun | None:
+    """Return the other run whose checkpoint is the newest in the job's prefix; None if it is this run's own,
+    or there is none."""
+    if context.facts.checkpoints is None or not context.run_id or not context.has_runtime:
+        return None
+    whole_run, _, shard_number = context.run_id.rpartition("-p")
+    # The run of a shard, such as x-p3, has a folder of its own, p3, in the prefix.
+    is_sharded = whole_run != "" and (_checkpoint_uri(context).rstrip("/")).endswith(f"/p{shard_number}")
+    own_name = whole_run if is_sharded else context.run_id
+    runs = [run for run in context.facts.checkpoints.runs if run.is_sharded == is_sharded]
+    newest_step = max((run.step for run in runs if run.step is not None), default=None)
+    newest_runs = [run for run in runs if run.step == newest_step]
+    if not newest_runs or any(run.run == own_name for run in newest_runs):
+        return None
+    # Where the script writes its own checkpoints, it is not known whose are the newest.
+    return min(newest_runs, key=lambda run: run.has_finished)
 
 
 @rule(

@@ -58,6 +58,9 @@ class Rule(Generic[Subject, Found]):
     may_be_allowed: bool = False
     """A job that names the rule in ``allow`` gets a warning instead of a problem."""
 
+    allowed_when: str = "if this is wrong"
+    """When to name it there, a phrase."""
+
     order: int = DEFAULT_ORDER
     """Place among the rules of its phase, the lowest first. Of rules in one place smlaunch's own come first,
     then registered ones as they were registered, then those of installed packages."""
@@ -78,11 +81,22 @@ def rule(
     facts: tuple[FactName, ...] = (),
     phase: Phase = "validate",
     may_be_allowed: bool = False,
+    allowed_when: str = "if this is wrong",
     order: int = DEFAULT_ORDER,
 ) -> Callable[[Callable[[Subject], Iterator[Found]]], Rule[Subject, Found]]:
     """Make a rule from a function that yields what it finds. ``fields``: of the job, that it reads."""
     return lambda check: Rule(
-        rule_id, phase, summary, source, quote, fields, facts, check, may_be_allowed, order
+        id=rule_id,
+        phase=phase,
+        summary=summary,
+        source=source,
+        quote=quote,
+        fields=fields,
+        facts=facts,
+        check=check,
+        may_be_allowed=may_be_allowed,
+        allowed_when=allowed_when,
+        order=order,
     )
 
 
