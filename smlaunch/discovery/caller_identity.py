@@ -112,11 +112,10 @@ def find_execution_role_of_caller(
 
 
 def requested_role(role_name: str | None, target: DiscoveryTarget) -> str | None:
-    """Return the role that the user states, a name or an ARN: the job's own, or else an environment
-    variable's."""
-    for variable in ROLE_VARIABLES:  # SMLAUNCH_ROLE, for example
-        role_name = role_name or target.environment.get(variable)
-    return role_name or None
+    """Return the role that the user states, a name or an ARN: the job's own, or else that of the first
+    environment variable that is set, such as SMLAUNCH_ROLE."""
+    roles_of_variables = (target.environment.get(variable) for variable in ROLE_VARIABLES)
+    return next((role for role in (role_name, *roles_of_variables) if role), None)
 
 
 def _find_foreign_account(role_arn: str, target: DiscoveryTarget, caller: Caller) -> str | None:

@@ -30,18 +30,18 @@ def read_shell_script(path: Path, source_root: Path) -> ProgramFacts:
         return NO_PROGRAM
     file = Path(os.path.relpath(path, source_root)).as_posix()
     code_lines = [_COMMENT.sub("", line) for line in lines]
-    text = "\n".join(code_lines)
-    reads_any_channel = any(word in _CHANNEL_READ.sub("", text) for word in TEXTS_OF_CHANNELS)
+    code = "\n".join(code_lines)
+    reads_any_channel = any(word in _CHANNEL_READ.sub("", code) for word in TEXTS_OF_CHANNELS)
     variable_uses: dict[str, VariableUse] = {}
     for number, line in enumerate(code_lines, 1):
-        for name in _CHANNEL_READ.findall(line):
-            variable_uses.setdefault(name, VariableUse(SourcePlace(file, number), is_required=False))
-    for name in dict.fromkeys(_PYTHON_FILE.findall(text)):
-        program = read_program(read_source_program(source_root / name, source_root))
+        for variable in _CHANNEL_READ.findall(line):
+            variable_uses.setdefault(variable, VariableUse(SourcePlace(file, number), is_required=False))
+    for python_file in dict.fromkeys(_PYTHON_FILE.findall(code)):
+        program = read_program(read_source_program(source_root / python_file, source_root))
         reads_any_channel = reads_any_channel or program.reads_any_channel
         for variable, use in program.variable_uses.items():
             if variable.startswith("SM_CHANNEL_"):
                 variable_uses.setdefault(variable, use._replace(is_required=False))
-    for name in _CHANNEL_SET.findall(text):
-        variable_uses.pop(name, None)
+    for variable in _CHANNEL_SET.findall(code):  # the script itself sets it
+        variable_uses.pop(variable, None)
     return ProgramFacts(variable_uses=variable_uses, reads_any_channel=reads_any_channel)

@@ -283,15 +283,14 @@ def _python_source(value: Any, indent: int = 0) -> str:
     one_line = _one_line_python_source(value)
     if indent + len(one_line) <= _LINE_LENGTH - 20 or not isinstance(value, (Mapping, list)) or not value:
         return one_line
-    indentation = " " * (indent + 4)
     if isinstance(value, Mapping):
-        rows = [
-            f"{indentation}{json.dumps(key)}: {_python_source(item, indent + 4)},\n"
-            for key, item in value.items()
-        ]
-        return "{\n" + "".join(rows) + " " * indent + "}"
-    rows = [f"{indentation}{_python_source(item, indent + 4)},\n" for item in value]
-    return "[\n" + "".join(rows) + " " * indent + "]"
+        opening, closing = "{", "}"
+        items = [f"{json.dumps(key)}: {_python_source(item, indent + 4)}" for key, item in value.items()]
+    else:
+        opening, closing = "[", "]"
+        items = [_python_source(item, indent + 4) for item in value]
+    lines = [f"{' ' * (indent + 4)}{item},\n" for item in items]
+    return f"{opening}\n{''.join(lines)}{' ' * indent}{closing}"
 
 
 def _one_line_python_source(node: Any) -> str:

@@ -122,10 +122,12 @@ def _prepare_chain(
 
 
 def _unsent_files(plan: RunPlan) -> UnsentFiles:
-    source = plan.facts.source
-    reasons = {path: why for files in plan.excluded_by_field.values() for path, why in files.items()}
-    inputs = {path: channel for channel, path in source.input_paths.items()}
-    return UnsentFiles(reasons, inputs, source.ignored_files)
+    """Return the files that lie in the source or in an input and are not sent, for hints after a failure."""
+    reason_by_path: dict[str, str] = {}
+    for excluded_files in plan.excluded_by_field.values():  # of the source and of each input
+        reason_by_path |= excluded_files
+    channel_by_path = {path: channel for channel, path in plan.facts.source.input_paths.items()}
+    return UnsentFiles(reason_by_path, channel_by_path, plan.facts.source.ignored_files)
 
 
 class EarlierLaunch(NamedTuple):
