@@ -216,7 +216,8 @@ def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Probl
         last_part = comma_parts[-1]
         key, equals, option_value = last_part.partition("=")
         if equals and key not in _CHANNEL_KEYS and option_value.startswith(_PLACE_BEGINNINGS):
-            text = f"{last_part!r} is no option of channel {channel_name}; one channel for each --input:"
+            first_channel = f"{channel_name}={','.join(comma_parts[:-1])}"
+            text = f"{last_part!r} is a channel of its own; give each its --input: --input {first_channel}"
             problems.append(Problem("--input", f"{text} --input {last_part}"))
             comma_parts.pop()
             continue

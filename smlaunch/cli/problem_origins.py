@@ -26,9 +26,9 @@ def add_origins(error: JobError, ctx: click.Context) -> JobError:
     a command that describes a job."""
     job_path = str(ctx.params.get("job_path") or "")
     line_by_field = _lines_of_fields(job_path) if job_path.endswith((".yaml", ".yml")) else {}
-    problems = [
-        _with_origin(problem, _given_options(ctx), line_by_field, job_path) for problem in error.problems
-    ]
+    # In the order of the job file; fields of options, and others without a line, come first.
+    in_order = sorted(error.problems, key=lambda problem: line_by_field.get(problem.path, 0))
+    problems = [_with_origin(problem, _given_options(ctx), line_by_field, job_path) for problem in in_order]
     return JobError(problems, error.job_mapping)
 
 

@@ -189,6 +189,19 @@ def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> 
     return mistakes
 
 
+def find_abbreviations(parser: ArgumentParserFacts, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option of ``argv`` that argparse accepts as the beginning of another one, and that one."""
+    if not (parser.is_complete and parser.allows_abbreviations):
+        return
+    options = {name for argument in parser.arguments if not argument.is_positional for name in argument.names}
+    for token in argv:
+        name = token.partition("=")[0]
+        if name.startswith("--") and len(name) > 2 and name not in options:
+            matches = [option for option in options if option.startswith(name)]
+            if len(matches) == 1:
+                yield name, matches[0]
+
+
 def parse_script_arguments(parser: ArgumentParserFacts, argv: Sequence[str]) -> dict[str, Any]:
     """Return the values that ``argv`` states, by the attribute's name: without the script's defaults, which
     analysis does not know."""

@@ -67,13 +67,22 @@ _MAX_INTEGER_BITS = 6000
 # ---- durations -----------------------------------------------------------------------------------
 
 
+def _example_duration(text: str) -> str:
+    """Return the duration that a wrong text probably means, with an example of each unit otherwise."""
+    if text.isascii() and text.isdigit() and len(text) <= _MAX_DURATION_LENGTH:
+        return f"{text}s for seconds"
+    worded = re.fullmatch(r"\s*([0-9]{1,9})\s*(s|m|h|d)(?:ec|econd|in|inute|our|r|ay)?s?\s*", text.lower())
+    return "90m, 24h or 60d" if worded is None else f"{worded[1]}{worded[2]}"
+
+
 def parse_duration(text: str) -> int:
     """Return the seconds of ``90m``, ``24h``, ``60d`` or ``1h30m``. Raises ValueError with a message for the
     user."""
     match = _DURATION.fullmatch(text)
     if match is None or not text:
-        example = f"{text}s (seconds) or {text}m" if text.isascii() and text.isdigit() else "90m, 24h or 60d"
-        raise ValueError(f"{text!r} is not a duration; write a number with its unit, such as {example}")
+        raise ValueError(
+            f"{text!r} is not a duration; write a number with its unit, such as {_example_duration(text)}"
+        )
     too_long = f"{shorten_value(text)} is too long; the longest duration is {_MAX_INTEGER // 86400}d"
     if len(text) > _MAX_DURATION_LENGTH:
         raise ValueError(too_long)
@@ -137,7 +146,9 @@ def _read_text(value: Any) -> str:
 
 def _read_integer(minimum: int, value: Any) -> int:
     if type(value) is not int:  # true and false are integers for isinstance, and so are members of an Enum
-        raise FieldError("a whole number is needed, not {}", shorten_value(value))
+        is_quoted = isinstance(value, str) and value.strip().isdecimal()
+        hint = ", which is text because of its quotes; leave them out" if is_quoted else ""
+        raise FieldError(f"a whole number is needed, not {{}}{hint}", shorten_value(value))
     if value < minimum:
         raise FieldError(f"{{}} is too small: at least {minimum}", shorten_value(value))
     if value > _MAX_INTEGER:

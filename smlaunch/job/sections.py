@@ -16,7 +16,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import CO_VARKEYWORDS, Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -272,7 +272,7 @@ def _read_fields(target: Section, fields: Mapping[Any, Any], location: Location,
         if not isinstance(key, str):
             reading.add_problem(location, f"key {shorten_value(key)} is not text; write it in quotes")
         elif key not in reader_by_field:
-            hint = _unknown_key_hint(key, section_class, reading.root)
+            hint = _unknown_key_hint(key, fields, section_class, reading.root)
             key_text = "" if key.isprintable() else f" {key!a}, with a character that cannot be seen"
             reading.add_problem((*location, key), f"unknown key{key_text}{hint}")
 
@@ -381,12 +381,18 @@ def expand_shorthand(field_name: str, value: Any) -> Any:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def _unknown_key_hint(key: str, section_class: type[Section], root: type[Section]) -> str:
+def _unknown_key_hint(
+    key: str, stated_keys: Collection[Any], section_class: type[Section], root: type[Section]
+) -> str:
     """Return a suggestion for an unknown key of a section: a similar key beside it, or the same key elsewhere
-    in the job; empty without one. ``root``: the class that is read, Job or one of its sections."""
+    in the job; empty without one. ``stated_keys``: those that the section has. ``root``: the class that is
+    read, Job or one of its sections."""
     known_keys = field_names(section_class)
     sections_of_root = _single_sections(root)
-    if nearest_match(key, known_keys) is not None or not sections_of_root:
+    nearest_key = nearest_match(key, known_keys)
+    if nearest_key in stated_keys:
+        return f"; {nearest_key} is stated too, so remove this one"
+    if nearest_key is not None or not sections_of_root:
         return did_you_mean(key, known_keys)
     for name, class_of_section in sections_of_root.items():
         if key in field_names(class_of_section):

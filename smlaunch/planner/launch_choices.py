@@ -176,8 +176,8 @@ def _local_processes_per_host(
     diagnostics.add_reason("processes.local", "Hosts here have no accelerator: one rank per host.")
     if catalog_entry is not None and catalog_entry.accelerators > 1:
         diagnostics.add_warning(
-            f"A real {instance_type} would run {catalog_entry.accelerators} ranks per host; here it is 1. "
-            f"Use --processes-per-host {catalog_entry.accelerators} to run as many."
+            f"A real {instance_type} would run {catalog_entry.accelerators} ranks per host; here it is 1, "
+            "unless --processes-per-host says more."
         )
     return 1
 

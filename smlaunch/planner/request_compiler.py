@@ -30,7 +30,7 @@ from smlaunch.planner.launch_choices import choose_instance_type, choose_process
 from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
-from smlaunch.planner.script_launch import AddedArguments, added_arguments, reads_hosts
+from smlaunch.planner.script_launch import AddedArguments, added_arguments, all_imports_are_known, reads_hosts
 from smlaunch.planner.segments import SegmentTemplate
 from smlaunch.strategies.base import LaunchContext, find_imported_library
 
@@ -202,6 +202,7 @@ class RequestCompiler:
             hang_seconds=_seconds_or_none(job.limits.hang),
             launcher=job.launcher,
             imports=facts.script.imports | facts.script.program.imports,
+            imports_are_known=all_imports_are_known(job, facts.script),
             reads_resource_config=facts.script.reads_resource_config or reads_hosts(facts.script.program),
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,

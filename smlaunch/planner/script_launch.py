@@ -7,11 +7,13 @@ the first host, the number of the host or rank, Lightning's num_nodes. What the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
+from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.facts.script_arguments import ArgumentParserFacts, ScriptArgument, parse_script_arguments
 from smlaunch.facts.script_program import OptionUse, ProgramFacts, TrainerCall
 from smlaunch.job.model import Job
@@ -328,3 +330,26 @@ def stated_lightning_cli_values(job: Job) -> dict[str, str]:
 def option_name(argument: ScriptArgument, options: tuple[str, ...]) -> str:
     """The name of an argument that is one of the options by which it was looked up."""
     return next(name for name in argument.names if name in options)
+
+
+_WELL_KNOWN_PACKAGES = frozenset(
+    (
+        *("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "joblib"),
+        *("matplotlib", "seaborn", "PIL", "cv2", "skimage", "tqdm", "yaml", "requests", "smlaunch"),
+    )
+)
+"""Packages that import no library that a strategy needs."""
+
+_CALLS_THAT_IMPORT_BY_NAME = frozenset(("exec", "__import__", "import_module", "run_path", "run_module"))
+
+
+def all_imports_are_known(job: Job, script: ScriptFacts) -> bool:
+    """Whether the program imports no package that may import others of which the plan does not know."""
+    program = script.program
+    packages = {name.partition(".")[0] for name in script.imports | program.imports}
+    return (
+        program.was_read
+        and not is_command(job)
+        and packages <= _WELL_KNOWN_PACKAGES | sys.stdlib_module_names
+        and program.calls.isdisjoint(_CALLS_THAT_IMPORT_BY_NAME)
+    )

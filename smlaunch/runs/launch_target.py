@@ -152,9 +152,8 @@ def _require_existing_profile(session: Any) -> None:
         raise AccountError(f"the AWS configuration cannot be used: {error}; correct it") from error
     if profile is None or profile in known_profiles:
         return
-    files = " and ".join(
-        str(session.get_config_variable(name)) for name in ("config_file", "credentials_file")
-    )
+    names = [str(session.get_config_variable(name)) for name in ("config_file", "credentials_file")]
+    files = " and ".join(name for name in names if name != os.devnull) or os.devnull
     raise AccountError(
         f"there is no AWS profile {profile!r} in {files}"
         + (did_you_mean(profile, known_profiles) if known_profiles else "; `aws configure` makes one")

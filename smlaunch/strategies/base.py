@@ -69,6 +69,9 @@ class LaunchContext(NamedTuple):
     imports: frozenset[str] = frozenset()
     """Dotted names that the script imports."""
 
+    imports_are_known: bool = False
+    """Nothing that the script imports may import a library of which ``imports`` does not know."""
+
     reads_resource_config: bool = False
     run_id: str | None = None
     """For ranks that save ``checkpoints``."""
@@ -164,6 +167,10 @@ class Strategy:
 
     other_libraries: ClassVar[tuple[str, ...]] = ()
     """Libraries that work with the strategy, but do not indicate it."""
+
+    unimported_fact: ClassVar[str] = ""
+    """What is said of a script that imports none of them, without its subject; empty for "does not import"
+    the first of them."""
 
     excluded_libraries: ClassVar[tuple[str, ...]] = ()
     """A script that imports one of these is not written for the strategy, whatever else it imports."""
@@ -301,16 +308,20 @@ class Strategy:
         usable_libraries = (*self.libraries, *self.other_libraries)
         imports_no_library = find_imported_library(context.imports, usable_libraries) is None
         if self.libraries and context.entry_point.endswith(".py") and imports_no_library:
-            clause = self.unimported_warning(context)
-            if clause:
-                return [*warnings, f"{context.entry_point} {clause}"]
+            consequence = self.unimported_consequence(context)
+            if not consequence:
+                return warnings
+            fact = f"{context.entry_point} {self.unimported_fact or f'does not import {self.libraries[0]}'}"
+            if not context.imports_are_known:
+                return [*warnings, f"{fact}: unless one of its modules does, {consequence}"]
+            advice = "; take --hosts 1, or another strategy" if context.host_count > 1 else ""
+            return [*warnings, f"{fact}, so that {consequence}{advice}"]
         return warnings
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        """Consequence of a script that imports none of ``libraries`` and ``other_libraries``: a sentence
-        without its subject; empty if there is none."""
-        message = f"does not import {self.libraries[0]}: unless one of its modules does"
-        return f"{message}, {self.name} starts processes that it does not use"
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        """Return what follows if the script imports none of ``libraries`` and ``other_libraries``, a clause;
+        empty if nothing does."""
+        return f"{self.name} starts processes that it does not use"
 
     def image_family_for(self, has_accelerators: bool) -> str | None:
         """``image_family``, for hosts with or without accelerators."""

@@ -25,7 +25,13 @@ class Custom(Strategy):
             ]
         if not context.entry_point.endswith(".py"):
             return []  # a program that cannot be analyzed
+        if context.imports_are_known:
+            return [
+                f"{context.entry_point} neither joins the hosts nor reads which host it is on "
+                f"(SM_CURRENT_HOST, resourceconfig.json): {repetition}; "
+                "take --hosts 1, or see docs/scripts.md"
+            ]
         return [
             f"{context.entry_point} does not name resourceconfig.json: unless one of its modules reads it, "
-            + repetition
+            f"{repetition}; for a script that works on one host take --hosts 1"
         ]

@@ -20,19 +20,17 @@ class DDP(Strategy):
     script_joins_ranks = True
     python_only = True
     libraries: ClassVar[tuple[str, ...]] = ("torch.distributed", "lightning", "pytorch_lightning")
+    unimported_fact = (
+        "imports nothing that joins ranks (torch.distributed, accelerate, lightning, transformers)"
+    )
     # These also join ranks by RANK, WORLD_SIZE and MASTER_ADDR from the environment.
     other_libraries: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
     # Twice gloo's own timeout of half an hour (NCCL: ten minutes): a longer wait never ends. Not for custom,
     # whose hosts may be servers that are idle legitimately.
     hang_seconds = 3600
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        if context.is_single_process:
-            return ""
-        return (
-            "imports nothing that joins ranks (torch.distributed, accelerate, lightning, transformers): "
-            "unless one of its modules does, every rank trains separately on the same data"
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "" if context.is_single_process else "every rank trains separately on the same data"
 
     def variables(self, context: LaunchContext) -> tuple[tuple[str, Arg], ...]:
         return ((_USE_CPU, "true"),) if _must_state_cpu(context) else ()

@@ -41,6 +41,7 @@ class Horovod(MPI):
     trainium_support = "no"
     distributes_records = False
     libraries = ("horovod",)
+    unimported_fact = "does not import horovod"
     needs_library = True
     python_only = True
     options = {  # noqa: RUF012
@@ -64,9 +65,8 @@ class Horovod(MPI):
             "does not build unpatched: the image must contain it; strategy: ddp is PyTorch's own method"
         ]
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        message = "does not import horovod: unless one of its modules does, every rank trains separately"
-        return "" if context.is_single_process else f"{message} on the same data"
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "" if context.is_single_process else "every rank trains separately on the same data"
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         if _controller(context) != "gloo":

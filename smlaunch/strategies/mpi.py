@@ -60,13 +60,10 @@ class MPI(Strategy):
             return ["AWS's PyTorch image is not known to contain mpi4py; add it in a requirements file"]
         return []
 
-    def unimported_warning(self, context: LaunchContext) -> str:
+    def unimported_consequence(self, context: LaunchContext) -> str:
         if context.is_single_process:
             return ""
-        return (
-            "does not import mpi4py: unless one of its modules joins the ranks, each works separately, and "
-            "an exception in one of them may leave the others waiting"
-        )
+        return "each rank works separately, and an exception in one of them may leave the others waiting"
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         command = context.program_command

@@ -25,6 +25,7 @@ class Neuron(DDP):
     trainium_support = "only"
     script_joins_ranks = False
     libraries = ("torch_xla", "torch_neuronx", "neuronx_distributed", "optimum.neuron")
+    unimported_fact = "does not import torch_xla"
     needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
@@ -58,11 +59,8 @@ class Neuron(DDP):
             warnings.append("There are no NeuronCores here: this machine can show the command, but not train")
         return warnings
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        return (
-            "does not import torch_xla: unless one of its modules does, and calls "
-            'init_process_group("xla"), the NeuronCores stay idle'
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "the NeuronCores stay idle"
 
     def ranks_per_host(self, instance: InstanceType) -> int:
         if instance.accelerator == "AWS Trainium2":

@@ -54,11 +54,8 @@ class Ray(Strategy):
             ]
         return []
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        return (
-            "does not import ray: unless one of its modules does, it runs only on the leader, and the "
-            "cluster is idle"
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "it runs only on the leader, and the cluster is idle"
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         return (

@@ -29,7 +29,7 @@ class Sklearn(Strategy):
     )
     more_ranks_hint = "joblib starts its own (n_jobs)"
 
-    def unimported_warning(self, context: LaunchContext) -> str:
+    def unimported_consequence(self, context: LaunchContext) -> str:
         return ""  # one process on one host: nothing else is started
 
     def find_problems(self, context: LaunchContext) -> list[Problem]:

@@ -28,6 +28,7 @@ class SMDDP(DDP):
     name = "smddp"
     summary = "starts every rank by torchrun, for a script whose process group is SageMaker's smddp"
     libraries = ("smdistributed.dataparallel",)
+    unimported_fact = f"does not import {IMPORT_NAME}"
     needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
@@ -55,11 +56,8 @@ class SMDDP(DDP):
             warnings.append("Whether the image contains smddp cannot be checked, and it cannot be installed")
         return warnings
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        return (
-            f"does not import {IMPORT_NAME}: unless one of its modules does, and calls "
-            'init_process_group("smddp"), ranks are joined by NCCL as in ddp'
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "ranks are joined by NCCL as in ddp"
 
 
 def _explain_unsuitable_image(image: str) -> str | None:

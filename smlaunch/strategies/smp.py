@@ -49,6 +49,7 @@ class SMP(DDP):
     summary = "starts every rank by torchrun, for a script that shards its model by SageMaker's SMP v2"
     image_family = "smp"
     libraries = ("torch.sagemaker",)
+    unimported_fact = "does not import torch.sagemaker"
     needs_library = True
     other_libraries = ()
     launcher = TORCHRUN
@@ -79,11 +80,8 @@ class SMP(DDP):
             )
         return warnings
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        return (
-            "does not import torch.sagemaker: unless one of its modules calls its init(), mp_parameters "
-            "have no effect"
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "mp_parameters have no effect"
 
     def hyperparameters(self, context: LaunchContext) -> Mapping[str, Any]:
         parameters = {name: context.options[name] for name in self.options if name in context.options}

@@ -99,11 +99,8 @@ class Spark(Strategy):
             ]
         return problems
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        return (
-            "does not import pyspark: unless one of its modules does, it runs only on the leader, and the "
-            "cluster is idle"
-        )
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return "it runs only on the leader, and the cluster is idle"
 
     def command(self, context: LaunchContext) -> tuple[Arg, ...]:
         """Return the command line of spark-submit, which runs the job's script as the driver on the leader,

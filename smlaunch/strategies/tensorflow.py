@@ -56,9 +56,10 @@ class TensorFlow(Strategy):
             problems.append(Problem("options.topology", message))
         return problems
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        message = "does not import tensorflow: unless one of its modules does, every host trains separately"
-        return "" if context.is_single_process else f"{message}, and nothing reads TF_CONFIG"
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return (
+            "" if context.is_single_process else "every host trains separately, and nothing reads TF_CONFIG"
+        )
 
     def launch_spec(self, context: LaunchContext) -> LaunchSpec:
         spec = super().launch_spec(context)

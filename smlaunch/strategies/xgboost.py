@@ -64,9 +64,10 @@ class XGBoost(Strategy):
             "rows, so split the input (split: key or bytes), or let the script take every n-th row"
         ]
 
-    def unimported_warning(self, context: LaunchContext) -> str:
-        message = "does not import xgboost: unless one of its modules does, every worker trains separately"
-        return "" if context.is_single_process else f"{message}, and the tracker is unused"
+    def unimported_consequence(self, context: LaunchContext) -> str:
+        return (
+            "" if context.is_single_process else "every worker trains separately, and the tracker is unused"
+        )
 
     def services(self, context: LaunchContext) -> tuple[ServiceSpec, ...]:
         return (

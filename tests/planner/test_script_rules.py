@@ -1065,3 +1065,13 @@ def test_a_home_folder_that_is_not_known_is_no_home_folder(tmp_path: Path) -> No
     entry = Job(entry="~nosuchuser/t.py").entry
     assert entry is not None
     assert find_program_file(entry, tmp_path) == Path("~nosuchuser/t.py")
+
+
+def test_an_abbreviated_argument_is_a_warning(tmp_path: Path) -> None:
+    job = {"hyperparameters": {"epoch": 3}}
+    (warning,) = [line for line in plan_of(tmp_path, PARSER, job).warnings if "epoch" in line]
+    assert warning.startswith("hyperparameters.epoch: the script has no argument --epoch (train.py:11)")
+    assert warning.endswith("argparse takes it for --epochs: write that.")
+    assert not any(
+        "epoch" in line for line in plan_of(tmp_path, PARSER, {"args": ["--epochs", "3"]}).warnings
+    )

@@ -112,19 +112,19 @@ def report_quotas(context: PlanContext) -> Findings:
 def _report_unreadable_quotas(context: PlanContext, problem: str) -> Findings:
     """Yield that the quotas are assumed to suffice: as a warning for types with accelerators, as the default
     quota of many is 0, otherwise as a reason. ``problem``: why the quotas could not be read."""
-    message = (
-        f"The account's quotas could not be read ({problem}): {_hosts_text(context)} is assumed to be within "
-        "them"
-    )
     notes = []
     if any(map(is_accelerated, context.instance_types)):
-        notes.append("most accounts start with a quota of 0 for types with GPUs")
+        notes.append("compute.instance_type: most accounts start with a quota of 0 for types with GPUs")
     if context.hosts > DEFAULT_HOSTS_PER_JOB:
-        notes.append(_default_hosts_text(context))
-    if notes:
-        yield PlanWarning(f"{message}; {'; '.join(notes)}.")
-    else:
-        yield Reason("quotas.assumed", f"{message}.")
+        notes.append(f"compute.hosts: {_default_hosts_text(context)}")
+    unread = f"quotas could not be read ({problem})"
+    for note in notes:
+        yield PlanWarning(
+            f"{note}. This account's {unread}: unless they were raised, the service rejects the job."
+        )
+    if not notes:
+        assumption = f"{_hosts_text(context)} is assumed to be within them"
+        yield Reason("quotas.assumed", f"The account's {unread}: {assumption}.")
 
 
 def _default_hosts_text(context: PlanContext) -> str:

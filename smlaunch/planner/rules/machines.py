@@ -353,10 +353,13 @@ def _describe_missing_type(instance_type: str, region: str) -> str:
     """Return a warning about a type that EC2 does not offer in the region, with the regions that have it and
     similar types of this region."""
     ec2_type = instance_type.removeprefix("ml.")
-    other_regions = regions.regions_with_type(instance_type) or ()
+    continent = region.partition("-")[0]
+    regions_with_type = regions.regions_with_type(instance_type) or ()
+    other_regions = tuple(sorted(regions_with_type, key=lambda other: other.partition("-")[0] != continent))
     sentence = (
         f"compute.instance_type: the catalog ({regions.table_month()}) has no {ec2_type} of EC2 in {region}, "
-        f"so that SageMaker hardly offers {instance_type} there. {_list_names(other_regions)} "
+        f"so that SageMaker probably does not offer {instance_type} there: name another region or type. "
+        f"{_list_names(other_regions)} "
         f"{'has' if len(other_regions) == 1 else 'have'} it"
     )
     similar_types = _similar_types_in_region(instance_type, region)

@@ -7,7 +7,6 @@ may be wrong about a script into warnings.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -15,12 +14,14 @@ from smlaunch.contract.launch_spec import Ref
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ignored_reason
 from smlaunch.facts.interpreter_call import arguments_of_python_file, interpreter_call
-from smlaunch.facts.script_arguments import ArgumentParserFacts, find_argument_mistakes
+from smlaunch.facts.script_arguments import ArgumentParserFacts, find_abbreviations, find_argument_mistakes
 from smlaunch.facts.script_program import ProgramFacts, VariableUse, distribution_of
+from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import (
     added_arguments,
+    all_imports_are_known,
     is_command,
     script_arguments,
     stated_values,
@@ -62,15 +63,26 @@ def reject_invalid_script_arguments(context: PlanContext) -> Iterator[Finding]:
     arguments = _arguments_of_script(context, parser)
     if arguments is None:
         return
-    field_of_arguments = "entry.command" if is_command(job) and not job.args else "args"
+    for abbreviation, option in find_abbreviations(parser, arguments):
+        yield PlanWarning(
+            f"{_field_of_option(job, abbreviation)}: the script has no argument {abbreviation} "
+            f"({parser.place}); argparse takes it for {option}: write that."
+        )
     for mistake in find_argument_mistakes(parser, arguments):
-        names = [option.lstrip("-") for option in mistake.names]
-        hyperparameters = [name for name in names if name in job.hyperparameters]
-        field = f"hyperparameters.{hyperparameters[0]}" if hyperparameters else field_of_arguments
+        field = _field_of_option(job, *mistake.names)
         if parser.is_certain:
             yield Problem(field, mistake.message)
         else:
             yield PlanWarning(f"{field}: {mistake.message}.")
+
+
+def _field_of_option(job: Job, *options: str) -> str:
+    """Return the field of the job that states one of the script's options."""
+    names = [option.lstrip("-") for option in options]
+    hyperparameters = [name for name in names if name in job.hyperparameters]
+    if hyperparameters:
+        return f"hyperparameters.{hyperparameters[0]}"
+    return "entry.command" if is_command(job) and not job.args else "args"
 
 
 def _arguments_of_script(context: PlanContext, parser: ArgumentParserFacts) -> list[str] | None:
@@ -313,28 +325,6 @@ def reject_missing_packages(context: PlanContext) -> Problems:
 
 # ---- libraries --------------------------------------------------------------------------------------------
 
-_WELL_KNOWN_PACKAGES = frozenset(
-    (
-        *("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib"),
-        *("seaborn", "PIL", "cv2", "skimage", "tqdm", "yaml", "requests", "smlaunch"),
-    )
-)
-"""Packages that import no library that a strategy needs."""
-
-_CALLS_THAT_IMPORT_BY_NAME = frozenset(("exec", "__import__", "import_module", "run_path", "run_module"))
-
-
-def _all_imports_are_known(context: PlanContext) -> bool:
-    """Whether the program imports no package that may import others of which the plan does not know."""
-    program = _program(context)
-    packages = {name.partition(".")[0] for name in context.facts.script.imports | program.imports}
-    return (
-        program.was_read
-        and not is_command(context.job)
-        and packages <= _WELL_KNOWN_PACKAGES | sys.stdlib_module_names
-        and program.calls.isdisjoint(_CALLS_THAT_IMPORT_BY_NAME)
-    )
-
 
 @rule(
     "script.strategy-library",
@@ -349,7 +339,7 @@ def reject_script_without_the_library(context: PlanContext) -> Problems:
     strategy, imports = context.strategy, context.facts.script.imports | _program(context).imports
     if (
         strategy.needs_library
-        and _all_imports_are_known(context)
+        and all_imports_are_known(context.job, context.facts.script)
         and find_imported_library(imports, strategy.libraries) is None
     ):
         yield Problem(
@@ -403,14 +393,20 @@ def warn_of_lost_files(context: PlanContext) -> Findings:
     if not lost_files:
         return
     first_file = lost_files[0]
-    others_text = f" (and {len(lost_files) - 1} more)" if len(lost_files) > 1 else ""
-    remedy = 'write it to os.environ["SM_MODEL_DIR"]'
+    other_places = [f"{file.place} to {file.path!r}" for file in lost_files[1:_MAX_NAMED_FILES]]
+    unnamed_count = len(lost_files) - 1 - len(other_places)
+    others_text = ", ".join(["", *other_places]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
+    remedy = 'write it to the folder os.environ["SM_MODEL_DIR"], /opt/ml/model, which is'
     if first_file.option is not None:
-        remedy = f"give the script {first_file.option} /opt/ml/model{_suffix_of_file(first_file.path)}"
+        model_path = f"/opt/ml/model{_suffix_of_file(first_file.path)}"
+        remedy = f"give the script {first_file.option} {model_path}, whose folder is"
     yield PlanWarning(
-        f"{first_file.place} saves to {first_file.path!r}{others_text}, which is lost with the host: only "
-        f"/opt/ml/model is uploaded at the end; {remedy}."
+        f"{first_file.place} saves to {first_file.path!r}{others_text}, which is lost with the host: "
+        f"{remedy} uploaded at the end."
     )
+
+
+_MAX_NAMED_FILES = 4
 
 
 def _attribute_of_option(option: str | None) -> str | None:
