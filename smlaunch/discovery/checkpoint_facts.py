@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
-from smlaunch.contract.checkpoint_layout import parse_commit_path, parse_step_path
+from smlaunch.contract.checkpoint_layout import is_smlaunch_path, parse_commit_path, parse_step_path
 from smlaunch.contract.formats import FormatError
 from smlaunch.contract.run_names import parse_shard_number
 from smlaunch.contract.s3_uri import split_s3_uri
@@ -56,8 +56,9 @@ def gather_checkpoint_facts(job: Job, storage: ObjectStorage) -> CheckpointFacts
 def _find_runs(
     bucket: str, prefix: str, paths: list[str], storage: ObjectStorage
 ) -> Iterator[CheckpointedRun]:
-    """Yield the runs whose outcomes or committed steps are among ``paths``, relative to the prefix; of a
-    sharded run what its first shard there shows, whose checkpoints are in a folder of the prefix."""
+    """Yield the runs that have left checkpoints (committed steps, or the script's own files and an outcome)
+    among ``paths``, relative to the prefix; of a sharded run what its first shard there shows, whose
+    checkpoints are in a folder of the prefix."""
     first_shard_folder = min(
         (match[0] for path in paths if (match := _SHARD_FOLDER.match(path))), key=_natural_order, default=None
     )
@@ -65,7 +66,10 @@ def _find_runs(
         paths_in_folder = [path[len(folder) :] for path in paths if path.startswith(folder)]
         commits = [commit for path in paths_in_folder if (commit := parse_commit_path(path)) is not None]
         newest_step_by_run = {run: step for step, run in sorted(commits)}
-        run_names = sorted({*runs_with_outcomes(paths_in_folder), *newest_step_by_run})
+        run_names = sorted(newest_step_by_run)
+        if any(not is_smlaunch_path(path) for path in paths_in_folder):
+            # The script's own files, which no run's name is in: of any run that has left an outcome there.
+            run_names = sorted({*runs_with_outcomes(paths_in_folder), *newest_step_by_run})
         for number, run in enumerate(run_names):
             is_known = number < _MAX_RUNS_READ
             has_finished = is_known and _has_finished(bucket, prefix + folder, paths_in_folder, run, storage)

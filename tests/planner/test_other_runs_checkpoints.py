@@ -30,13 +30,20 @@ def plan_with(*runs: CheckpointedRun, name: str = "second", **fields: Any) -> Pl
 HOLDS = "s3://bucket/c/ holds checkpoints of run first"
 
 
-def test_a_run_that_continues_anothers_checkpoints_is_told_so() -> None:
-    for step, text in (
-        (64, f"{HOLDS} up to step 64: this run"),
-        (None, f"{HOLDS}: this run continues from them"),
-    ):
-        warnings = plan_with(CheckpointedRun("first", step, has_finished=False)).warnings
-        assert [warning for warning in warnings if warning.startswith(text)] != []
+@table(
+    ("other_run", "text"),
+    [
+        (
+            CheckpointedRun("first", 64, has_finished=False),
+            f"{HOLDS} up to step 64: this run continues from them.",
+        ),
+        # Whether a script continues from files of its own is not known, so that nothing is refused.
+        (CheckpointedRun("first", None, False), "s3://bucket/c/ holds the script's own files of run first: "),
+        (CheckpointedRun("first", None, True), "s3://bucket/c/ holds the script's own files of run first: "),
+    ],
+)
+def test_a_run_that_continues_anothers_checkpoints_is_told_so(other_run: CheckpointedRun, text: str) -> None:
+    assert [warning for warning in plan_with(other_run).warnings if warning.startswith(text)] != []
 
 
 def test_checkpoints_of_a_finished_run_are_refused_unless_asked_for() -> None:
@@ -112,15 +119,19 @@ NEWER = (
 )
 
 
+OWN = ("model.pt", b"x")
+
+
 @table(
     ("objects", "runs"),
     [
         ([], []),
-        ([("model.pt", b"x")], []),
+        ([OWN], []),
         ([outcome("a", 1, FINISHED), commit("a", 64), commit("a", 32)], [("a", 64, True, False)]),
-        ([outcome("a", 1, CONTINUE), outcome("a", 2, FINISHED)], [("a", None, True, False)]),
-        ([outcome("a", 1, FINISHED), outcome("a", 2, CONTINUE)], [("a", None, False, False)]),
-        ([outcome("a", 1, FINISHED), commit("b", 96)], [("a", None, True, False), ("b", 96, False, False)]),
+        ([outcome("a", 1, FINISHED)], []),  # it has left nothing to continue from
+        ([OWN, outcome("a", 1, CONTINUE), outcome("a", 2, FINISHED)], [("a", None, True, False)]),
+        ([OWN, outcome("a", 1, FINISHED), outcome("a", 2, CONTINUE)], [("a", None, False, False)]),
+        ([outcome("a", 1, FINISHED), commit("b", 96)], [("b", 96, False, False)]),
         ([NEWER, commit("a", 64)], [("a", 64, False, False)]),
         (
             [(f"p1/{name}", content) for name, content in (outcome("a-p1", 1, FINISHED), commit("a-p1", 8))],

@@ -12,7 +12,7 @@ from smlaunch.aws.botocore_client import ServiceQuotas
 from smlaunch.aws.interfaces import CallError
 from smlaunch.discovery.script_analysis import modules_mention_checkpoints
 from smlaunch.discovery.source_modules import read_source_program
-from smlaunch.facts.discovered_facts import CheckpointedRun, CheckpointFacts, SourceFacts
+from smlaunch.facts.discovered_facts import CheckpointFacts, SourceFacts
 from smlaunch.job.model import Compute, Job
 from smlaunch.runs.launch_target import Target
 from tests.runs.fakes import ROLE, FakeQuotas, fake_target, gather_needed_facts
@@ -160,9 +160,7 @@ def test_existing_checkpoints_are_counted(tmp_path: Path) -> None:
     job = job_of(tmp_path, segment="24h", max_runtime="3d").with_changes(
         checkpoints=Job(entry="a.py", checkpoints="s3://b/c/").checkpoints
     )
-    assert gather_needed_facts(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(
-        26, 10, (CheckpointedRun("x", step=None, has_finished=False),)
-    )
+    assert gather_needed_facts(job, target, source_of(tmp_path)).checkpoints == CheckpointFacts(26, 10)
     plain = job.with_changes(limits=job_of(tmp_path).limits)
     assert gather_needed_facts(plain, target, source_of(tmp_path)).checkpoints is not None
     without_prefix = plain.with_changes(checkpoints=None)

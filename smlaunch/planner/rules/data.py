@@ -214,7 +214,7 @@ def reject_checkpoints_of_finished_run(context: PlanContext) -> Problems:
     """Yield a problem if the run would continue from checkpoints of another run that has nothing left to
     train: it would end at once with the other run's model, whatever its own job says."""
     other_run = _run_to_continue_from(context)
-    if other_run is not None and other_run.has_finished:
+    if other_run is not None and other_run.has_finished and other_run.step is not None:
         yield Problem(
             "checkpoints.uri",
             f"{_checkpoints_of(other_run, context)}, which has trained to its end: this run would continue "
@@ -233,7 +233,14 @@ def reject_checkpoints_of_finished_run(context: PlanContext) -> Problems:
 def warn_of_checkpoints_of_other_run(context: PlanContext) -> Findings:
     """Yield a warning if the run continues from checkpoints of another run."""
     other_run = _run_to_continue_from(context)
-    if other_run is not None and not other_run.has_finished:
+    if other_run is None:
+        return
+    if other_run.step is None:
+        yield PlanWarning(
+            f"{_prefix_of_run(context, other_run)} holds the script's own files of run {other_run.run}: this "
+            "run gets them in its checkpoint directory, and continues from them if the script does."
+        )
+    elif not other_run.has_finished:
         yield PlanWarning(
             f"{_checkpoints_of(other_run, context)}: this run continues from them. Of two runs that train at "
             "the same time, each needs a prefix of its own."
@@ -241,11 +248,14 @@ def warn_of_checkpoints_of_other_run(context: PlanContext) -> Findings:
 
 
 def _checkpoints_of(other_run: CheckpointedRun, context: PlanContext) -> str:
+    prefix = _prefix_of_run(context, other_run)
+    return f"{prefix} holds checkpoints of run {other_run.run} up to step {other_run.step}"
+
+
+def _prefix_of_run(context: PlanContext, other_run: CheckpointedRun) -> str:
     uri = _checkpoint_uri(context)
-    if other_run.is_sharded:
-        uri = uri.rstrip("/").rpartition("/")[0] + "/"  # of all shards, without /p1 of this one
-    step = "" if other_run.step is None else f" up to step {other_run.step}"
-    return f"{uri} holds checkpoints of run {other_run.run}{step}"
+    # Of all shards, without the folder of this one, such as p1.
+    return uri.rstrip("/").rpartition("/")[0] + "/" if other_run.is_sharded else uri
 
 
 def _checkpoint_uri(context: PlanContext) -> str:
