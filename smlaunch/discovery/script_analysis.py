@@ -116,7 +116,7 @@ def read_script_facts(
             warnings.simplefilter("ignore")  # about the user's code
             compile(content, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
-        return ScriptFacts(problem=f"{path}, line {error.lineno}: {error.msg}")
+        return ScriptFacts(syntax_mistake=f"{path}, line {error.lineno}: {error.msg}")
     except ValueError as error:  # NUL bytes, or an unknown encoding
         return ScriptFacts(problem=f"{path} is not Python: {error}")
     except (RecursionError, MemoryError):

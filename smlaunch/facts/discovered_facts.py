@@ -180,6 +180,9 @@ class ScriptFacts(NamedTuple):
     """The same as ``imports`` for the source's modules that the script imports, directly or indirectly; only
     read for a run of several segments."""
 
+    syntax_mistake: str | None = None
+    """Why this machine's Python rejects the script: file, line and cause."""
+
     reads_resource_config: bool = False
     """A path in the script ends with ``resourceconfig.json``."""
 

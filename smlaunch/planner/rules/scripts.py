@@ -7,6 +7,7 @@ may be wrong about a script into warnings.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -43,6 +44,24 @@ def _program(context: PlanContext) -> ProgramFacts:
 
 def _script_fields(*fields: str) -> tuple[str, ...]:
     return ("entry", "source", *fields)
+
+
+@rule(
+    "script.syntax",
+    summary="a script that this machine's Python rejects",
+    source="https://docs.python.org/3/library/exceptions.html",
+    quote="SyntaxError: raised when the parser encounters a syntax error",
+    fields=_script_fields(),
+    facts=("script",),
+    may_be_allowed=True,
+)
+def reject_syntax_mistakes(context: PlanContext) -> Problems:
+    """The hosts' Python may be a newer one, which accepts the script."""
+    mistake = context.facts.script.syntax_mistake
+    if mistake is not None:
+        yield Problem(
+            "entry", f"{mistake}; so says Python {sys.version_info[0]}.{sys.version_info[1]} of here"
+        )
 
 
 @rule(
