@@ -86,7 +86,7 @@ def test_a_single_job_stores_no_workflow(job: Job, target: Target) -> None:
     assert not run.chain_drivers
     keys = storage(target).objects[BUCKET]
     stored_names = {key.rpartition("/")[2] for key in keys if key.startswith("smlaunch/demo/")}
-    assert stored_names == {"runtime.pyz", "job.json"}
+    assert stored_names == {"claim.json", "runtime.pyz", "job.json"}
 
 
 def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) -> None:
@@ -94,13 +94,18 @@ def test_the_workflow_is_saved_before_the_first_job(job: Job, target: Target) ->
     source.write_text("import smlaunch.train")
     longer = Job.from_mapping({**job.to_mapping(), "limits": {"max_runtime": "2d", "segment": "1d"}})
 
+    keys_at_request: set[str] = set()
+
     def refuse(request: object) -> str:
+        keys_at_request.update(storage(target).objects[BUCKET])
         raise CallError("CreateTrainingJob", "AccessDeniedException", "not authorized", 400)
 
     control(target).create_job = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(AccountError):
         launch(longer, target)
-    assert "smlaunch/demo/workflow.json" in storage(target).objects[BUCKET]
+    by_which_it_goes_on = {"smlaunch/demo/claim.json", "smlaunch/demo/workflow.json"}
+    assert by_which_it_goes_on <= keys_at_request
+    assert not by_which_it_goes_on & storage(target).objects[BUCKET].keys()  # another job may have the name
 
 
 def test_existing_objects_are_not_uploaded_again(job: Job, target: Target) -> None:
