@@ -265,7 +265,7 @@ def test_without_any_response_the_error_names_the_run(
     assert error.value.exit_code == 4
     text = str(error.value)
     assert f"the job {name}-s1-a1 may run nevertheless" in text
-    assert f"`smlaunch show {name} --local`" in text and f"--name {name}" in text
+    assert f"`smlaunch show {name} --local`" in text and f"under the name {name}" in text
     proxy.faults.clear()
     second_run = launch(job_plan, target)
     assert second_run.attached and second_run.result().exit_code == 0
