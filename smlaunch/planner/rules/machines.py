@@ -358,7 +358,7 @@ def _describe_missing_type(instance_type: str, region: str) -> str:
     other_regions = tuple(sorted(regions_with_type, key=lambda other: other.partition("-")[0] != continent))
     sentence = (
         f"compute.instance_type: the catalog ({regions.table_month()}) has no {ec2_type} of EC2 in {region}, "
-        f"so that SageMaker probably does not offer {instance_type} there: name another region or type. "
+        f"so that SageMaker probably does not offer it there: name another region or type. "
         f"{_list_names(other_regions)} "
         f"{'has' if len(other_regions) == 1 else 'have'} it"
     )
