@@ -29,7 +29,7 @@ _S3 = re.compile(r"s3://[^/\s]+(/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NON_PROGRAM_SUFFIXES = (
     *(".yaml", ".yml", ".ipynb", ".json", ".toml", ".txt", ".md", ".csv"),
-    *(".zip", ".gz"),
+    *(".zip", ".gz", "/"),
 )
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")

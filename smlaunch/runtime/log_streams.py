@@ -218,9 +218,10 @@ class ProcessOutput:
         """
         *lines, partial_line = data.split(b"\n")
         first_line = lines[0] if lines else partial_line
-        if self._ends_in_line and b"\r" in first_line:
+        is_redrawn = b"\r" in first_line.rstrip(b"\r")  # at its end it may belong to a line end, CR LF
+        if self._ends_in_line and is_redrawn:
             self._host_output.append(b"\n")  # ends the line that was forwarded in part
-        self._ends_in_line = False
+        self._ends_in_line = self._ends_in_line and not is_redrawn and not lines
         self._partial_line = self._redrawn_line.drop_earlier_states(partial_line)
         if len(self._partial_line) >= _MAX_LINE_BYTES:
             lines.append(self._partial_line)  # split it here

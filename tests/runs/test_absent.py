@@ -120,5 +120,5 @@ def test_warnings_that_can_have_to_do_with_a_failure(cause: str, traceback: str,
 def test_the_program_that_asks_is_no_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nb.py").write_text("")
     assert "did you mean" in nearest_path_hint(tmp_path / "ns.py")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "nb.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "nb.py"), raising=False)
     assert nearest_path_hint(tmp_path / "ns.py") == ""

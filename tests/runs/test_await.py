@@ -21,7 +21,7 @@ from tests.runs.test_run_api import COMPLETED, JOB, RUNNING, control, driven_cha
 @pytest.fixture
 def target() -> Target:
     target = fake_target()
-    polling = replace(target.polling, initial_seconds=0.01, max_seconds=0.01)
+    polling = target.polling._replace(initial_seconds=0.01, max_seconds=0.01)
     return with_fakes_of(target, replace(target, polling=polling))
 
 

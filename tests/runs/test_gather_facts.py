@@ -229,7 +229,7 @@ def test_scripts_that_read_the_cluster_themselves(tmp_path: Path) -> None:
 def test_scripts_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "train_ddp.py").write_text("x = (\n")
     assert (
-        read_script_facts(tmp_path / "train_ddp.py").problem
+        read_script_facts(tmp_path / "train_ddp.py").syntax_mistake
         == f"{tmp_path}/train_ddp.py, line 1: '(' was never closed"
     )
     missing = read_script_facts(tmp_path / "train_dpp.py")

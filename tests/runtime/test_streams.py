@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smlaunch.runtime.log_streams import HostOutput, ProcessOutput
@@ -60,6 +60,7 @@ BAR = b"start\r  0%|    |\r 50%|##  |\r100%|####| 4/4\nend\r\n"
 
 
 @given(st.lists(st.integers(1, len(BAR) - 1), max_size=6), st.sampled_from([b"", b"[0] "]))
+@example([43, 44], b"")
 def test_a_bar_is_one_line_however_it_is_cut(cuts: list[int], prefix: bytes) -> None:
     """Its last state is in the log, with at most one state before, since a second is longer than this."""
     ends = sorted({*cuts, len(BAR)})
@@ -71,6 +72,12 @@ def test_a_bar_is_one_line_however_it_is_cut(cuts: list[int], prefix: bytes) -> 
         del other_lines[0]  # it was forwarded before the first carriage return came
     assert other_lines == [prefix + b"100%|####| 4/4", prefix + b"end", b""]
     assert len(live_lines) <= 1
+
+
+def test_a_line_end_of_two_bytes_may_be_cut_from_its_line() -> None:
+    for pieces in ([b"e", b"nd\r\n"], [b"en", b"d\r", b"\n"], [b"end", b"\r\n"], [b"end", b"\r", b"\n"]):
+        assert pass_through(pieces, b"") == b"end\n", pieces
+    assert pass_through([b"end", b"\r", b"50%\n"], b"") == b"end\n50%\n"
 
 
 def test_a_bar_that_nobody_ends() -> None:
