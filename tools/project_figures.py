@@ -141,10 +141,10 @@ def count_attacks(issue: str) -> tuple[bool, dict[str, Any]]:
         text = path.read_text()
         found = re.search(r"^\W*tried .*$", text, re.MULTILINE | re.IGNORECASE)
         line = found[0].strip() if found else ""
-        numbers = re.findall(r"\b(tried|held|broken) (?:about )?(\d+)", line, re.IGNORECASE)
+        numbers = re.findall(r"\b(tried|held|broken) (?:about )?([\d,]*\d)", line, re.IGNORECASE)
         pages[path.stem] = {
             "says": line,
-            **{word.lower(): int(number) for word, number in numbers},
+            **{word.lower(): int(number.replace(",", "")) for word, number in numbers},
             "has_brief": "## The brief" in text,
             "says_what_was_done": "## What was done" in text,
         }

@@ -378,11 +378,9 @@ class Checkpointer:
                 yield batch
         self._loop_position = _LoopPosition(self._loop_position.epoch + 1)
 
-    def _remaining_ordered_batches(
-        self, timed_batches: Iterable[Any], order: ResumableOrder
-    ) -> Iterator[Any]:
+    def _remaining_ordered_batches(self, batches: Iterable[Any], order: ResumableOrder) -> Iterator[Any]:
         """With an order of samples: its loader begins at the order's position."""
-        for (position_after_batch, sample_keys), batch in zip(order.batches(), timed_batches):
+        for (position_after_batch, sample_keys), batch in zip(order.batches(), batches):
             self._sample_indices_of_step += [index for _epoch, index in sample_keys]
             self._set_loop_position(_LoopPosition(order_position=position_after_batch))
             yield batch
@@ -412,10 +410,8 @@ class Checkpointer:
             self._order.position = position.order_position
 
     def _is_segment_complete(self) -> bool:
-        return (
-            self._segment_settings.until_step is not None
-            and self.steps_done >= self._segment_settings.until_step
-        )
+        until_step = self._segment_settings.until_step
+        return until_step is not None and self.steps_done >= until_step
 
     def _decide_to_stop(self, reason: str) -> None:
         self._should_stop = True
