@@ -149,9 +149,12 @@ def is_part_of(test: str, whole: str) -> bool:
 
 
 def run_command(words: tuple[str, ...]) -> dict[str, Any]:
-    command = [sys.executable if words[0] == "python" else words[0], *words[1:]]
+    beside_python = Path(sys.executable).with_name(words[0])
+    program = (
+        sys.executable if words[0] == "python" else str(beside_python) if beside_python.exists() else words[0]
+    )
     started = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([program, *words[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     answer: dict[str, Any] = {
         "command": " ".join(words),
         "exit_code": done.returncode,
