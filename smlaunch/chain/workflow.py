@@ -30,7 +30,7 @@ from smlaunch.errors import (
     Problem,
 )
 from smlaunch.job.model import format_duration
-from smlaunch.text.format import format_dollars
+from smlaunch.text.format import format_dollars, format_dollars_apart
 
 WORKFLOW_FILE = "workflow.json"
 """In the folder of a run."""
@@ -200,19 +200,33 @@ class Workflow:
             raise ValueError("each of its variants has a request")
 
 
-def with_limits_of(stored: Workflow, planned: Workflow) -> Workflow:
+def with_limits_of(stored: Workflow, planned: Workflow, *, keeps_prices: bool = False) -> Workflow:
     """Return the stored workflow of a run with the limits and prices of a new plan of the same job. Its
-    requests are unchanged: they name what the release that began the run staged for them."""
-    variants = tuple(
-        replace(variant, price_per_hour=variant_of_segment(planned, variant.first_segment).price_per_hour)
-        for variant in stored.variants
+    requests are unchanged: they name what the release that began the run staged for them.
+
+    ``keeps_prices``: the stored ones, where they are known.
+    """
+    prices = (
+        own_price if keeps_prices and own_price is not None else planned_price
+        for own_price, planned_price in _price_pairs(stored, planned)
     )
     return replace(
         stored,
-        variants=variants,
+        variants=tuple(
+            replace(variant, price_per_hour=price)
+            for variant, price in zip(stored.variants, prices, strict=True)
+        ),
         policy=planned.policy,
         hash_without_max_runtime=planned.hash_without_max_runtime,
     )
+
+
+def _price_pairs(first: Workflow, second: Workflow) -> list[tuple[float | None, float | None]]:
+    """Return the prices per hour that two workflows of a job have for each variant of the first."""
+    return [
+        (variant.price_per_hour, variant_of_segment(second, variant.first_segment).price_per_hour)
+        for variant in first.variants
+    ]
 
 
 def _shown_limits(policy: RunPolicy) -> dict[str, str]:
@@ -236,6 +250,30 @@ def changed_limits_text(stored: RunPolicy, planned: RunPolicy) -> str:
     if not texts:
         return ""
     return f"changed for the jobs that follow: {', '.join(texts)}; a running job keeps its own limits"
+
+
+def price_texts(stored: Workflow, planned: Workflow, current: Workflow) -> list[str]:
+    """Return sentences about the prices of an existing run's hosts: those that a new plan of the same job
+    changes, and those of the plan that do not count. ``current``: the stored workflow as it goes on."""
+    changes = [f"from {before} to {after}" for before, after in _texts_of_different_prices(stored, current)]
+    not_counted = [f"{own} and not {other}" for own, other in _texts_of_different_prices(current, planned)]
+    texts = []
+    if changes:
+        texts.append(
+            f"price per hour of all hosts changed {', '.join(changes)}, also for the jobs that have ended"
+        )
+    if not_counted:
+        texts.append(
+            f"price per hour of all hosts: the run counts {', '.join(not_counted)}, the plan's; state "
+            "compute.price_per_hour to change it"
+        )
+    return texts
+
+
+def _texts_of_different_prices(first: Workflow, second: Workflow) -> list[tuple[str, str]]:
+    """Return the prices per hour in which two workflows of a job differ, each pair once."""
+    different_pairs = [(one, other) for one, other in _price_pairs(first, second) if one != other]
+    return [format_dollars_apart(one, other) for one, other in dict.fromkeys(different_pairs)]
 
 
 def _known_fields(dataclass_type: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:

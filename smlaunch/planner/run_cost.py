@@ -12,7 +12,7 @@ from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
 from smlaunch.planner.plan_context import Diagnostics, own_instance_type
 from smlaunch.planner.segments import format_seconds
-from smlaunch.text.format import format_dollars
+from smlaunch.text.format import format_dollars_apart
 
 
 class PriceRate(NamedTuple):
@@ -138,7 +138,7 @@ def plan_cost(
     is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
     if max_cost is None or is_reported:
         return uncapped_cost
-    uncapped_text, cap_text = _format_apart(uncapped_dollars * run_count, max_cost * run_count)
+    uncapped_text, cap_text = format_dollars_apart(uncapped_dollars * run_count, max_cost * run_count)
     if uncapped_dollars <= max_cost:
         diagnostics.add_reason(
             "cost.capped", f"At most {uncapped_text} until the time limit, within the cap of {cap_text}."
@@ -164,16 +164,6 @@ def plan_cost(
         f"{format_duration(total_seconds)} may cost {uncapped_text}, more than {cap_text}; {suggestion}",
     )
     return uncapped_cost
-
-
-def _format_apart(first: float, second: float) -> tuple[str, str]:
-    """Return two amounts of US dollars as texts, with as many digits as they need to differ."""
-    texts = format_dollars(first), format_dollars(second)
-    digits = 4
-    while first != second and texts[0] == texts[1] and digits <= 12:
-        texts = f"${first:,.{digits}f}", f"${second:,.{digits}f}"
-        digits += 1
-    return texts
 
 
 def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: Diagnostics) -> Cost:

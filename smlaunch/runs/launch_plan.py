@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
-from smlaunch.chain.workflow import Workflow, changed_limits_text, with_limits_of
+from smlaunch.chain.workflow import Workflow, changed_limits_text, price_texts, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
 from smlaunch.errors import SmlaunchError, wrong_type_error
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
@@ -107,7 +107,7 @@ def _prepare_chain(
         return None
     from smlaunch.runs.chain_driver import ChainDriver
 
-    workflow = _current_workflow(plan.workflow, stored_workflow, on_message)
+    workflow = _current_workflow(plan, stored_workflow, on_message)
     # The driver records the owners of the workflow's buckets, one of which it is saved in.
     chain_driver = ChainDriver(
         workflow,
@@ -209,15 +209,20 @@ def _has_no_job(plan: RunPlan, target: Target) -> bool:
     return find_existing_job(plan.planned_jobs[0], plan.job_hash, target.control_plane) is None
 
 
-def _current_workflow(planned: Workflow, stored: Workflow | None, on_message: MessageCallback) -> Workflow:
+def _current_workflow(plan: RunPlan, stored: Workflow | None, on_message: MessageCallback) -> Workflow:
     """Return the run's workflow, which is what any machine needs to submit its further jobs. An existing run
-    keeps its stored workflow, but with the limits and prices of the new plan, which may have changed: its
-    driver reads them before each job."""
+    keeps its stored workflow, but with the limits of the new plan, which may have changed, and with its
+    prices if the job states one: its driver reads them before each job. A price of the catalog, or none, must
+    not replace one by which a cap is counted."""
+    planned = plan.workflow
     if stored is None:
         return planned
-    if text := changed_limits_text(stored.policy, planned.policy):
+    current = with_limits_of(stored, planned, keeps_prices=plan.job.compute.price_per_hour is None)
+    if text := changed_limits_text(stored.policy, current.policy):
         on_message(text)
-    return with_limits_of(stored, planned)
+    for text in price_texts(stored, planned, current):
+        on_message(text)
+    return current
 
 
 def _submit_first_job(
@@ -284,7 +289,7 @@ def _prepare_shard(
     from smlaunch.runs.chain_driver import ChainDriver
 
     shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
-    workflow = _current_workflow(shard_plan.workflow, stored_workflow, on_message)
+    workflow = _current_workflow(shard_plan, stored_workflow, on_message)
     shard_folder.save_workflow(workflow, target.storage)
     shard_folder.save_unsent_files(_unsent_files(plan), target.storage)
     return ChainDriver(

@@ -95,6 +95,22 @@ def format_dollars(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
 
 
+def format_dollars_apart(first: float | None, second: float | None) -> tuple[str, str]:
+    """Format two amounts of US dollars, with as many digits as they need to differ. None: an unknown one."""
+    if first is None or second is None:
+        return _known_or_unknown(first), _known_or_unknown(second)
+    texts = format_dollars(first), format_dollars(second)
+    digits = 4
+    while first != second and texts[0] == texts[1] and digits <= 12:
+        texts = f"${first:,.{digits}f}", f"${second:,.{digits}f}"
+        digits += 1
+    return texts
+
+
+def _known_or_unknown(amount: float | None) -> str:
+    return "an unknown amount" if amount is None else format_dollars(amount)
+
+
 def format_dollar_range(dollar_range: tuple[float, float] | None) -> str:
     """Format the lowest and highest amount in US dollars: ``$25 to $67``; ``-`` if they are unknown."""
     if dollar_range is None:

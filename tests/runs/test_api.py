@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from smlaunch.aws.interfaces import CallError
+from smlaunch.catalog.instances import known_types
 from smlaunch.cli.runs import logs as logs_command
 from smlaunch.connection import open_connection
 from smlaunch.contract.run_names import is_run_id
@@ -25,6 +26,7 @@ from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import generate_run_id, plan, prepare
 from smlaunch.runs.run_folder import RunFolder
 from smlaunch.runs.run_list import list_runs
+from smlaunch.text.format import format_dollars
 from tests.runs.fakes import (
     BUCKET,
     ROLE,
@@ -141,6 +143,36 @@ def test_a_chain_launched_with_another_max_runtime_is_the_same_run(job: Job, tar
     for other in ({"limits": {"segment": "12h"}}, {"hyperparameters": {"lr": 0.2}}):
         with pytest.raises(JobError, match="was made of another job"):
             launch(chain.with_changes(**other), target)
+
+
+def test_a_run_keeps_its_price_unless_a_launch_states_another(job: Job, target: Target) -> None:
+    Path(job.program).write_text("import smlaunch.train")
+    chain = job.with_changes(
+        compute={"instance_type": "ml.m5.xlarge", "hosts": 2},
+        limits={"max_runtime": "2d", "segment": "1d", "max_cost": 900_000},
+    )
+    changed = "price per hour of all hosts changed from {}, also for the jobs that have ended"
+    not_counted = (
+        "price per hour of all hosts: the run counts {} and not {}, the plan's; state "
+        "compute.price_per_hour to change it"
+    )
+    catalog = format_dollars(2 * (known_types()["ml.m5.xlarge"].usd_per_hour or 0))
+    for stated_price, counted_price, expected in [
+        (3600, 7200, []),
+        (3600, 7200, []),
+        (None, 7200, [not_counted.format("$7,200.00", catalog)]),
+        (1, 2, [changed.format("$7,200.00 to $2.00")]),
+        (1.001, 2.002, [changed.format("$2.0000 to $2.0020")]),
+        (None, 2.002, [not_counted.format("$2.00", catalog)]),
+    ]:
+        messages: list[str] = []
+        run = launch(chain.with_changes(compute={"price_per_hour": stated_price}), target, messages.append)
+        workflow = RunFolder.for_run(BUCKET, "demo").load_workflow(target.storage)
+        assert workflow is not None
+        assert [variant.price_per_hour for variant in workflow.variants] == [counted_price]
+        assert [driver.workflow for driver in run.chain_drivers] == [workflow]
+        assert messages == expected
+    assert len(control(target).created) == 1
 
 
 def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:
