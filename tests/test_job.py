@@ -531,6 +531,40 @@ def test_a_mapping_for_a_section_changes_the_members_that_it_names() -> None:
         job.with_changes(limits={"max_cost": "x"})
 
 
+A, B, OWN_PRICE = "ml.m5.xlarge", "ml.p4d.24xlarge", 0.25
+
+
+@table(
+    ("compute", "changes", "price"),
+    [
+        ({"instance_type": A}, {"instance_type": B}, None),
+        ({"instance_type": A}, {"instance_type": B, "price_per_hour": 30}, 30),
+        ({"instance_type": A}, {"instance_type": A, "hosts": 2}, OWN_PRICE),
+        ({"instance_type": A}, {"spot": True}, OWN_PRICE),
+        ({"instance_type": B}, {"instance_type": None}, None),
+        ({"instance_type": A}, {"instance_type": None}, OWN_PRICE),  # the default type
+        ({}, {"instance_type": B}, None),
+        ({}, {"instance_type": A}, OWN_PRICE),
+        ({"instance_type": A}, {"instance_type": None, "instance_preferences": [B, A]}, None),
+        ({"instance_type": A}, {"instance_type": None, "instance_preferences": (A, B)}, OWN_PRICE),
+        ({"instance_preferences": [A, B]}, {"instance_preferences": [B, A]}, None),
+        ({"instance_preferences": [A, B]}, {"instance_preferences": [A]}, OWN_PRICE),
+        ({"instance_preferences": [A, B]}, {"instance_preferences": [], "instance_type": B}, None),
+    ],
+)
+def test_a_price_is_dropped_with_the_type_that_it_was_stated_for(
+    compute: dict[str, Any], changes: dict[str, Any], price: float | None, tmp_path: Path
+) -> None:
+    mapping = {"entry": "a.py", "compute": {**compute, "price_per_hour": OWN_PRICE}}
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(mapping))
+    job = Job.from_mapping(mapping)
+    assert Job.from_file(file, {"compute": changes}).compute.price_per_hour == price
+    assert job.with_changes(compute=changes).compute.price_per_hour == price
+    assert job.compute.with_changes(**changes).price_per_hour == price
+    assert job.compute.price_per_hour == OWN_PRICE
+
+
 def test_jobs_are_equal_by_what_a_script_gets() -> None:
     values = [True, 1, 1.0, "1"]
     variants = [Job(entry="a.py", hyperparameters={"a": value}) for value in values]

@@ -8,11 +8,12 @@ mistake with its path. Other checks (does the script exist, is the prefix empty)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.field_types import (
     AccountId,
@@ -131,12 +132,36 @@ class Compute(Section):
     """Retry a segment on demand when no spot capacity is available for it."""
     price_per_hour: PositiveNumber | None = None
     """US dollars for one host and hour of instance_type, or of the first of instance_preferences, where the
-    catalog has no price or an old one. Other types, of segments and preferences, have the catalog's price."""
+    catalog has no price or an old one. Other types, of segments and preferences, have the catalog's price. A
+    change of the type, by ``with_changes`` or an option of the command line, that states no price drops it.
+    """
     instance_preferences: Annotated[tuple[InstanceTypeName, ...], at_most(5)] = ()
     """Instance types in order of preference, instead of one instance_type: the service uses the first with
     capacity."""
     keep_alive: Duration = None
     """How long hosts wait for the next job after this one has ended, and are billed (a warm pool)."""
+
+    @property
+    def own_instance_type(self) -> str:
+        """Instance type that the figures of the job are for, ``price_per_hour`` among them."""
+        return str(_own_instance_type(vars(self)))
+
+    @classmethod
+    def fields_left_behind(cls, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Collection[str]:
+        """The price stays with the type that it was stated for."""
+        if "price_per_hour" not in fields or "price_per_hour" in changes:
+            return ()
+        is_same_type = _own_instance_type(fields) == _own_instance_type({**fields, **changes})
+        return () if is_same_type else ("price_per_hour",)
+
+
+def _own_instance_type(compute_fields: Mapping[str, Any]) -> Any:
+    """Return the first of the preferred instance types, the one that is named, or the default.
+    ``compute_fields``: as they were given, and not checked."""
+    preferences = compute_fields.get("instance_preferences")
+    if isinstance(preferences, Sequence) and preferences:
+        return preferences[0]
+    return compute_fields.get("instance_type") or DEFAULT_INSTANCE_TYPE
 
 
 @section
@@ -428,7 +453,12 @@ class Job(Section):
         if "checkpoints" in mapping:
             # So that an interval of the command line joins the address of the file.
             mapping["checkpoints"] = expand_shorthand("uri", mapping["checkpoints"])
-        job = cls.from_mapping(merge_mappings(mapping, changes or {}))
+        changes = changes or {}
+        compute, compute_changes = mapping.get("compute"), changes.get("compute")
+        if isinstance(compute, dict) and isinstance(compute_changes, Mapping):
+            left_behind = Compute.fields_left_behind(compute, compute_changes)
+            mapping["compute"] = {key: value for key, value in compute.items() if key not in left_behind}
+        job = cls.from_mapping(merge_mappings(mapping, changes))
         object.__setattr__(job, "_file_folder", Path(path).parent)
         return job
 

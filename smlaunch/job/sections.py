@@ -129,6 +129,12 @@ class Section:
         as they were given. A problem's path is a field, or empty for the whole section."""
         return ()
 
+    @classmethod
+    def fields_left_behind(cls, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Collection[str]:
+        """Return the names of fields that do not outlast changes of others, because their values belong to
+        the values that are replaced. Both mappings are as they were given, and not checked."""
+        return ()
+
     def _set_fields(self, fields: Mapping[str, Any]) -> None:
         """Set the fields to the values that were read. Raises JobError with all problems."""
         reading = _Reading(type(self))
@@ -184,6 +190,8 @@ class Section:
 def _merge_changes(section: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section's stated fields with the changes."""
     fields = {name: getattr(section, name) for name in section.stated_fields}
+    for name in section.fields_left_behind(fields, changes):
+        del fields[name]
     for name, change in changes.items():
         before = fields.get(name)
         # Members of a section that is usually a text, such as entry, exclude each other.

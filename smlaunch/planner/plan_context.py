@@ -123,17 +123,10 @@ def stated_job_kind(job: Job) -> JobKind:
     return TRAINING if job.strategy is None else load_strategy(job.strategy).job_kind
 
 
-def own_instance_type(job: Job) -> str:
-    """Instance type that the job's figures are for, its ``price_per_hour`` among them: the one that it names,
-    the first of its preferences, or the default."""
-    preferences = job.compute.instance_preferences
-    return preferences[0] if preferences else job.compute.instance_type or DEFAULT_INSTANCE_TYPE
-
-
 def instance_types_of(job: Job) -> tuple[str, ...]:
     """Instance types that the job may run on, in its order."""
     segment_types = (change.compute.instance_type for change in job.segments)
-    type_names = job.compute.instance_preferences or (own_instance_type(job),)
+    type_names = job.compute.instance_preferences or (job.compute.own_instance_type,)
     return tuple(dict.fromkeys([*type_names, *(name for name in segment_types if name is not None)]))
 
 

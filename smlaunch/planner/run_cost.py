@@ -10,7 +10,7 @@ from smlaunch.catalog.instances import InstanceChoice
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
-from smlaunch.planner.plan_context import Diagnostics, own_instance_type
+from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.segments import format_seconds
 from smlaunch.text.format import format_dollars_apart
 
@@ -37,9 +37,9 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
     if facts.target == "local" and host_price is None:
         host_price, source = 0.0, "it runs on this machine; nothing is billed"
     elif facts.target == "local":
-        source = "by compute.price_per_hour; nothing is really billed here"
+        source = f"by compute.price_per_hour, for {instance_type}; nothing is really billed here"
     elif host_price is not None:
-        source = "by compute.price_per_hour"
+        source = f"by compute.price_per_hour, for {instance_type}"
     elif catalog_entry is not None and catalog_entry.usd_per_hour is not None:
         host_price = catalog_entry.usd_per_hour
         source = (
@@ -169,7 +169,7 @@ def plan_cost(
 def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: Diagnostics) -> Cost:
     """Return the cost of a run whose price is unknown, and add a problem if the job states a cap, which then
     cannot be enforced."""
-    type_name, own_type = rate_without_price.instance_type, own_instance_type(job)
+    type_name, own_type = rate_without_price.instance_type, job.compute.own_instance_type
     note, remedy = rate_without_price.source, "state compute.price_per_hour"
     if type_name == own_type:
         note += "; compute.price_per_hour states it"

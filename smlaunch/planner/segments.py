@@ -18,7 +18,7 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
-from smlaunch.planner.plan_context import Diagnostics, max_hosts_of, own_instance_type
+from smlaunch.planner.plan_context import Diagnostics, max_hosts_of
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -207,13 +207,9 @@ def plan_segment_templates(
 
 def apply_change(job: Job, change: SegmentChange) -> Job:
     """The job with a segment's change applied."""
-    compute_changes = change.compute.to_mapping()
-    # The job's price is of its own type; another type has the catalog's.
-    if compute_changes.get("instance_type", own_instance_type(job)) != own_instance_type(job):
-        compute_changes["price_per_hour"] = None
     return job.with_changes(
         hyperparameters={**job.hyperparameters, **change.hyperparameters},
-        compute=job.compute.with_changes(**compute_changes),
+        compute=change.compute.to_mapping(),
     )
 
 

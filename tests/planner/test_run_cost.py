@@ -9,6 +9,7 @@ from typing import Any
 from smlaunch.catalog.instances import known_types
 from smlaunch.contract.run_names import JobName
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, StoredFile
+from smlaunch.job.model import Job
 from smlaunch.runs.run_state import observed_job_from_description
 from tests.planner.fixtures import TORCH, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
@@ -129,6 +130,31 @@ def test_a_price_without_a_type_is_refused_where_the_plan_chooses_the_type(
 
 def test_without_a_workload_the_price_is_of_the_default_type() -> None:
     assert plan({"compute": {"price_per_hour": 1.5}}).cost.per_hour == 1.5
+
+
+@table(
+    ("changes", "price", "note"),
+    [
+        ({"hosts": 2}, 1.0, "by compute.price_per_hour, for ml.g5.xlarge"),
+        ({"instance_type": "ml.p4d.24xlarge"}, P4D_PRICE, "an estimate: on-demand price of us-east-1 as of "),
+        (
+            {"instance_type": "ml.p4d.24xlarge", "price_per_hour": 9},
+            9.0,
+            "by compute.price_per_hour, for ml.p4d",
+        ),
+        ({"instance_type": "ml.g99.xlarge"}, None, "the price of ml.g99.xlarge is not known"),
+    ],
+)
+def test_a_type_that_replaces_another_is_not_counted_by_the_others_price(
+    changes: dict[str, Any], price: float | None, note: str
+) -> None:
+    job = Job.from_mapping({"entry": "train.py", "compute": NAMED, "limits": {"max_runtime": "1h"}})
+    mapping = job.with_changes(compute=changes).to_mapping()
+    cost = plan(mapping, IRELAND).cost
+    assert cost.per_hour == price and cost.note.startswith(note)
+    if price is None:
+        (line,) = refusals({**mapping, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND)
+        assert line.endswith("the cap cannot be enforced; state compute.price_per_hour")
 
 
 # ---- warm pools ------------------------------------------------------------------------------------------
