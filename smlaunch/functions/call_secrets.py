@@ -1,11 +1,14 @@
-"""Finds secrets in a call before it is sent: in its pickle, its arguments and the globals that it uses."""
+"""Finds secrets in a call before it is sent: in its pickle, which has all that travels."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, ModuleType
-from typing import Any
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any, ClassVar
 
 from smlaunch.secrets.file_contents import SCANNED_BYTES, find_secret
 from smlaunch.secrets.masking import mask_document, mask_named_value
@@ -13,71 +16,122 @@ from smlaunch.secrets.masking import mask_document, mask_named_value
 _WINDOW_OVERLAP_BYTES = 8192
 """More than any key takes, so that each lies in one window as a whole."""
 
-_MAX_DEPTH = 6
-_MAX_VALUES = 20_000
+_MAX_STRUCTURE_BYTES = 16 << 20
+"""Of pickles whose values are looked at one by one; longer ones hold data."""
+
 _MAX_TEXT_CHARACTERS = 100_000
 """Longer texts are data more often than keys."""
 
+_RANDOM_LOOKING = re.compile(r"(?=\S*\d)\S{8,}")
+"""What a value with a secret's name has to look like: words of a language are none."""
 
-def find_call_secret(
-    content: bytes, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str | None:
-    """Return the kind of secret that the call holds; None without one.
 
-    That is a key in its pickle (``content``), or a value with the name of a secret (``password``) or in the
-    format of one (``hf_...``, a URL with a password) among the arguments, their members and attributes, and
-    the globals that the function uses."""
+def find_call_secret(content: bytes, function: Callable[..., Any] | None = None) -> str | None:
+    """Return the kind of secret that the call holds; None without one. ``content``: the call file, a line and
+    the pickle.
+
+    That is a key anywhere in it, a text in the format of a secret (``hf_...``, a URL with a password), or a
+    value with the name of one (``password``) that looks random, as a key of a dict, a keyword, an attribute,
+    a global, a class attribute or a default of the ``function``."""
     for start in range(0, len(content), SCANNED_BYTES - _WINDOW_OVERLAP_BYTES):
         key_kind = find_secret(content[start : start + SCANNED_BYTES])
         if key_kind is not None:
             return key_kind
-    for count, (name, value) in enumerate(_iter_named_values(function, args, kwargs)):
-        if count == _MAX_VALUES:
-            return None
-        if name and mask_named_value(name, value) != value:
+    if len(content) > _MAX_STRUCTURE_BYTES:
+        return None
+    for name, value in [*_iter_defaults(function), *_iter_values(content.partition(b"\n")[2])]:
+        if mask_document(value) != value or find_secret(value.encode("utf-8", "replace")):
+            return f"the value of {name}" if name else "a value in a secret's format"
+        if name and _RANDOM_LOOKING.fullmatch(value) and mask_named_value(name, value) != value:
             return f"the value of {name}"
-        if not name and mask_document(value) != value:
-            return "a value in a secret's format"
     return None
 
 
-def _iter_named_values(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield each text of the call with the name that it has there; empty for one of a list."""
-    used_variables: dict[str, Any] = {}
+def _iter_defaults(function: Callable[..., Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield the texts that are defaults of the function's parameters, with their names."""
     if isinstance(function, FunctionType):
-        variables = inspect.getclosurevars(function)
-        used_variables = {**variables.globals, **variables.nonlocals}
-    # Name, value, and how many containers it is in.
-    pending: list[tuple[str, Any, int]] = [
-        *((name, value, 0) for name, value in {**used_variables, **kwargs}.items()),
-        *(("", value, 0) for value in args),
-    ]
+        for parameter in inspect.signature(function).parameters.values():
+            if isinstance(parameter.default, str):
+                yield parameter.name, parameter.default
+
+
+class _Unbuilt:
+    """What an object is made of, in place of the object: nothing of the call is run to look at it."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = list(parts)
+
+    def append(self, item: Any) -> None:
+        self.parts.append(item)
+
+    def extend(self, items: Any) -> None:
+        self.parts += items
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.parts.append({key if isinstance(key, str) else "": value})
+
+
+_PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001
+
+
+class _StructureUnpickler(_PythonUnpickler):  # type: ignore[misc]
+    """Reads a pickle without importing or calling anything that it names."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.unbuilt: list[_Unbuilt] = []
+        """All of them: a class gets its attributes by a call whose result is dropped."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Unbuilt()
+
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = _Unbuilt(self.stack[-1], *arguments)
+        self.unbuilt.append(self.stack[-1])
+
+    def load_newobj_ex(self) -> None:
+        keywords = self.stack.pop()
+        self.load_reduce()
+        self.stack[-1].append(keywords)
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], _Unbuilt):
+            self.stack[-1].append(state)
+
+    dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = load_reduce
+    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def _iter_values(pickled: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each text of a pickle with the name that it has there; empty for one of a list."""
+    unpickler = _StructureUnpickler(io.BytesIO(pickled))
+    try:
+        root = unpickler.load()
+    except Exception:  # of a way to pickle that this does not know: keys were searched in all bytes
+        return
+    todo: list[tuple[str, Any]] = [("", root), *(("", unbuilt) for unbuilt in unpickler.unbuilt)]
     seen_ids: set[int] = set()
-    while pending:
-        name, value, depth = pending.pop()
-        if isinstance(value, bytes):
-            value = value[:_MAX_TEXT_CHARACTERS].decode("utf-8", "replace")
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, (bytes, bytearray)):
+            # NumPy has four bytes for a character.
+            value = bytes(value[: 4 * _MAX_TEXT_CHARACTERS]).replace(b"\0", b"").decode("utf-8", "replace")
         if isinstance(value, str):
             if len(value) <= _MAX_TEXT_CHARACTERS:
                 yield name, value
             continue
-        is_code = isinstance(value, (type, FunctionType, ModuleType))
-        is_own = type(value).__module__.partition(".")[0] == "smlaunch"  # a Target, which is never sent
-        if depth == _MAX_DEPTH or id(value) in seen_ids or is_code or is_own:
+        if id(value) in seen_ids:
             continue
         seen_ids.add(id(value))
-        pending += [(member_name, member, depth + 1) for member_name, member in _iter_members(value)]
-        if len(pending) > _MAX_VALUES:
-            return
-
-
-def _iter_members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container or the attributes of an object, each with its name, empty if none."""
-    if isinstance(value, Mapping):
-        yield from ((key if isinstance(key, str) else "", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from (("", item) for item in value)
-    else:
-        yield from getattr(value, "__dict__", {}).items()
+        if isinstance(value, Mapping):
+            todo += [(key if isinstance(key, str) else "", item) for key, item in value.items()]
+            todo += [("", key) for key in value]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            todo += [("", item) for item in value]
+        elif isinstance(value, _Unbuilt):
+            todo += [("", part) for part in value.parts]

@@ -136,7 +136,7 @@ def _find_call_problem(
         )
     if job.include_secrets:
         return None
-    secret_kind = find_call_secret(call.content, unwrap_function(function), args, kwargs)
+    secret_kind = find_call_secret(call.content, unwrap_function(function))
     if secret_kind is None:
         return None
     return Problem(

@@ -17,6 +17,7 @@ rank prints the SHA-256 of its file, which the client compares: the log is anoth
 import base64
 import contextlib
 import copyreg
+import functools
 import hashlib
 import inspect
 import io
@@ -102,6 +103,8 @@ def _pickle_value(value: Any) -> bytes:
 
     class ValuePickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined]
         def reducer_override(self, item: Any) -> Any:
+            if type(item) is CACHED_FUNCTION and item.__module__ == "__main__":
+                return reduce_cached_function(item)
             values = _values_of_lost_slots(item)
             if not values:
                 return super().reducer_override(item)
@@ -111,6 +114,19 @@ def _pickle_value(value: Any) -> bytes:
     buffer = io.BytesIO()
     ValuePickler(buffer).dump(value)
     return buffer.getvalue()
+
+
+CACHED_FUNCTION: Any = type(functools.lru_cache(maxsize=1)(len))
+
+
+def reduce_cached_function(cached: Any) -> Tuple[Any, ...]:
+    """Return how a function of the script with ``functools.cache`` is made elsewhere: an empty cache around
+    the function itself. functools would let it be looked up by its name, in a script that is not there."""
+    maxsize = cached.cache_info().maxsize
+    is_typed = cached.cache_parameters()["typed"] if hasattr(cached, "cache_parameters") else False
+    state = {name: value for name, value in vars(cached).items() if name != "cache_parameters"}
+    arguments = (cached.__wrapped__, maxsize, is_typed, functools._CacheInfo)  # noqa: SLF001
+    return CACHED_FUNCTION, arguments, state
 
 
 _WAYS_TO_PICKLE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
@@ -349,6 +365,14 @@ def find_rank(environ: Any) -> int:
     return host * processes + int(environ.get("SMLAUNCH_PROCESS", "0"))
 
 
+def _let_file_be_the_copy(function: Any, root: str) -> None:
+    """``__file__`` of the script's functions names the copy that was sent, not the script of the caller."""
+    variables = getattr(function, "__globals__", {})
+    copy = os.path.join(root, os.path.basename(str(variables.get("__file__") or "")))
+    if variables.get("__name__") == "__main__" and os.path.isfile(copy):
+        variables["__file__"] = copy
+
+
 def _call(root: str, call_content: bytes) -> Any:
     """Load the function and call it. Raises whatever that raises."""
     header, pickled = read_call(call_content, os.environ.get(SHA256_VARIABLE))
@@ -364,6 +388,7 @@ def _call(root: str, call_content: bytes) -> Any:
         sys.path.insert(0, root)
     _let_client_names_be_imported()
     function, args, kwargs = pickle.loads(pickled)  # noqa: S301  its hash is in the request
+    _let_file_be_the_copy(function, root)
     result = function(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
         raise TypeError(

@@ -7,22 +7,22 @@ of other modules by name, so that the host has to have the module.
 from __future__ import annotations
 
 import copyreg
-import functools
 import hashlib
 import io
 import json
 import pickletools
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from smlaunch.errors import JobError, MachineError, Problem
-from smlaunch.functions.host_program import CALL_FORMAT
+from smlaunch.functions.host_program import CACHED_FUNCTION, CALL_FORMAT, reduce_cached_function
 
 _EXTRA_HINT = (
     "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
@@ -91,6 +91,10 @@ _PICKLE_ADVICE = (
 )
 
 
+_KERNEL_FOLDER = re.compile(r"([/\\])ipykernel_\d+([/\\])")
+"""Folder of the files that a kernel names its cells after."""
+
+
 def _pickler_class(cloudpickle: Any) -> Any:
     """Return a subclass of cloudpickle's pickler. Defined late, because cloudpickle is an extra."""
 
@@ -102,8 +106,12 @@ def _pickler_class(cloudpickle: Any) -> Any:
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, type):
                 name_class(cloudpickle, value)
-            if type(value) is _CACHED_FUNCTION and value.__module__ == "__main__":
-                return _reduce_cached_function(value)
+            if type(value) is CACHED_FUNCTION and value.__module__ == "__main__":
+                return reduce_cached_function(value)
+            if isinstance(value, CodeType) and _KERNEL_FOLDER.search(value.co_filename):
+                # The process id of the kernel: the same cell must give the same call after a restart.
+                name = _KERNEL_FOLDER.sub(r"\1ipykernel\2", value.co_filename)
+                return self.dispatch_table[CodeType](value.replace(co_filename=name))
             reduced = super().reducer_override(value)
             is_by_name = reduced is NotImplemented
             if is_by_name and isinstance(value, (type, FunctionType)):
@@ -113,18 +121,6 @@ def _pickler_class(cloudpickle: Any) -> Any:
             return reduced
 
     return CallPickler
-
-
-_CACHED_FUNCTION: Any = type(functools.lru_cache(lambda: None))
-
-
-def _reduce_cached_function(cached: Any) -> tuple[Any, ...]:
-    """Return how a host makes a function of the script with ``functools.cache``: an empty cache around the
-    function itself. functools would let it look for the name in a script that it does not have."""
-    parameters = cached.cache_parameters()
-    state = {name: value for name, value in vars(cached).items() if name != "cache_parameters"}
-    arguments = (cached.__wrapped__, parameters["maxsize"], parameters["typed"], functools._CacheInfo)  # noqa: SLF001
-    return _CACHED_FUNCTION, arguments, state
 
 
 def names_of_main(pickled: bytes) -> list[str]:

@@ -7,11 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from smlaunch.api.job_kinds import get_at_path, job_kind_of
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
 from smlaunch.chain.workflow import Workflow, changed_limits_text, price_texts, with_limits_of
 from smlaunch.contract.run_names import JobName, parse_shard_number
-from smlaunch.errors import SmlaunchError, wrong_type_error
+from smlaunch.contract.s3_uri import split_s3_uri
+from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import PlannedJob, RunPlan
@@ -160,7 +162,35 @@ def _find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
     if first_job is not None:
         return EarlierLaunch(first_job, stored)
     run_folder.require_name_of_job(plan.workflow, stored, target.storage)
+    _require_free_output(plan, target)
     return EarlierLaunch()
+
+
+def _require_free_output(plan: RunPlan, target: Target) -> None:
+    """Raise JobError if results of a job with the first job's name exist, whose record is gone: a run that is
+    launched again finds in its checkpoints that it has ended, trains nothing, and the service would replace
+    its model by an empty archive."""
+    first_job = plan.planned_jobs[0]
+    kind = job_kind_of(first_job.request)
+    stated_uri = str(get_at_path(first_job.request, kind.request_path_by_field["output"]) or "")
+    # The service adds the job's name, where the request does not have it.
+    output_uri = stated_uri if kind.output_suffix else f"{stated_uri.rstrip('/')}/{first_job.name}/"
+    bucket_and_prefix = split_s3_uri(output_uri)
+    if bucket_and_prefix is None:
+        return
+    bucket, prefix = bucket_and_prefix
+    try:
+        has_results = next(iter(target.storage.list_objects(bucket, prefix)), None) is not None
+    except CallError as error:
+        if error.code != "NoSuchBucket":  # the upload makes it
+            raise
+        return
+    if has_results:
+        text = (
+            f"results of an earlier job {first_job.name} are at {output_uri}, and the job's record is gone; "
+            "a new job of that name would replace them: take another name, or move them away"
+        )
+        raise JobError([Problem("name", text)])
 
 
 def _find_earlier_launches(prepared_run: PreparedRun) -> list[EarlierLaunch]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import numpy
 import pytest
 
 import smlaunch
@@ -23,7 +25,7 @@ from smlaunch.functions.call_secrets import find_call_secret
 from smlaunch.functions.function_job import FunctionRun, prepare_function
 from smlaunch.functions.function_source import definitions_of
 from smlaunch.functions.host_program import CALL_FILE, PROGRAM_FILE, SHA256_VARIABLE
-from smlaunch.functions.pickled_call import names_of_main
+from smlaunch.functions.pickled_call import names_of_main, pickle_call
 from smlaunch.runs.runtime_archive import load_runtime_archive
 from tests.runs.fakes import ROLE, fake_target
 from tests.tables import table
@@ -128,21 +130,70 @@ class Settings:
         self.password = "Zq8!hunter2hunter2"
 
 
+HF_TOKEN = "hf_" + "a1B2" * 9
+API_KEY = "9a8b7c6d5e4f3a2b1c0d"
+PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\n" + "Ab1+" * 30
+
+
+class Client:
+    key_of_api = 1
+    api_key = API_KEY
+
+
+class Slots:
+    __slots__ = ("password",)
+
+    def __init__(self) -> None:
+        self.password = "hunter2hunter2"
+
+
+def by_default(data: Any = None, *, token: str = HF_TOKEN) -> None:
+    pass
+
+
+def takes(*args: Any, **kwargs: Any) -> type:
+    return Client
+
+
 @table(
-    ("args", "kwargs", "kind"),
+    ("function", "args", "kwargs", "kind"),
     [
-        ((), {"password": "Zq8!hunter2hunter2"}, "the value of password"),
-        ((Settings(),), {}, "the value of password"),
-        (({"db": ["postgres://u:hunter2@host/db"]},), {}, "a value in a secret's format"),
-        (("hf_" + "a1B2" * 9,), {}, "a value in a secret's format"),
-        ((b"\0" * 3_000_000 + b"-----BEGIN PRIVATE KEY-----\n" + b"Ab1+" * 30,), {}, "a private key"),
-        (("gpt2", 3, None, [0.5], {"tokenizer": "bert"}), {"max_tokens": 20, "password": ""}, None),
-        ((smlaunch, threading, Settings), {"rate": 0.1}, None),
+        (max, (), {"password": "Zq8!hunter2hunter2"}, "the value of password"),
+        (max, (Settings(),), {}, "the value of password"),
+        (max, ({"db": ["postgres://u:hunter2@host/db"]},), {}, "a value in a secret's format"),
+        (max, (HF_TOKEN,), {}, "a value in a secret's format"),
+        (max, ({HF_TOKEN: 1},), {}, "a value in a secret's format"),
+        (max, (Path("/x") / HF_TOKEN,), {}, "a value in a secret's format"),
+        (max, (numpy.array([HF_TOKEN]),), {}, "a value in a secret's format"),
+        (max, (numpy.array([PRIVATE_KEY]),), {}, "a value in a secret's format"),
+        (max, (b"\0" * 3_000_000 + PRIVATE_KEY.encode(),), {}, "a private key"),
+        (max, (Slots(),), {}, "the value of password"),
+        (functools.partial(max, api_key=API_KEY), (), {}, "the value of api_key"),
+        (by_default, (), {}, "the value of token"),
+        (lambda: takes(), (), {}, "the value of api_key"),
+        (max, ("gpt2", 3, None, [0.5], {"tokenizer": "bert"}), {"max_tokens": 20, "password": ""}, None),
+        (max, ({"password": "mot de passe", "token": "##ing", "secret": "geheim"},), {"token": "word"}, None),
+        (max, (smlaunch, threading, numpy.arange(1000)), {"rate": 0.1}, None),
     ],
 )
-def test_secrets_of_a_call(args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None) -> None:
-    content = args[0] if args and isinstance(args[0], bytes) else b""
-    assert find_call_secret(content, max, args, kwargs) == kind
+def test_secrets_of_a_call(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None
+) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        content = pickle_call(function, args, kwargs, "f").content
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert find_call_secret(content, function) == kind
+
+
+def test_a_cell_gives_the_same_call_in_another_kernel() -> None:
+    def call_of(process: int) -> str:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile("def f(v): return v", f"/tmp/ipykernel_{process}/158.py", "exec"), names)
+        return pickle_call(names["f"], (1,), {}, "f").sha256
+
+    assert call_of(17) == call_of(4711)
 
 
 def test_names_that_a_host_would_look_up_in_the_script() -> None:

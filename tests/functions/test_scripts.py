@@ -40,9 +40,15 @@ def fibonacci(number):
     return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
 
 
+class Table:
+    @functools.lru_cache(maxsize=None)
+    def row(self, number):
+        return [number]
+
+
 class Adder:
     def __call__(self, number):
-        return [Size(fibonacci(number))]
+        return [Size(fibonacci(number)), Table(), __file__]
 
 
 JOB = Job(name="mirrored", compute=Compute(processes_per_host=2))
@@ -64,7 +70,8 @@ if __name__ == "__main__":
     print(mirrored, add(5), mirror.submit(Point(1, 2)).run.attached)
     print(mirror.function(Point(3, 4), depth=0)[0])
     if len(sys.argv) > 1:
-        print(smlaunch.submit(Adder(), 10, target=smlaunch.local_target()).result())
+        size, table, _ = smlaunch.submit(Adder(), 10, target=smlaunch.local_target()).result()
+        print(size, type(table) is Table, table.row(3))
 """
 
 
@@ -85,7 +92,7 @@ def test_a_script_with_its_modules_and_classes(home: Path, tmp_path: Path) -> No
                 "Point(x=20, y=2) 6 True",
                 "from late",
                 "Point(x=40, y=6)",
-                *(["[Size(width=55)]"] if further else []),
+                *(["Size(width=55) True [3]"] if further else []),
             ]
             (folder / "log.txt").write_text("no module of the program")
         listing = command("ls", "--local", "--json")

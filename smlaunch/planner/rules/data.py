@@ -317,6 +317,18 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
                 f"inputs.{name} ({channel.uri}) lies inside it, so that all of the data would be downloaded "
                 "to every host with the checkpoints; use separate prefixes",
             )
+    own_folder = f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
+    folders_inside = checkpoint_prefix.removeprefix(own_folder).split("/")  # run, checkpoints, ...
+    is_of_checkpoints = folders_inside[1:2] == ["checkpoints"]
+    if own_folder.startswith(checkpoint_prefix) or (
+        checkpoint_prefix.startswith(own_folder) and not is_of_checkpoints
+    ):
+        yield Problem(
+            "checkpoints.uri",
+            f"{own_folder} has sources, data, models and launch files of all runs: every host would "
+            "download them with the checkpoints, and what a host deletes is deleted in S3 too; name a "
+            "prefix outside, or none for a chain",
+        )
     output = context.job.output
     if output is not None and _as_folder_prefix(output).startswith(checkpoint_prefix):
         yield Problem(
