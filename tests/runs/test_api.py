@@ -175,6 +175,17 @@ def test_a_run_keeps_its_price_unless_a_launch_states_another(job: Job, target: 
     assert len(control(target).created) == 1
 
 
+def test_results_of_a_job_whose_record_is_gone_are_not_replaced(job: Job, target: Target) -> None:
+    launch(job, target)
+    job_name, output_uri = "demo-s1-a1", control(target).created[0]["OutputDataConfig"]["S3OutputPath"]
+    bucket, _, prefix = output_uri.removeprefix("s3://").partition("/")
+    later_target = fake_target()  # of the same account, whose job was deleted
+    later_target.storage.put_bytes(bucket, f"{prefix.rstrip('/')}/{job_name}/output/model.tar.gz", b"a model")
+    with pytest.raises(JobError, match=f"results of an earlier job {job_name} are at .* take another name"):
+        launch(job, later_target)
+    assert control(later_target).created == []
+
+
 def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:
     launch(job, target)
     puts_before = list(storage(target).puts)
