@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from smlaunch.aws.interfaces import CallError
 from smlaunch.catalog.instances import known_types
+from smlaunch.cli import run_connection
 from smlaunch.cli.runs import logs as logs_command
-from smlaunch.connection import open_connection
 from smlaunch.contract.run_names import is_run_id
 from smlaunch.errors import AccountError, JobError, TrainingFailed
 from smlaunch.job.model import Job, parse_duration
@@ -393,7 +393,7 @@ def test_logs_as_json(job: Job, target: Target, monkeypatch: pytest.MonkeyPatch)
     logs: FakeLogs = target.__dict__["logs"]
     logs.add_lines("demo-s1-a1/algo-1-5", "a")
     connection = nullcontext(SimpleNamespace(target=target))
-    monkeypatch.setattr(open_connection, "open_connection", lambda *_, **__: connection)
+    monkeypatch.setattr(run_connection, "open_connection", lambda *_, **__: connection)
     result = CliRunner().invoke(logs_command, ["demo", "--json"], standalone_mode=False)
     line = {"job": "demo-s1-a1", "host": "algo-1", "at": 0, "text": "a"}
     assert json.loads(result.output) == {"run": "demo", "lines": [line]}
