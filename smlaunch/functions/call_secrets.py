@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ _RANDOM_LOOKING = re.compile(r"(?=\S*\d)\S{8,}")
 """What a value with a secret's name has to look like: words of a language are none."""
 
 
-def find_call_secret(content: bytes, function: Callable[..., Any] | None = None) -> str | None:
+def find_call_secret(content: bytes, function: Callable[..., Any]) -> str | None:
     """Return the kind of secret that the call holds; None without one. ``content``: the call file, a line and
     the pickle.
 
@@ -39,7 +40,7 @@ def find_call_secret(content: bytes, function: Callable[..., Any] | None = None)
             return key_kind
     if len(content) > _MAX_STRUCTURE_BYTES:
         return None
-    for name, value in [*_iter_defaults(function), *_iter_values(content.partition(b"\n")[2])]:
+    for name, value in chain(_iter_defaults(function), _iter_values(content.partition(b"\n")[2])):
         if mask_document(value) != value or find_secret(value.encode("utf-8", "replace")):
             return f"the value of {name}" if name else "a value in a secret's format"
         if name and _RANDOM_LOOKING.fullmatch(value) and mask_named_value(name, value) != value:
@@ -47,7 +48,7 @@ def find_call_secret(content: bytes, function: Callable[..., Any] | None = None)
     return None
 
 
-def _iter_defaults(function: Callable[..., Any] | None) -> Iterator[tuple[str, str]]:
+def _iter_defaults(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """Yield the texts that are defaults of the function's parameters, with their names."""
     if isinstance(function, FunctionType):
         for parameter in inspect.signature(function).parameters.values():

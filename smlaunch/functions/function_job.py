@@ -86,7 +86,7 @@ def prepare_function(
     if problems:
         raise JobError(problems)
     call = pickle_call(function, args, kwargs, name)
-    call_problem = _find_call_problem(call, function, args, kwargs, job)
+    call_problem = _find_call_problem(call, function, name, job)
     if call_problem is not None:
         raise JobError([call_problem])
     source = FunctionSource(function)
@@ -120,14 +120,10 @@ def prepare_function(
 
 
 def _find_call_problem(
-    call: PickledCall,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    job: Job,
+    call: PickledCall, function: Callable[..., Any], name: str, job: Job
 ) -> Problem | None:
-    """Return why a pickled call cannot be sent: it is too large, or holds what looks like a secret."""
-    name = function_name(function)
+    """Return why a pickled call cannot be sent: it is too large, or holds what looks like a secret. ``name``:
+    of the function."""
     if len(call.content) > LIMIT_BYTES:
         return Problem(
             "function",

@@ -268,11 +268,10 @@ def _identify_program(program: AddedProgram, archive: SourceArchive) -> str:
     """Return the hash of the program and of the modules beside it. Other files of the folder, such as a log
     that the caller writes, make no other run of it."""
     digest = hashlib.sha256(program.sha256.encode())
-    for path in archive.files:
+    for path, file_digest in archive.digest_by_file.items():
         is_code = path.endswith(".py") or path == DEFAULT_REQUIREMENTS
         if is_code and path not in program.files:
-            content_sha256 = hashlib.sha256((archive.root / path).read_bytes()).hexdigest()
-            digest.update(f"\0{path}\0{content_sha256}".encode())
+            digest.update(f"\0{path}\0{file_digest}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
