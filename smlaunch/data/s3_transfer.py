@@ -94,15 +94,10 @@ class S3Transfer:
                 self._storage.put_bytes(bucket, item.key, content)
             on_transferred(item.size, 1)
 
-        small_items = (item for item in items if item.size < LARGE_FILE_BYTES)
-        for_each_in_threads(upload_small_file, small_items, CONNECTIONS, cancelled)
-        large_items = [item for item in items if item.size >= LARGE_FILE_BYTES]
-        max_concurrent_parts = _connections_per_file(large_items)
-
-        def upload_large_file(item: TransferItem) -> None:
+        def upload_large_file(item: TransferItem, max_concurrent_parts: int) -> None:
             self._upload_large_file(bucket, item, max_concurrent_parts, fast_transfer, on_transferred)
 
-        for_each_in_threads(upload_large_file, large_items, _CONCURRENT_LARGE_FILES, cancelled)
+        _for_each_file(items, upload_small_file, upload_large_file, cancelled)
 
     def _upload_large_file(
         self,
@@ -149,17 +144,12 @@ class S3Transfer:
             self._write_downloaded_file(bucket, item, b"".join(chunks))
             on_transferred(item.size, 1)
 
-        small_items = (item for item in items if item.size < LARGE_FILE_BYTES)
-        for_each_in_threads(download_small_file, small_items, CONNECTIONS, cancelled)
-        large_items = [item for item in items if item.size >= LARGE_FILE_BYTES]
-        max_concurrent_parts = _connections_per_file(large_items)
-
-        def download_large_file(item: TransferItem) -> None:
+        def download_large_file(item: TransferItem, max_concurrent_parts: int) -> None:
             self._multipart_transfer.download_file(
                 bucket, item, get_range, max_concurrent_parts, on_transferred
             )
 
-        for_each_in_threads(download_large_file, large_items, _CONCURRENT_LARGE_FILES, cancelled)
+        _for_each_file(items, download_small_file, download_large_file, cancelled)
 
     def has_same_content(self, bucket: str, item: TransferItem) -> bool:
         """Return whether the file already has the object's content; of an item with a ``sha256``, whether the
@@ -263,9 +253,23 @@ def _make_cancellable(on_transferred: OnTransferred) -> tuple[Event, OnTransferr
     return cancelled, check_cancelled
 
 
-def _connections_per_file(large: Sequence[TransferItem]) -> int:
-    """Return how many parts of each large file are transferred at a time."""
-    return CONNECTIONS // max(1, min(len(large), _CONCURRENT_LARGE_FILES))
+def _for_each_file(
+    items: Sequence[TransferItem],
+    transfer_small_file: Callable[[TransferItem], None],
+    transfer_large_file: Callable[[TransferItem, int], None],
+    cancelled: Event,
+) -> None:
+    """Transfer the small files, each on one connection, and then the large ones, of which each also gets the
+    number of its parts that are transferred at a time."""
+    small_items = (item for item in items if item.size < LARGE_FILE_BYTES)
+    for_each_in_threads(transfer_small_file, small_items, CONNECTIONS, cancelled)
+    large_items = [item for item in items if item.size >= LARGE_FILE_BYTES]
+    max_concurrent_parts = CONNECTIONS // max(1, min(len(large_items), _CONCURRENT_LARGE_FILES))
+
+    def transfer(item: TransferItem) -> None:
+        transfer_large_file(item, max_concurrent_parts)
+
+    for_each_in_threads(transfer, large_items, _CONCURRENT_LARGE_FILES, cancelled)
 
 
 def _require_valid_keys(items: Sequence[TransferItem]) -> None:

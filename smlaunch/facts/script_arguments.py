@@ -120,6 +120,10 @@ class ArgumentParserFacts(NamedTuple):
         """The first argument of which one of the names, such as ``--rank``, is an option string."""
         return next((each for each in self.arguments if not set(names).isdisjoint(each.names)), None)
 
+    def option_names(self) -> list[str]:
+        """The option strings of all arguments, such as ``--rank``."""
+        return [name for each in self.arguments if not each.is_positional for name in each.names]
+
     def argument_of(self, destination: str) -> ScriptArgument | None:
         """The first argument whose value becomes this attribute of the parsed arguments."""
         return next((each for each in self.arguments if each.destination == destination), None)
@@ -193,7 +197,7 @@ def find_abbreviations(parser: ArgumentParserFacts, argv: Sequence[str]) -> Iter
     """Yield each option of ``argv`` that argparse accepts as the beginning of another one, and that one."""
     if not (parser.is_complete and parser.allows_abbreviations):
         return
-    options = {name for argument in parser.arguments if not argument.is_positional for name in argument.names}
+    options = set(parser.option_names())
     for token in argv:
         name = token.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in options:
@@ -275,7 +279,7 @@ def _unknown_arguments(
 ) -> Iterator[ArgumentMistake]:
     """Yield a mistake for each option that the script's parser does not know, with the nearest that it knows,
     and one for what has no option before it."""
-    options = [name for argument in parser.arguments if not argument.is_positional for name in argument.names]
+    options = parser.option_names()
     positional_names = {argument.names[0] for argument in parser.arguments if argument.is_positional}
     for token in unknown_tokens:
         match = _UNRECOGNIZED_OPTION.match(token)

@@ -15,7 +15,7 @@ import json
 import marshal
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -43,25 +43,28 @@ _MARSHAL_VERSION = 2
 def load_runtime_archive(uses_mpi: bool) -> bytes:
     """Return what ``build_runtime_archive`` returns, which takes as long as a bare interpreter's start, from
     the user's cache unless a source has changed."""
-    key = _cache_key(uses_mpi)
-    content = user_cache.read_entry(_CACHE_ENTRY_NAME, key)
-    if content is None:
-        content = build_runtime_archive(uses_mpi)
-        if _cache_key(uses_mpi) == key:  # no source was saved while it was built
-            user_cache.write_entry(_CACHE_ENTRY_NAME, key, content)
-    return content
+    return _load_cached(_CACHE_ENTRY_NAME, uses_mpi, lambda: build_runtime_archive(uses_mpi))
 
 
 def runtime_sha256() -> str:
     """Return the hash, in hex, of all that an archive may contain: that of the archive with the MPI part.
     From the user's cache unless a source has changed."""
-    key = _cache_key(uses_mpi=True)
-    digest = user_cache.read_entry(_HASH_CACHE_ENTRY_NAME, key)
-    if digest is None:
-        digest = hashlib.sha256(build_runtime_archive(uses_mpi=True)).hexdigest().encode()
-        if _cache_key(uses_mpi=True) == key:  # no source was saved while it was built
-            user_cache.write_entry(_HASH_CACHE_ENTRY_NAME, key, digest)
-    return digest.decode()
+
+    def compute_hash() -> bytes:
+        return hashlib.sha256(build_runtime_archive(uses_mpi=True)).hexdigest().encode()
+
+    return _load_cached(_HASH_CACHE_ENTRY_NAME, True, compute_hash).decode()
+
+
+def _load_cached(entry_name: str, uses_mpi: bool, make: Callable[[], bytes]) -> bytes:
+    """Return an entry of the user's cache, made anew where a source of the archive has changed since."""
+    key = _cache_key(uses_mpi)
+    content = user_cache.read_entry(entry_name, key)
+    if content is None:
+        content = make()
+        if _cache_key(uses_mpi) == key:  # no source was saved while it was made
+            user_cache.write_entry(entry_name, key, content)
+    return content
 
 
 def _cache_key(uses_mpi: bool) -> str:
