@@ -135,15 +135,15 @@ def _read_text(value: Any) -> str:
     return str.__str__(value)  # of a subclass, such as a member of an Enum: its text
 
 
-def _read_integer(minimum: int, value: Any) -> int:
+def _read_integer(minimum: int, maximum: int, value: Any) -> int:
     if type(value) is not int:  # true and false are integers for isinstance, and so are members of an Enum
         is_quoted = isinstance(value, str) and value.strip().isdecimal()
         hint = ", which is text because of its quotes; leave them out" if is_quoted else ""
         raise FieldError(f"a whole number is needed, not {{}}{hint}", shorten_value(value))
     if value < minimum:
         raise FieldError(f"{{}} is too small: at least {minimum}", shorten_value(value))
-    if value > _MAX_INTEGER:
-        raise FieldError(f"{{}} is too large: at most {_MAX_INTEGER}", shorten_value(value))
+    if value > maximum:
+        raise FieldError(f"{{}} is too large: at most {maximum}", shorten_value(value))
     return int(value)
 
 
@@ -415,9 +415,9 @@ def at_most(count: int) -> FieldRule:
     return FieldRule(partial(_check_length, count), {"maxItems": count})
 
 
-def integer_from(minimum: int) -> FieldRule:
-    """Return the rule of a whole number with a smallest value."""
-    return FieldRule(partial(_read_integer, minimum), {"minimum": minimum, "maximum": _MAX_INTEGER})
+def integer_from(minimum: int, maximum: int = _MAX_INTEGER) -> FieldRule:
+    """Return the rule of a whole number with a smallest and a largest value."""
+    return FieldRule(partial(_read_integer, minimum, maximum), {"minimum": minimum, "maximum": maximum})
 
 
 def _in_either_case(text: str) -> str:

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from inspect import cleandoc, getsource
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -23,13 +24,12 @@ from smlaunch.job.sections import Section, annotations_of
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
-_DocsByClass = dict[str, dict[str, str]]
 
 
 def job_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12), with the strategies that are installed here."""
     definitions: dict[str, Any] = {}
-    schema = _section_schema(Job, _field_docs_by_class(), definitions)
+    schema = _section_schema(Job, definitions)
     schema["properties"]["strategy"]["anyOf"] = [{"enum": known_strategies()}, {"type": "null"}]
     return {
         "$schema": SCHEMA_DIALECT,
@@ -46,15 +46,13 @@ def _states(field: str) -> dict[str, Any]:
     return {"required": [field], "properties": {field: {"not": {"enum": [None, []]}}}}
 
 
-def _section_schema(
-    section_class: type[Section], docs_by_class: _DocsByClass, definitions: dict[str, Any]
-) -> dict[str, Any]:
+def _section_schema(section_class: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a section; those of the sections in it are added to ``definitions``, by class."""
-    docs = docs_by_class[section_class.__name__]
+    docs = _field_docs(section_class.__module__, section_class.__name__)
     annotations = annotations_of(section_class)
     properties, required_fields = {}, []
     for field in fields(section_class):
-        schema = _schema_of(annotations[field.name], docs_by_class, definitions)
+        schema = _schema_of(annotations[field.name], definitions)
         if field.default is None or isinstance(field.default, (bool, int, float, str)):
             schema["default"] = field.default
         properties[field.name] = {"description": _as_one_line(docs[field.name]).rstrip("."), **schema}
@@ -73,26 +71,26 @@ def _section_schema(
     return section_schema
 
 
-def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[str, Any]) -> dict[str, Any]:
+def _schema_of(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a field's annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        schema = _schema_of(arguments[0], docs_by_class, definitions)
+        schema = _schema_of(arguments[0], definitions)
         for rule in arguments[1:]:
             _add_constraints(schema, rule.schema)
         return schema
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (types.UnionType, typing.Union):
-        schemas = [_schema_of(argument, docs_by_class, definitions) for argument in arguments]
+        schemas = [_schema_of(argument, definitions) for argument in arguments]
         return {"anyOf": [alternative for schema in schemas for alternative in _alternatives_of(schema)]}
     if origin is tuple:
-        return {"type": "array", "items": _schema_of(arguments[0], docs_by_class, definitions)}
+        return {"type": "array", "items": _schema_of(arguments[0], definitions)}
     if origin is Mapping:
         return {
             "type": "object",
-            "propertyNames": _schema_of(arguments[0], docs_by_class, definitions),
-            "additionalProperties": _schema_of(arguments[1], docs_by_class, definitions),
+            "propertyNames": _schema_of(arguments[0], definitions),
+            "additionalProperties": _schema_of(arguments[1], definitions),
         }
     if annotation is Any:
         return {}
@@ -100,14 +98,12 @@ def _schema_of(annotation: Any, docs_by_class: _DocsByClass, definitions: dict[s
         return {"type": _TYPE_NAMES[annotation]}
     name = annotation.__name__
     if name not in definitions:
-        definitions[name] = _section_schema(annotation, docs_by_class, definitions)
+        definitions[name] = _section_schema(annotation, definitions)
     reference = {"$ref": f"#/$defs/{name}"}
     if annotation.SHORTHAND_FIELD is None:
         return reference
     # A bare string stands for this field, which is a text or nothing.
-    field_schema = _schema_of(
-        annotations_of(annotation)[annotation.SHORTHAND_FIELD], docs_by_class, definitions
-    )
+    field_schema = _schema_of(annotations_of(annotation)[annotation.SHORTHAND_FIELD], definitions)
     text_schemas = [
         alternative for alternative in _alternatives_of(field_schema) if alternative["type"] == "string"
     ]
@@ -127,21 +123,22 @@ def _add_constraints(schema: dict[str, Any], constraints: typing.Mapping[str, An
             alternative.update(constraints)
 
 
-def _field_docs_by_class() -> _DocsByClass:
-    """Return the docstring below each field of the job's classes, by class and field name."""
-    docs: _DocsByClass = {}
-    for node in ast.parse(getsource(sys.modules[Job.__module__])).body:
-        if isinstance(node, ast.ClassDef):
-            docs[node.name] = {
-                field.target.id: cleandoc(doc.value.value)
-                for field, doc in pairwise(node.body)
-                if isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(doc, ast.Expr)
-                and isinstance(doc.value, ast.Constant)
-                and isinstance(doc.value.value, str)
-            }
-    return docs
+@cache
+def _field_docs(module_name: str, class_name: str) -> Mapping[str, str]:
+    """Return the docstring below each field of a section's class, by the field's name."""
+    module = ast.parse(getsource(sys.modules[module_name]))
+    (class_node,) = (
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
+    return {
+        field.target.id: cleandoc(doc.value.value)
+        for field, doc in pairwise(class_node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
+        and isinstance(doc.value.value, str)
+    }
 
 
 def _as_one_line(docstring: str) -> str:

@@ -17,15 +17,12 @@ from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.field_types import (
     AccountId,
-    ByteSize,
     ChannelName,
-    CommandLine,
     DataUri,
     Duration,
     Hyperparameter,
     ImageAddress,
     InstanceTypeName,
-    ModuleName,
     NonEmptyText,
     PathText,
     PositiveInt,
@@ -33,7 +30,6 @@ from smlaunch.job.field_types import (
     ProcessCount,
     RunId,
     S3Uri,
-    ScriptPath,
     StrategyName,
     StrictBool,
     TextOrInteger,
@@ -43,7 +39,11 @@ from smlaunch.job.field_types import (
 )
 from smlaunch.job.field_types import format_duration as format_duration
 from smlaunch.job.field_types import parse_duration as parse_duration
+from smlaunch.job.program import Entry as Entry
 from smlaunch.job.sections import Section, expand_shorthand, section
+from smlaunch.job.segment_changes import SegmentChange as SegmentChange
+from smlaunch.job.segment_changes import SegmentCompute as SegmentCompute
+from smlaunch.job.workload import Workload as Workload
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -226,97 +226,6 @@ class Checkpoints(Section):
             upload=upload,
             bucket_owner=bucket_owner,
         )
-
-
-@section
-class Workload(Section):
-    """What only the user can know about the work, for the plan's choices. Nothing of it is sent."""
-
-    kind: Literal["training", "preparation", "inference"] | None = None
-    """The kind of work. None lets the plan derive it from the script."""
-    model_memory: ByteSize = None
-    """Memory that one replica needs on its accelerator during the training (weights, gradients, optimizer
-    state, activations)."""
-    time_on_one: Duration = None
-    """Duration of the work on one accelerator, or on one host without any."""
-    measured_on: InstanceTypeName | None = None
-    """Instance type on which time_on_one was measured."""
-    wanted_time: Duration = None
-    """How long the work may take."""
-    preprocessing: Literal["light", "heavy"] | None = None
-    """How much work the CPUs do for every batch."""
-    batch_size: PositiveInt | None = None
-    """Batch size of one rank."""
-    learning_rate: PositiveNumber | None = None
-    """Learning rate tuned for one rank with that batch size."""
-    optimizer: NonEmptyText | None = None
-    """Such as sgd or adamw."""
-
-
-@section
-class SegmentCompute(Section):
-    """Differences in the hosts of a segment. None leaves a field as the job has it."""
-
-    hosts: PositiveInt | None = None
-    """Number of hosts."""
-    processes_per_host: ProcessCount = None
-    """A number, or ``auto``."""
-    instance_type: InstanceTypeName | None = None
-    """Of all hosts."""
-
-
-@section
-class SegmentChange(Section):
-    """How one segment differs from the job.
-
-    The first of the job's ``segments`` applies to the first segment, and so on; the last one applies to all
-    that follow.
-    """
-
-    hyperparameters: Mapping[NonEmptyText, Hyperparameter] = field(default_factory=dict)
-    """Override the job's own."""
-    compute: SegmentCompute = SegmentCompute()
-    """Differences in the hosts."""
-    until_step: PositiveInt | None = None
-    """The training step after which the next change begins, however many segments that takes."""
-    length: Duration = None
-    """Longest training time of such a segment."""
-
-
-@section
-class Entry(Section):
-    """The user's program: a script, a Python module, or a command. A bare string is a script."""
-
-    SHORTHAND_FIELD: ClassVar[str] = "script"
-    IS_USUALLY_TEXT: ClassVar[bool] = True
-
-    script: ScriptPath | None = None
-    """A script, ``.py`` or ``.sh``, or an executable program."""
-    module: ModuleName | None = None
-    """A Python module such as ``package.module``, which every rank runs as ``python -m`` in the source
-    folder. That folder holds the package."""
-    command: CommandLine = ()
-    """A program and its arguments, as a list, which every rank runs in the source folder. No shell reads
-    it."""
-
-    @classmethod
-    def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:
-        stated = [name for name in ("script", "module", "command") if fields.get(name)]
-        if len(stated) > 1:
-            yield Problem("", f"it names {' and '.join(stated)}; keep one of them")
-        if not stated:
-            yield Problem("", "it names no program; give script, module or command")
-
-    @property
-    def program(self) -> str:
-        """What messages and generated names call it: the script's path, a module as a path without a suffix,
-        the script that a command names, or the command's program."""
-        if self.module is not None:
-            return self.module.replace(".", "/")
-        if self.script is not None:
-            return self.script
-        scripts = (word for word in self.command if word.endswith((".py", ".sh")))
-        return next(scripts, self.command[0])
 
 
 _PROGRAM_FIELDS = ("entry", "algorithm", "image")
