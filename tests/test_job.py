@@ -504,6 +504,36 @@ def test_mappings_of_a_job_cannot_be_changed(name: str, stated: dict[str, str]) 
         assert set(getattr(changed, name)) == {*stated, "b"}
 
 
+@pytest.mark.parametrize("name", ["options", "hyperparameters"])
+def test_values_inside_a_mapping_of_a_job_cannot_be_changed(name: str) -> None:
+    """A job changed behind the back of those that had planned it."""
+    values = {"layers": [1, [2]], "cfg": {"a": {"b": [3]}}}
+    original = Job(entry="a.py", **{name: values})
+    for job in (original, copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        mapping: Any = getattr(job, name)
+        nested_list, nested_mapping = mapping["layers"], mapping["cfg"]["a"]
+        list_methods = ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort")
+        changes: list[Callable[[], object]] = [
+            *(getattr(nested_list, method) for method in list_methods),
+            lambda nested_list=nested_list: nested_list.__setitem__(0, 9),
+            lambda nested_list=nested_list: nested_list.__delitem__(0),
+            lambda nested_list=nested_list: nested_list.__iadd__([9]),
+            lambda nested_list=nested_list: nested_list.__imul__(2),
+            lambda nested_list=nested_list: nested_list[1].append(9),
+            lambda nested_mapping=nested_mapping: nested_mapping.__setitem__("b", 9),
+            lambda nested_mapping=nested_mapping: nested_mapping["b"].append(9),
+        ]
+        for change in changes:
+            with pytest.raises(TypeError, match=r"read-only; its with_changes\(\.\.\.\) returns a copy"):
+                change()
+        assert job == original and mapping == values
+        copied = [*nested_list, 4]
+        copied.append(5)  # a copy is an ordinary list
+        changed = job.with_changes(**{name: {**mapping, "layers": copied}})
+        assert getattr(changed, name) == {**values, "layers": [1, [2], 4, 5]}
+        assert type(job.to_mapping()[name]["layers"]) is list and json.loads(json.dumps(mapping)) == values
+
+
 def test_a_mapping_for_a_section_changes_the_members_that_it_names() -> None:
     job = Job(
         entry="a.py",

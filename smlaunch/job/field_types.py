@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from smlaunch.catalog.strategies import STRATEGIES, known_strategies
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.job.read_only import ReadOnlyDict, ReadOnlyList
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
 from smlaunch.job.written_float import WrittenFloat
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
@@ -361,8 +362,8 @@ def _check_account_id(text: str) -> str:
 
 
 def _copy_as_json(value: Any) -> Any:
-    """Return a deep copy of a value in JSON's own types; tuples become lists. Raises FieldError for a value
-    that JSON does not have. A number of a job file keeps its text."""
+    """Return a read-only deep copy of a value in JSON's own types; tuples become lists. Raises FieldError for
+    a value that JSON does not have. A number of a job file keeps its text."""
     copied = _copy_item_as_json(value, 0, count(1))
     is_spelled_otherwise = isinstance(value, WrittenFloat) and value.text != repr(copied)
     return value if is_spelled_otherwise else copied
@@ -391,14 +392,15 @@ def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> 
     if isinstance(value, float):
         return float(value)
     if isinstance(value, (list, tuple)):
-        return [_copy_item_as_json(item, depth + 1, value_numbers) for item in value]
+        return ReadOnlyList(_copy_item_as_json(item, depth + 1, value_numbers) for item in value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise FieldError(f"key {key!r} inside it is not text; write it in quotes")
-        return {
-            _read_text(key): _copy_item_as_json(item, depth + 1, value_numbers) for key, item in value.items()
-        }
+        return ReadOnlyDict(
+            (_read_text(key), _copy_item_as_json(item, depth + 1, value_numbers))
+            for key, item in value.items()
+        )
     raise FieldError(
         f"a {type(value).__name__} cannot be written as JSON; use text, numbers, lists or mappings"
     )

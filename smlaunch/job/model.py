@@ -325,6 +325,11 @@ class Job(Section):
         """The program: that of the entry, the algorithm, or the image."""
         return self.entry.program if self.entry is not None else self.algorithm or self.image or ""
 
+    @property
+    def has_split_input(self) -> bool:
+        """Whether hosts share the files of an input, instead of each getting all of them."""
+        return any(channel.split is not None for channel in self.inputs.values())
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Job:
         """Return the job that a mapping with the keys of a job file describes. Raises JobError with every

@@ -21,7 +21,7 @@ from inspect import CO_VARKEYWORDS, Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.job.read_only_dict import ReadOnlyDict
+from smlaunch.job.read_only import ReadOnlyDict
 from smlaunch.job.written_float import WrittenFloat
 from smlaunch.secrets.masking import MASK, is_secret_name, mask_document
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match

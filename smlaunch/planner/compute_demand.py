@@ -264,7 +264,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
         # Data of File channels, which hosts copy before training.
         copied_input=_copied_input(job, facts),
-        has_split_input=any(channel.split is not None for channel in job.inputs.values()),
+        has_split_input=job.has_split_input,
         # Objects of the smallest input that is split among hosts: the most hosts that it can serve.
         fewest_files=_fewest_files(job, facts),
         names_instance_type=type_name is not None,

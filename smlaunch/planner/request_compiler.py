@@ -208,7 +208,7 @@ class RequestCompiler:
             checkpoints=self.checkpoint_spec,
             margin_seconds=template.margin_seconds,
             deterministic=job.deterministic,
-            has_split_input=any(channel.split is not None for channel in job.inputs.values()),
+            has_split_input=job.has_split_input,
             options=job.options,
             json_files=facts.source.json_files,
             algorithm=job.algorithm,

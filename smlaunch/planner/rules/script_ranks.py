@@ -414,8 +414,7 @@ def warn_of_same_work(context: PlanContext) -> Findings:
     input is split among them."""
     program = _program(context)
     joining_calls = _JOINING_CALLS.get(context.strategy.name)
-    has_split_input = any(channel.split is not None for channel in context.job.inputs.values())
-    if context.hosts == 1 or has_split_input or is_command(context.job):
+    if context.hosts == 1 or context.job.has_split_input or is_command(context.job):
         return
     if joining_calls is None or not program.was_read:
         return

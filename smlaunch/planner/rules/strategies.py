@@ -257,5 +257,4 @@ def _takes_one_process_per_host(context: JobContext) -> bool:
 
 
 def _hosts_read_own_shares(context: JobContext) -> bool:
-    is_data_split = any(channel.split is not None for channel in context.job.inputs.values())
-    return is_data_split and _takes_one_process_per_host(context)
+    return context.job.has_split_input and _takes_one_process_per_host(context)
