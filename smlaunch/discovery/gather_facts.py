@@ -108,6 +108,7 @@ def gather_facts(
         account_problem=account_problem,
         source=source,
         script=script,
+        folder=str(Path.cwd()),
         target=target.kind,
         inputs=inputs,
         endpoint=target.facts or EndpointFacts(),  # of the local endpoint; empty in a region

@@ -341,5 +341,8 @@ class DiscoveredFacts:
     resolved_image: ResolvedImage | None = None
     """None if the catalog knows the image."""
 
+    folder: str = ""
+    """The working directory, in which relative paths of the job begin."""
+
     runtime_sha256: str = ""
     """Hash of smlaunch's own program on the hosts, in hex."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.aws.interfaces import ObjectStorage, StoredObject, Transfer, TransferItem
@@ -80,6 +81,7 @@ class DataPrefix(NamedTuple):
 
 def upload_data(
     upload: Upload,
+    folder: Path,
     include_secrets: bool,
     target: Target,
     on_message: MessageCallback,
@@ -88,14 +90,15 @@ def upload_data(
     """Make the data's prefix in S3 hold exactly the planned files: send what is missing or has another
     content, and delete what does not belong there.
 
-    ``include_secrets``: files that look like secrets are a part of the data. ``on_message`` receives
-    sentences about slow or unexpected actions, ``on_progress`` the state of the upload. Raises JobError if
-    the local data has changed since the plan was made; then nothing of the change is in S3.
+    ``folder``: where a relative path of the upload begins. ``include_secrets``: files that look like secrets
+    are a part of the data. ``on_message`` receives sentences about slow or unexpected actions,
+    ``on_progress`` the state of the upload. Raises JobError if the local data has changed since the plan was
+    made; then nothing of the change is in S3.
     """
     storage = target.storage
     bucket, _, key = upload.uri.removeprefix("s3://").partition("/")
     data_prefix = DataPrefix(bucket, key[: key.rindex("/") + 1])  # the key of a single file ends in its name
-    local_files = _list_planned_files(upload, include_secrets)
+    local_files = _list_planned_files(upload, folder, include_secrets)
     items = {
         file.name: TransferItem(
             data_prefix.prefix + file.name, local_files[file.name].path, file.bytes, sha256=file.sha256
@@ -146,7 +149,7 @@ def upload_data(
     raise JobError([Problem("inputs", text)])
 
 
-def _list_planned_files(upload: Upload, include_secrets: bool) -> Mapping[str, LocalFile]:
+def _list_planned_files(upload: Upload, folder: Path, include_secrets: bool) -> Mapping[str, LocalFile]:
     """Return the local files of the upload by name. Raises JobError if they are not those of the plan, or
     have other sizes."""
     # The plan has warned about the names that this list receives; with None, no secrets are excluded.
@@ -154,7 +157,7 @@ def _list_planned_files(upload: Upload, include_secrets: bool) -> Mapping[str, L
     try:
         local_files = {
             file.relative_path: file
-            for file in list_local_files(expand_home(upload.path or ""), excluded_secrets)
+            for file in list_local_files(folder / expand_home(upload.path or ""), excluded_secrets)
         }
     except OSError as error:
         raise JobError([Problem("inputs", f"{upload.path} cannot be read: {error}")]) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.api.job_kinds import get_at_path, job_kind_of
@@ -58,7 +59,8 @@ def launch(
     if isinstance(job_or_plan, Job):
         prepared_run = prepare(job_or_plan, target)
     elif isinstance(job_or_plan, Plan):
-        _, source_archive = pack_job_source(job_or_plan.job)
+        # The program may have changed its folder since it planned.
+        _, source_archive = pack_job_source(job_or_plan.job, folder=Path(job_or_plan.facts.folder))
         prepared_run = PreparedRun(plan=job_or_plan, source=source_archive, target=target or Target.region())
     elif isinstance(job_or_plan, PreparedRun):
         prepared_run = job_or_plan

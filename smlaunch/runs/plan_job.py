@@ -200,18 +200,20 @@ def run_name_stem(program: str) -> str:
 
 
 def pack_job_source(
-    job: Job, program: AddedProgram | None = None
+    job: Job, program: AddedProgram | None = None, folder: Path = Path()
 ) -> tuple[SourceFacts, SourceArchive | None]:
     """Pack the source folder, which holds the job's program, and return facts about it, for the plan, and the
-    archive.
+    archive. ``folder``: where relative paths of the job begin.
 
     The archive is None for a job without an entry and for a source that cannot be packed; the facts then name
     the problem.
     """
     if job.entry is None:
         return NO_SOURCE, None
-    source_root = source_folder(job)
+    source_root = folder / source_folder(job)
     program_file = find_program_file(job.entry, source_root)
+    if program_file is not None:
+        program_file = folder / program_file
     # relpath, not resolve(): a script that is a link belongs to the folder that the user names.
     entry_in_source = (
         Path(os.path.relpath(program_file, source_root)).as_posix() if program_file else job.entry.command[0]
@@ -234,7 +236,7 @@ def pack_job_source(
     has_program_file = program_file is not None and os.path.isfile(program_file)  # noqa: PTH113
     if program_file is not None and not has_program_file and not job.source:
         return facts_without_archive(None)  # the script is missing, which is reported elsewhere
-    input_paths = _find_inputs_in_source(job.inputs, source_root, entry_in_source)
+    input_paths = _find_inputs_in_source(job.inputs, folder, source_root, entry_in_source)
     try:
         added_files = {} if program is None else program.files
         command = (entry_in_source, *job.entry.command, *job.args)
@@ -276,7 +278,7 @@ def _identify_program(program: AddedProgram, archive: SourceArchive) -> str:
 
 
 def _find_inputs_in_source(
-    inputs: Mapping[str, Channel], source_root: Path, entry_in_source: str
+    inputs: Mapping[str, Channel], folder: Path, source_root: Path, entry_in_source: str
 ) -> dict[str, str]:
     """Return the path, relative to the source folder, of each local input that lies in it, by channel name.
     An input that is the whole source, or holds the program, is part of the source nevertheless."""
@@ -284,7 +286,7 @@ def _find_inputs_in_source(
     for name, channel in inputs.items():
         if not channel.is_local:
             continue
-        path = PurePosixPath(os.path.relpath(expand_home(channel.uri), source_root))
+        path = PurePosixPath(os.path.relpath(folder / expand_home(channel.uri), source_root))
         holds_program = PurePosixPath(entry_in_source).is_relative_to(path)
         if path.parts[:1] != ("..",) and not holds_program:
             path_by_channel[name] = str(path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
@@ -72,7 +73,8 @@ def upload_plan_files(
         if upload.kind == "data":  # a local folder or file that is an input of the job
             from smlaunch.runs.data_upload import upload_data
 
-            upload_data(upload, plan.job.include_secrets, target, on_message, on_progress)
+            folder = Path(plan.facts.folder)
+            upload_data(upload, folder, plan.job.include_secrets, target, on_message, on_progress)
 
 
 def _upload_and_create_bucket(

@@ -299,6 +299,29 @@ def test_a_plan_can_be_launched_later_unless_the_source_has_changed(job: Job, ta
     assert launch(job_plan, target).name == "demo"
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"entry": "source/train.py"},
+        {"entry": {"module": "source.train"}},
+        {"entry": {"command": ["python", "train.py"]}, "source": "source"},
+    ],
+    ids=["script", "module", "command"],
+)
+def test_a_plan_can_be_launched_from_another_folder(
+    entry: dict[str, Any], job: Job, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(job.program).parents[1]
+    monkeypatch.chdir(folder)
+    job_plan = plan(Job(**entry, role=ROLE, inputs={"train": "data"}, name="demo"), target)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert launch(job_plan, target).name == "demo"
+    keys = storage(target).objects[BUCKET]
+    assert {key.rpartition("/")[2] for key in keys} >= {"source.tar.gz", "a.bin", "b.bin"}
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path: Path, target: Target) -> None:
     job = Job(
         entry=tmp_path / "nope.py", inputs={"train": "s3://no-such-bucket/x/", "test": tmp_path / "nothing"}
