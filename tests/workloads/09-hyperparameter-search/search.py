@@ -23,8 +23,8 @@ def objective(trial):
             nn.functional.cross_entropy(model(x[part]), y[part]).backward()
             optimizer.step()
     model.eval()
-    held_out = slice(len(x) * 4 // 5, None)
-    return (model(x[held_out]).argmax(1) == y[held_out]).float().mean().item()
+    rest = slice(len(x) * 4 // 5, None)
+    return (model(x[rest]).argmax(1) == y[rest]).float().mean().item()
 
 
 study = optuna.create_study(direction="maximize")
