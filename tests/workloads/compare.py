@@ -31,39 +31,39 @@ def differences(workload: dict[str, Any], plan: dict[str, Any], sized: bool) -> 
     wanted = {**workload, **more, **{key: workload.get(key, []) + more.get(key, []) for key in WORDS}}
     parts = [plan.get("error", {}), [each["because"] for each in plan.get("reasons", [])]]
     text = json.dumps([*parts, plan.get("warnings", []), plan.get("cost")])
-    found: list[str] = []
+    result: list[str] = []
     if "error" in plan:
-        found += ["refused"] if wanted["outcome"] == "plan" else []
+        result += ["refused"] if wanted["outcome"] == "plan" else []
     else:
         kind = plan["instance_type"]
         if plan["strategy"] not in wanted["strategies"]:
-            found.append(f"strategy {plan['strategy']}")
+            result.append(f"strategy {plan['strategy']}")
         if any(fnmatch(kind, pattern) for pattern in wanted["insane"]["types"]):
-            found.append(f"insane: {kind}")
+            result.append(f"insane: {kind}")
         elif not any(fnmatch(kind, pattern) for pattern in wanted["types"]):
-            found.append(f"type {kind}")
-        found += outside("hosts", plan["hosts"], wanted["hosts"])
+            result.append(f"type {kind}")
+        result += outside("hosts", plan["hosts"], wanted["hosts"])
         ranks = plan["processes_per_host"]
         if "ranks_per_host" in wanted:
-            found += outside("ranks per host", ranks, wanted["ranks_per_host"])
+            result += outside("ranks per host", ranks, wanted["ranks_per_host"])
         if "segments" in wanted:
-            found += outside("segments", len(plan["segments"]) or 1, wanted["segments"])
+            result += outside("segments", len(plan["segments"]) or 1, wanted["segments"])
         if "ranks_per_vcpu" in wanted and ranks == 1:
-            found.append("one rank per host")
+            result.append("one rank per host")
         for candidate in plan["candidates"]:
             if candidate["chosen"] and candidate["seconds"]:
-                found += outside(
+                result += outside(
                     "hours", candidate["seconds"][1] / 3600, [wanted["hours"][0], wanted["hours"][1] * 1.02]
                 )
-                found += outside("dollars", sum(candidate["dollars"]) / 2, wanted["dollars"])
+                result += outside("dollars", sum(candidate["dollars"]) / 2, wanted["dollars"])
         if plan["cost"]["at_most"] is not None:
-            found += outside("at most", plan["cost"]["at_most"], wanted["at_most"])
+            result += outside("at most", plan["cost"]["at_most"], wanted["at_most"])
     for key in WORDS:
         for item in wanted[key]:
             choice = [item] if isinstance(item, str) else item
             if not any(re.search(pattern, text, re.IGNORECASE) for pattern in choice):
-                found.append(f"{key} say {' or '.join(choice)}")
-    return found
+                result.append(f"{key} say {' or '.join(choice)}")
+    return result
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def main() -> None:
     for workload in expected["workloads"]:
         path = plans / f"{workload['name']}.json"
         if path.exists():
-            found = differences(workload, json.loads(path.read_text()), sized)
-            print(f"{workload['name']}: {'; '.join(found) or 'as expected'}")
+            result = differences(workload, json.loads(path.read_text()), sized)
+            print(f"{workload['name']}: {'; '.join(result) or 'as expected'}")
 
 
 if __name__ == "__main__":

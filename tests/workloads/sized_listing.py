@@ -24,8 +24,8 @@ def prefixes(name: str) -> dict[tuple[str, str], tuple[int, int]]:
     data = next(each["data"] for each in expected["workloads"] if each["name"] == name)
     inputs: dict[str, Any] = yaml.safe_load((HERE / name / "job.yaml").read_text())["inputs"]
     result = {}
-    for channel, given in inputs.items():
-        uri = given if isinstance(given, str) else given["uri"]
+    for channel, channel_input in inputs.items():
+        uri = channel_input if isinstance(channel_input, str) else channel_input["uri"]
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         result[bucket, prefix] = (data[channel]["bytes"], data[channel]["objects"])
     return result
