@@ -2,12 +2,12 @@
 
     smlaunch: progress step=120 steps=1000 loss=0.41
 
-``smlaunch:``, a kind, then ``key=value`` pairs with spaces between them. Numbers are parsed as numbers; other
-values are percent-encoded where they contain spaces. ``step`` and ``steps`` (done so far, and in total) give
-the progress bar and the remaining time; every other number is a current metric. A name is one or more
-printable characters without spaces and ``=``, such as ``val/loss``; what is no such pair is left out, and the
-others count. ``metric`` instead of ``progress`` reports a result without moving the bar. Unknown kinds are
-returned unchanged, so that a newer script works with an older client.
+``smlaunch:`` at the start of a line, a kind, then ``key=value`` pairs with spaces between them. Numbers are
+parsed as numbers; other values are percent-encoded where they contain spaces. ``step`` and ``steps`` (done
+so far, and in total) give the progress bar and the remaining time; every other number is a current metric.
+A name is one or more printable characters without spaces and ``=``, such as ``val/loss``; what is no such
+pair is left out, and the others count. ``metric`` instead of ``progress`` reports a result without moving the
+bar. Unknown kinds are returned unchanged, so that a newer script works with an older client.
 
 ``smlaunch: live TEXT`` is what a line shows that is not complete: the runtime writes it now and then for a
 rank that draws the same line again and again with carriage returns, as tqdm does. The line's last state
@@ -30,6 +30,13 @@ DATA_WAIT_METRIC = "data_wait_share"
 
 PROGRESS_UNKNOWN = "progress not known: the script reports no step"
 """After MARK, once at the end of a segment."""
+
+_ESCAPE = r"\x1b\[[0-9;]*[A-Za-z]"
+_RANK_MARK = r"\[[^\]\s]{1,40}\](?:<\w+>)?:? ?"
+"""``[3] ``; ``[rank3]: ``, as torch, and ``[1,3]<stdout>:``, as mpirun prints."""
+_BAR = r"[^\n]*\[\d+:\d\d[^\]\n]*\] *"
+"""tqdm's bar, which has no line end while it is drawn: `` 50%|###  | 3/6 [00:01<00:01,  2.9it/s]``."""
+_LINE_START = re.compile(rf"(?:[^\n]*\r)?(?:{_ESCAPE}|{_RANK_MARK})*(?:{_BAR})?(?:{_ESCAPE})*$")
 
 _PROGRESS_PREFIX = (LINE_PREFIX + PROGRESS_KIND + " ").encode()
 _MAX_LINE_BYTES = 4096
@@ -61,9 +68,11 @@ def format_line(kind: str, **values: MetricValue) -> str:
 
 def parse_line(line: str) -> Optional[ProgressLine]:
     """Parse a progress line of a rank, ``smlaunch: KIND KEY=VALUE ...`` such as ``smlaunch: progress step=3
-    loss=0.5``; None for any other line. A prefix such as ``[3] `` is allowed."""
+    loss=0.5``; None for any other line. Only a rank's mark, such as ``[3] ``, or a progress bar may be in
+    front of it: a line that is quoted in another one, as in a traceback that shows the source, is no report.
+    """
     prefix_index = line.find(LINE_PREFIX)
-    if prefix_index < 0:
+    if prefix_index < 0 or _LINE_START.match(line[:prefix_index]) is None:
         return None
     match = _LINE.match(line[prefix_index:].rstrip("\r\n"))
     if match is None:
@@ -91,7 +100,9 @@ def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:
         line_end = lines.find(b"\n", prefix_index)
         if line_end < 0:
             line_end = len(lines)
-        line = lines[prefix_index : min(line_end, prefix_index + _MAX_LINE_BYTES)].decode("utf-8", "replace")
+        line_start = 1 + max(lines.rfind(b"\n", 0, prefix_index), lines.rfind(b"\r", 0, prefix_index))
+        line_start = max(line_start, prefix_index - _MAX_LINE_BYTES)
+        line = lines[line_start : min(line_end, prefix_index + _MAX_LINE_BYTES)].decode("utf-8", "replace")
         progress_line = parse_line(line)
         if progress_line is not None and progress_line.kind == PROGRESS_KIND:
             step, total_steps = progress_line.values.get("step"), progress_line.values.get("steps")

@@ -77,6 +77,9 @@ def _describe_process_failure(
     them.
     """
     output = failed_process.output_tail
+    reported = tracebacks.find_reported_rank(output)
+    if reported is not None:  # a torchrun of the user's own ends with its own exit code
+        failed_process = failed_process._replace(rank=reported.rank, status=reported.status)
     # Its message, "terminate called without an active exception", is that of the C++ runtime.
     is_thread_abort = failed_process.signal_name == "SIGABRT" and _THREAD_ABORT_MESSAGE in output
     if is_thread_abort:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Deque, Optional, Tuple
 
 from smlaunch.contract.progress_line import iter_steps
-from smlaunch.runtime.redrawn_line import RedrawnLine, last_state
+from smlaunch.runtime.redrawn_line import RedrawnLine, drop_earlier_states, last_state
 from smlaunch.runtime.step_tracker import StepTracker
 
 _READ_BYTES = 1 << 17
@@ -240,7 +240,7 @@ class ProcessOutput:
         lines_end = data.rfind(b"\n") + 1
         for step, total_steps in iter_steps(data[:lines_end]):
             self._host_output.step_tracker.record_step(step, total_steps)
-        last_line = data[lines_end:]
+        last_line = drop_earlier_states(data[lines_end:])
         # One longer than 4 KiB is no progress line.
         self._partial_progress_line = last_line if len(last_line) < _MAX_PROGRESS_LINE_BYTES else b""
 

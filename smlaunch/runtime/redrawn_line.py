@@ -23,6 +23,15 @@ def last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
+def drop_earlier_states(line: bytes) -> bytes:
+    """Return an incomplete line with only what a terminal shows of it now. A line that has been drawn again
+    still begins with a carriage return.
+    """
+    if b"\r" not in line.rstrip(b"\r"):
+        return line
+    return b"\r" + last_state(line) + (b"\r" if line.endswith(b"\r") else b"")
+
+
 class RedrawnLine:
     """The incomplete line at the end of a process's output."""
 
@@ -41,8 +50,7 @@ class RedrawnLine:
         if not self._is_drawn_again:
             self._is_drawn_again = True
             self._began_at = self._next_live_at = self._clock()
-        line_end = b"\r" if line.endswith(b"\r") else b""
-        return b"\r" + last_state(line) + line_end
+        return drop_earlier_states(line)
 
     def take_live_line_if_due(self, line: bytes) -> bytes:
         """Return a line for the log that shows the present state of an incomplete line; empty while none is

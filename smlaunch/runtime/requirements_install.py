@@ -11,6 +11,7 @@ import sys
 from typing import List, Mapping, Sequence
 
 from smlaunch.contract.sagemaker_paths import SHARED_PYTHON_VARIABLE, WHEELHOUSE_CHANNEL, Paths
+from smlaunch.runtime import tracebacks
 from smlaunch.runtime.errors import SetupError
 
 
@@ -45,17 +46,19 @@ def install_command(python: str, paths: Paths, requirements: str) -> List[str]:
 
 
 def install_error(requirements: str, pip_output: str) -> SetupError:
-    """Return the error to raise when pip has failed: with pip's reason, which is its first line that begins
-    with ERROR or else its last one, and what the user can do. ``requirements``: the file's path.
+    """Return the error to raise when pip has failed: with pip's reason, which is its last error, and what the
+    user can do. ``requirements``: the file's path.
     """
-    lines = [line.strip() for line in pip_output.splitlines() if line.strip()]
-    errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
-    last_line = lines[-1] if lines else "pip gave no reason"
-    reason = errors[0] if errors else last_line
+    reason = tracebacks.last_line(pip_output) or "pip gave no reason"
+    reason = reason[len("ERROR: ") :] if reason.lower().startswith("error: ") else reason
+    # Of pip itself, or of a package that it could not build.
+    cause = tracebacks.find_cause(pip_output)
+    if cause is not None and cause.error_line not in reason:
+        reason = "{}: {}".format(reason.rstrip(":"), cause.error_line)
     return SetupError(
         "{}: the requirements could not be installed: {}; {}, or install nothing (--requirements none) if "
         "the hosts have what the program needs".format(
-            requirements, reason, _suggest_remedy(requirements, pip_output)
+            requirements, reason.rstrip("."), _suggest_remedy(requirements, pip_output)
         )
     )
 

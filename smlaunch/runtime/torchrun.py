@@ -41,14 +41,6 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 """What torchrun starts as each rank: it redirects the output and becomes the rank's program."""
 
-
-_ROOT_CAUSE_REPORT = re.compile(
-    r"Root Cause \(first observed failure\):.*?"
-    r"\brank\s+: (?P<rank>\d+) \(local_rank: \d+\).*?\bexitcode\s+: (?P<status>-?\d+)",
-    re.DOTALL,
-)
-"""torch.distributed.elastic.multiprocessing.errors.ChildFailedError, from torch 1.9 to 2.13."""
-
 _SIGNAL_EXCEPTION = re.compile(r"SignalException: Process \d+ got signal: (\d+)\s*$")
 _SHUTDOWN_MARGIN_SECONDS = 5.0
 _REPORT_DELAY_SECONDS = 30.0
@@ -142,14 +134,9 @@ def _identify_failed_rank(torchrun_process: FinishedProcess) -> FinishedProcess:
 
     Statuses are exit codes, or minus the number of the signal.
     """
-    # "Root Cause (first observed failure): ... rank : 3 ... exitcode : 1"
-    root_cause_match = _find_last_match(_ROOT_CAUSE_REPORT, torchrun_process.output_tail)
-    if torchrun_process.status != 0 and root_cause_match is not None:
-        return _confirm_or_replace_reported_rank(
-            torchrun_process,
-            reported_rank=int(root_cause_match.group("rank")),
-            reported_status=int(root_cause_match.group("status")),
-        )
+    reported = tracebacks.find_reported_rank(torchrun_process.output_tail)
+    if torchrun_process.status != 0 and reported is not None:
+        return _confirm_or_replace_reported_rank(torchrun_process, reported.rank, reported.status)
     # "SignalException: Process 12 got signal: 15"
     signal_exception_match = _SIGNAL_EXCEPTION.search(torchrun_process.output_tail)
     if torchrun_process.status == 1 and signal_exception_match is not None:
@@ -211,10 +198,3 @@ def _make_rank_process(torchrun_process: FinishedProcess, rank: int, status: int
     return torchrun_process._replace(
         rank=rank, status=status, failed_at=failed_at, output_tail=output_tail, rank_outputs={}
     )
-
-
-def _find_last_match(pattern: "re.Pattern[str]", text: str) -> Optional["re.Match[str]"]:
-    last_match = None
-    for match in pattern.finditer(text):
-        last_match = match
-    return last_match

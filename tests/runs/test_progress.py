@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.contract.progress_line import ProgressLine, format_line, parse_line
+from smlaunch.contract.progress_line import ProgressLine, format_line, iter_steps, parse_line
 from smlaunch.runs.progress_estimate import ProgressTracker
+from tests.tables import table
 
 
 def add_progress(
@@ -89,6 +90,32 @@ def test_a_pair_that_cannot_be_read_takes_no_other_with_it(
     line = parse_line(f"[3] smlaunch: {text}\n")
     expected = values and ProgressLine(text.split()[0], dict(values), tuple(unreadable.split()))
     assert line == expected
+
+
+BAR = "Epoch 1:  50%|#####     | 3/6 [00:01<00:01,  2.91it/s, loss=0.3]"
+
+
+@table(
+    ("before", "counts"),
+    [
+        ("", True),
+        ("[3] ", True),
+        ("[rank3]: ", True),
+        ("[1,3]<stdout>:", True),
+        ("\x1b[32m", True),
+        (BAR, True),
+        (f"[3] {BAR} ", True),
+        (f"\r{BAR}\r{BAR}", True),
+        ("│   5 │   print(f'", False),
+        ("| 12   ", False),
+        ("    ", False),
+        ("INFO:root:", False),
+    ],
+)
+def test_a_line_inside_another_line_is_no_report(before: str, counts: bool) -> None:
+    line = f"{before}smlaunch: progress step=5 steps=9"
+    assert (parse_line(line) is not None) is counts
+    assert list(iter_steps(f"before\n{line}\n".encode())) == ([(5, 9)] if counts else [])
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(-10, 10**9), st.integers(-5, 10**9)), max_size=60))

@@ -83,18 +83,45 @@ ERROR: No matching distribution found for planted==1.0
 """
 
 
+BUILD_FAILED = """\
+  error: subprocess-exited-with-error
+  ╰─> [3 lines of output]
+      Traceback (most recent call last):
+        File "<string>", line 1, in <module>
+      ModuleNotFoundError: No module named 'x'
+      [end of output]
+
+error: metadata-generation-failed
+
+╰─> See above for output.
+
+hint: See above for details.
+"""
+
+
 @table(
     ("pip_output", "reason", "next_step"),
     [
         (
             UNREACHABLE,
-            "Could not find a version",
+            "could not be installed: No matching distribution found for planted==1.0;",
             "pip download -d wheels -r r.txt; --input wheelhouse=wheels)",
         ),
         (
             "/usr/bin/python: No module named pip\n",
             "No module named pip",
             "install pip in the Python of the hosts",
+        ),
+        (
+            "ERROR: Ignored the following versions that require a different python version: 1.21.2\n"
+            + UNREACHABLE,
+            "could not be installed: No matching distribution found for planted==1.0;",
+            "pip download",
+        ),
+        (
+            BUILD_FAILED,
+            "installed: metadata-generation-failed: ModuleNotFoundError: No module named 'x';",
+            "",
         ),
         ("ERROR: Invalid requirement: '=1'\n", "Invalid requirement: '=1'", "correct the file"),
     ],

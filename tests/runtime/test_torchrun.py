@@ -73,6 +73,22 @@ dist.destroy_process_group()
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (PEERS[0], str(port))
         assert env["SM_CURRENT_HOST"] == PEERS[1]
 
+    def test_the_failed_rank_of_a_torchrun_that_a_command_starts(
+        self, make_host: MakeHost, port: int
+    ) -> None:
+        train = """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+signal.pause()
+"""
+        host = make_host(train)
+        options = ("--nproc-per-node=2", f"--master-port={port}", Ref("source", suffix="/train.py"))
+        argv = (Ref("python"), "-m", "torch.distributed.run", *options)
+        assert host.run(argv=argv, rendezvous=False).exit_code == 1
+        assert host.failure.startswith("rank 1 on algo-1 exited with code 7")
+        assert "ChildFailedError" not in host.failure
+
     def test_a_program_may_start_it(self, make_host: MakeHost, port: int) -> None:
         """As neuron_parallel_compile: it gets torchrun's command line, and its exit code counts."""
         around = """
