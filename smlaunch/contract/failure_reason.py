@@ -28,6 +28,9 @@ _FIRST_FAILURE_LINE = re.compile(
     r"(?:: (?P<cause>[^\n]*))?"
 )
 
+_UNWRITTEN_FAILURE = "error: the failure file cannot be written"
+"""Begins the log line that has the failure in the place of the file."""
+
 
 class Failure(NamedTuple):
     """A parsed failure text."""
@@ -42,6 +45,11 @@ class Failure(NamedTuple):
     service: Optional[str] = None
     signal: Optional[str] = None
     """Name of the signal that killed the process, such as SIGKILL."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the container left no message: ``AlgorithmError: , exit code: 7``."""
+        return self.host is None and not self.cause
 
 
 def format_failure(
@@ -113,3 +121,18 @@ def parse_failure(text: str) -> Failure:
         service=first_line_match.group("service"),
         signal=first_line_match.group("signal"),
     )
+
+
+def format_unwritten_failure(problem: str, text: str) -> str:
+    """Return the line, without smlaunch's prefix, that replaces a failure file which cannot be written.
+    ``problem``: why, such as ``No space left on device``. ``text``: of the failure file: its first line
+    counts."""
+    return "{} ({}): {}".format(_UNWRITTEN_FAILURE, problem, text.partition("\n")[0])
+
+
+def parse_unwritten_failure(line: str) -> Optional[Failure]:
+    """Return the failure in such a line, without smlaunch's prefix; None for any other line."""
+    text = line.partition("): ")[2]
+    if not line.startswith(_UNWRITTEN_FAILURE) or not text:
+        return None
+    return parse_failure(text)

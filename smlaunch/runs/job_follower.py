@@ -80,8 +80,9 @@ class JobFollower:
         }
         first_host = min(host_by_stream.values(), key=host_number, default=None)
         failed_host = None if failure is None else failure.host
+        is_silent = failure is not None and failure.is_silent  # any host may have logged why
         for stream, host in host_by_stream.items():
-            if host in (first_host, failed_host):  # the first host prints the metrics
+            if is_silent or host in (first_host, failed_host):  # the first host prints the metrics
                 for event in target.logs.read_last_page(log_group, stream):
                     self._collect_from_line(LogLine(job, host, event.timestamp_ms, event.text))
 
@@ -97,7 +98,10 @@ class JobFollower:
         outcome = replace(outcome, warnings=tuple(self._warnings))
         if outcome.failure is None:
             return outcome
-        failure = outcome.failure._replace(traceback=self.log_tail.find_traceback(outcome.failure))
+        failure = outcome.failure
+        if failure.is_silent and self.log_tail.unwritten_failure is not None:
+            failure = self.log_tail.unwritten_failure
+        failure = failure._replace(traceback=self.log_tail.find_traceback(failure))
         return replace(outcome, failure=failure)
 
     def _collect_from_line(self, line: LogLine) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from smlaunch.contract.failure_reason import Failure
+from smlaunch.contract.failure_reason import Failure, parse_unwritten_failure
 from smlaunch.contract.progress_line import LINE_PREFIX, LIVE_PREFIX
 
 ENDPOINT_MARK = "[smlaunch] "
@@ -67,10 +67,15 @@ class LogTail:
         self._lines_by_process: dict[tuple[str, int | None], deque[str]] = {}
         """By host and rank; None for lines without a rank's prefix."""
 
+        self.unwritten_failure: Failure | None = None
+        """The first failure that a host could only report in its log, as its disk is full."""
+
     def add_line(self, host: str, text: str) -> None:
         if live_text(text) is not None:
             return
         rank, line = split_writer(text)
+        if rank is None and self.unwritten_failure is None and line.startswith(LINE_PREFIX):
+            self.unwritten_failure = parse_unwritten_failure(line[len(LINE_PREFIX) :])
         self._lines_by_process.setdefault((host, rank), deque(maxlen=_LINES_PER_RANK)).append(line)
 
     def find_traceback(self, failure: Failure) -> str:
@@ -78,8 +83,10 @@ class LogTail:
         ``failure``, which comes from the job's FailureReason and may be cut."""
         if failure.host is None:
             return failure.traceback
-        # The rank's own lines first, then those without a rank's prefix: a launcher prints some for a rank.
-        for rank in (failure.rank, None):  # None: lines without a prefix
+        # The rank's own lines first, then those without a rank's prefix and of others: a launcher prints some
+        # for a rank.
+        other_ranks = [rank for host, rank in self._lines_by_process if host == failure.host]
+        for rank in dict.fromkeys((failure.rank, None, *other_ranks)):  # None: lines without a prefix
             lines = list(self._lines_by_process.get((failure.host, rank), ()))
             # The cause is the last line of the traceback: the exception with its message.
             traceback = _last_traceback_ending_in(failure.cause, lines)

@@ -316,7 +316,7 @@ def _summarize_failure(job: JobOutcome) -> str:
     if failure is None or failure.host is None:
         # No process failed first: the failure is the service's, which states it in the first line.
         first_line = job.failure_reason.partition("\n")[0]
-        if failure is not None and not failure.cause:  # "AlgorithmError: , exit code: 7"
+        if failure is not None and failure.is_silent:  # "AlgorithmError: , exit code: 7"
             return f"the container exited with code {failure.exit_code}, and left no message"
         return first_line or "failed; the service gave no reason"
     if failure.service is not None:  # a helper program that runs beside the training on each host

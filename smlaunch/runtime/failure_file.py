@@ -2,7 +2,9 @@
 FailureReason.
 """
 
+import errno
 import os
+import re
 import signal
 from typing import Dict, List, Optional, Sequence
 
@@ -25,6 +27,18 @@ _THREAD_ABORT_HINT = (
     + "; when a rank of PyTorch ends, often gloo's threads: import torch.distributed.nn "
     "before init_process_group, and end with destroy_process_group"
 )
+
+_DISK_FULL = re.compile(
+    r"\[Errno ({})\]|{}".format(
+        "|".join(str(number) for number in (errno.ENOSPC, errno.EDQUOT)),
+        "|".join(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)),
+    )
+)
+_DISK_FULL_HINT = (
+    "a disk of this host is full: write less to it, or give it space (in a region: compute.volume_gb)"
+)
+_SHARED_MEMORY = re.compile(r"/dev/shm|</torch_")  # noqa: S108 - only read
+"""The latter is what PyTorch calls a file there."""
 
 _MAX_FRAMES_PER_STACK = 6
 """Innermost frames of each rank's stack that a FailureReason can hold. The log has all frames."""
@@ -94,7 +108,7 @@ def _describe_process_failure(
         cause_line = _THREAD_ABORT_HINT
     else:  # its last line, or what the signal means
         cause_line = _explain_exit(failed_process, oom_kill_happened)
-    remarks = [cause_line, _describe_exited_ranks(ranks_exited_before)]
+    remarks = [cause_line, _explain_full_disk(cause_line), _describe_exited_ranks(ranks_exited_before)]
     if failed_process.service and failed_process.status == 0:
         remarks.insert(0, "it was to run as long as the ranks do")
     return format_failure(
@@ -106,6 +120,13 @@ def _describe_process_failure(
         signal_name=failed_process.signal_name,
         service_name=failed_process.service or None,
     )
+
+
+def _explain_full_disk(cause_line: str) -> str:
+    """Return what to do where the cause is that no space is left; empty for any other cause."""
+    if not _DISK_FULL.search(cause_line):
+        return ""
+    return _SIGNAL_HINTS["SIGBUS"] if _SHARED_MEMORY.search(cause_line) else _DISK_FULL_HINT
 
 
 def _truncate_traceback(cause: tracebacks.FailureCause) -> str:

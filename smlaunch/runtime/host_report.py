@@ -189,7 +189,9 @@ def _write_failure(paths: Paths, text: str, failed_at: Optional[float] = None) -
     try:
         failure_file.write_failure_file(paths, text, failed_at)
     except OSError as error:  # for example a full disk; the exit code still reports the failure
-        log("error: {}: {}".format(paths.failure_file, error.strerror))
+        from smlaunch.contract.failure_reason import format_unwritten_failure
+
+        log(format_unwritten_failure(error.strerror, text))
 
 
 def log(text: str) -> None:

@@ -5,6 +5,8 @@ from itertools import pairwise
 import pytest
 
 from smlaunch.aws.interfaces import CallError
+from smlaunch.contract.failure_reason import format_failure, format_unwritten_failure
+from smlaunch.runs.job_follower import JobFollower
 from smlaunch.runs.job_poller import (
     Event,
     JobPoller,
@@ -14,7 +16,8 @@ from smlaunch.runs.job_poller import (
     StateChange,
     poll_until_finished,
 )
-from tests.runs.fakes import INSTANT_POLLING, FakeControl, FakeLogs, job_description
+from smlaunch.runs.run_outcome import summarize_job
+from tests.runs.fakes import INSTANT_POLLING, FakeControl, FakeLogs, fake_target, job_description
 
 JOB = "r-s0-a0"
 
@@ -158,3 +161,31 @@ def test_sleep_can_end_the_wait(control: FakeControl, logs: FakeLogs) -> None:
     follower = JobPoller(control, logs, JOB, Polling(5, 5, 1, 0, 60))
     assert len(list(poll_until_finished(follower, lambda _: True))) == 1
     assert not follower.is_finished
+
+
+def test_the_reason_that_a_full_disk_could_not_take_comes_from_the_log() -> None:
+    target = fake_target()
+    assert isinstance(target.logs, FakeLogs)
+    text = format_failure("algo-2", 3, 1, "OSError: no space", "Traceback ...\nOSError: no space")
+    target.logs.add_lines(f"{JOB}/algo-1-1", "hello")
+    target.logs.add_lines(
+        f"{JOB}/algo-2-1",
+        "[3] Traceback (most recent call last):",
+        "[3]   in train",
+        "[3] OSError: no space",
+        "[3] smlaunch: error: the failure file cannot be written (x): algo-1 failed: in a rank's own words",
+        f"smlaunch: {format_unwritten_failure('No space left on device', text)}",
+    )
+    silent = job_description(JOB, "Failed", ["Failed"], FailureReason="AlgorithmError: , exit code: 1")
+    assert isinstance(target.control_plane, FakeControl)
+    target.control_plane.descriptions_by_job[JOB] = [silent]
+    for follows in (True, False):  # `run`, which reads the whole log, and `show`, which reads its end
+        follower = JobFollower(target, JOB)
+        if follows:
+            list(follower.event_batches(lambda seconds: None))
+        else:
+            follower.refresh()
+        outcome = follower.outcome()
+        assert summarize_job(outcome) == "rank 3 on algo-2 exited with code 1: OSError: no space"
+        assert outcome.failure is not None
+        assert outcome.failure.traceback.splitlines()[1] == "  in train"

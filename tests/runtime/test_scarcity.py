@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from smlaunch.contract.failure_reason import parse_failure
+from smlaunch.contract.failure_reason import parse_failure, parse_unwritten_failure
 from smlaunch.runtime import oom_kills
+from smlaunch.runtime.failure_file import describe_failure
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
 from tests.runtime.host import Host
+from tests.tables import table
 
 MakeHost = Callable[..., Host]
 
@@ -115,7 +118,31 @@ def test_a_disk_that_is_full(make_host: MakeHost, tmp_path: Path) -> None:
     )
     assert host.run(per_host=2).exit_code == 1
     failure = parse_failure(host.failure)
-    assert failure[:4] == ("OSError: [Errno 28] No space left on device", "algo-1", 1, 1)
+    assert failure[1:4] == ("algo-1", 1, 1)
+    assert failure.cause.startswith(
+        "OSError: [Errno 28] No space left on device; a disk of this host is full: "
+    )
+    assert "volume_gb" in failure.cause
+    assert "in <module>" in failure.traceback
+
+
+@table(
+    ("last_words", "hint"),
+    [
+        ("OSError: [Errno 28] No space left on device: 'x'", "a disk of this host is full"),
+        ("OSError: [Errno 122] Disk quota exceeded", "a disk of this host is full"),
+        ("cp: error writing 'x': No space left on device", "a disk of this host is full"),
+        ("RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)", "/dev/shm"),
+        ("ValueError: the queue is full", ""),
+    ],
+)
+def test_what_helps_when_no_space_is_left(last_words: str, hint: str) -> None:
+    process = FinishedProcess(rank=0, status=1, ended_at=1.0, failed_at=1.0, output_tail=last_words)
+    text = describe_failure("algo-1", HostOutcome((process,)), oom_kill_happened=False)
+    assert text is not None
+    assert last_words in text
+    assert hint in text
+    assert ("full" in text.replace(last_words, "")) is bool(hint)
 
 
 @pytest.mark.root
@@ -127,5 +154,9 @@ def test_a_full_disk_that_has_no_room_for_the_reason_either(make_host: MakeHost,
     )
     result = host.run(per_host=2)
     assert result.exit_code == 1
-    assert "rank 1 on algo-1 exited with code 1: OSError: [Errno 28] No space left on device" in result.stderr
-    assert f"{host.paths.failure_file}: No space left on device" in result.stderr
+    lines = [line.partition("smlaunch: ")[2] for line in result.stderr.splitlines()]
+    (failure,) = filter(None, map(parse_unwritten_failure, lines))
+    assert failure[1:4] == ("algo-1", 1, 1)
+    assert failure.cause.startswith(
+        "OSError: [Errno 28] No space left on device; a disk of this host is full: "
+    )
