@@ -17,6 +17,7 @@ from smlaunch.catalog.images import (
     find_training_image,
     is_region_known,
     registry_host_name,
+    unknown_image_of_region,
 )
 from smlaunch.text.did_you_mean import did_you_mean
 
@@ -116,7 +117,7 @@ def find_algorithm_image(
         raise UnknownImage("version", f"{algorithm.name} has no version {version}; it has {only_version}")
     repository_name, registry_name = location_by_version[only_version]
     if not is_region_known(region, "xgboost"):  # then other algorithms have none there either
-        raise UnknownImage("region", f"no registry of AWS's images is known in region {region}")
+        raise unknown_image_of_region(region)
     # The account of a named registry differs by region.
     registry_host = registry_host_name(registry_name, region, partition, algorithm.name)
     return Image(

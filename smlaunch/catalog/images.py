@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from smlaunch.catalog.catalog_tables import load_catalog_table
+from smlaunch.catalog.regions import unlisted_region_text
 from smlaunch.text.did_you_mean import did_you_mean
 
 PROCESSORS = ("cpu", "gpu", "neuron")
@@ -117,7 +118,7 @@ def find_training_image(
     if known_version is None:
         raise UnknownImage("version", _format_unknown_version_message(family, str(version)))
     if not is_region_known(region, family):
-        raise UnknownImage("region", f"no registry of AWS's images is known in region {region}")
+        raise unknown_image_of_region(region)
     image_version = _load_image_versions(family)[known_version]  # repository, registry and tags
     image_title = f"{family_title(family)} {known_version}"
     tag = _find_tag(image_version, processor, instance_type)
@@ -134,6 +135,13 @@ def find_training_image(
         python=image_version.python,
         end_of_patch=image_version.end_of_patch,
         note=_write_note_about_image(image_version, processor),
+    )
+
+
+def unknown_image_of_region(region: str) -> UnknownImage:
+    """Return the error for a region without a known registry of AWS's images, which may be no region."""
+    return UnknownImage(
+        "region", unlisted_region_text(region) or f"no registry of AWS's images is known in region {region}"
     )
 
 

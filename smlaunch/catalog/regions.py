@@ -37,6 +37,15 @@ def find_region_mistake(region: str) -> str | None:
     return f"there is no AWS region {region!r}{did_you_mean(region, known_regions())}"
 
 
+def unlisted_region_text(region: str) -> str | None:
+    """Return a clause about a region that the table does not have, which a mistake is likelier than a new
+    region; None for one that it has."""
+    if region in known_regions():
+        return None
+    nearest = did_you_mean(region, known_regions())
+    return f"there is no AWS region {region!r} in the table of {table_month()}{nearest}"
+
+
 @cache
 def _regions_by_type() -> dict[str, tuple[str, ...]]:
     return {

@@ -14,7 +14,7 @@ from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.gitignore import SMLAUNCHIGNORE
 from smlaunch.discovery.local_files import INCLUDE_HINT, excluded_secrets_warning, list_local_files
 from smlaunch.discovery.protected_folders import protected_folder_reason
-from smlaunch.discovery.script_analysis import nearest_path_hint, unreadable_path_reason
+from smlaunch.discovery.script_analysis import missing_path_text, unreadable_path_reason
 from smlaunch.facts.discovered_facts import InputFacts, StoredFile
 from smlaunch.facts.shard_index import SHARD_FOLDER, SHARD_INDEX_NAME, shard_names
 from smlaunch.job.model import Channel
@@ -110,9 +110,7 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
     if (unreadable_reason := unreadable_path_reason(path)) is not None:
         return InputFacts(uri, kind="local", problem=unreadable_reason)
     if not path.exists():
-        hint = nearest_path_hint(path)
-        place = "" if path.is_absolute() else f" in {Path.cwd()}"
-        return InputFacts(uri, kind="local", exists=False, problem=f"{uri} does not exist{place}{hint}")
+        return InputFacts(uri, kind="local", exists=False, problem=missing_path_text(path, uri))
     digest, total_bytes = hashlib.sha256(), 0
     files: list[StoredFile] = []
     excluded_secrets: list[str] = []  # names, which list_local_files adds; with None it excludes nothing

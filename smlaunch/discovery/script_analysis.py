@@ -37,6 +37,13 @@ def unreadable_path_reason(path: Path) -> str | None:
     return None
 
 
+def missing_path_text(path: Path, given_path: str) -> str:
+    """Return the error about a path that does not exist, with the folder in which it was searched: a wrong
+    working directory is the usual cause. ``given_path``: as the user has written it."""
+    place = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return f"{given_path} does not exist{place}{nearest_path_hint(path)}"
+
+
 def nearest_path_hint(path: Path) -> str:
     """Return a clause for the error about a missing path: that its folder is missing too, or the most similar
     name in that folder. Empty where there is none."""
@@ -82,7 +89,7 @@ def read_script_facts(
     if path.is_dir():
         return ScriptFacts(exists=False, problem=f"{path} is a folder; name the script in it")
     if not path.exists():
-        return ScriptFacts(exists=False, problem=f"{path} does not exist{nearest_path_hint(path)}")
+        return ScriptFacts(exists=False, problem=missing_path_text(path, str(path)))
     if not path.is_file():
         return ScriptFacts(problem=f"{path} is no ordinary file; name a script or a program")
     try:

@@ -191,7 +191,7 @@ def _write_failure(paths: Paths, text: str, failed_at: Optional[float] = None) -
     except OSError as error:  # for example a full disk; the exit code still reports the failure
         from smlaunch.contract.failure_reason import format_unwritten_failure
 
-        log(format_unwritten_failure(error.strerror, text))
+        log(format_unwritten_failure(error.strerror or str(error), text))
 
 
 def log(text: str) -> None:

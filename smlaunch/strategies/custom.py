@@ -17,21 +17,21 @@ class Custom(Strategy):
     def find_warnings(self, context: LaunchContext) -> list[str]:
         if context.host_count == 1 or context.reads_resource_config or context.has_split_input:
             return []
-        repetition = f"{context.host_count} hosts do the same work {context.host_count} times"
+        repetition = f"each of the {context.host_count} hosts does the whole work for itself"
         if context.entry_point.endswith(".sh"):
             return [
-                f"{context.entry_point} names neither resourceconfig.json nor SM_HOSTS: unless a program "
-                f"that it starts reads them, {repetition}"
+                f"nothing in {context.entry_point} joins the hosts or reads which host it is on (SM_HOSTS): "
+                f"unless a program that it starts does, {repetition}; take --hosts 1, or see docs/scripts.md"
             ]
         if not context.entry_point.endswith(".py"):
             return []  # a program that cannot be analyzed
         if context.imports_are_known:
             return [
-                f"{context.entry_point} neither joins the hosts nor reads which host it is on "
-                f"(SM_CURRENT_HOST, resourceconfig.json): {repetition}; "
-                "take --hosts 1, or see docs/scripts.md"
+                f"nothing in {context.entry_point} joins the hosts or reads which host it is on "
+                f"(SM_CURRENT_HOST): {repetition}; take --hosts 1, or see docs/scripts.md"
             ]
         return [
-            f"{context.entry_point} does not name resourceconfig.json: unless one of its modules reads it, "
-            f"{repetition}; for a script that works on one host take --hosts 1"
+            f"nothing in {context.entry_point} joins the hosts or reads which host it is on "
+            f"(SM_CURRENT_HOST): unless one of its modules does, {repetition}; take --hosts 1, or see "
+            "docs/scripts.md"
         ]

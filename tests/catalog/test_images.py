@@ -126,7 +126,7 @@ UNKNOWN = [
     (
         ("pytorch", "xx-nowhere-1", "aws", "gpu"),
         "region",
-        "no registry of AWS's images is known in region xx-nowhere-1",
+        "there is no AWS region 'xx-nowhere-1' in the table of ",
     ),
     (
         ("pytorch", "us-gov-east-1", "aws-us-gov", "gpu", "2.14"),

@@ -252,6 +252,12 @@ def test_a_configuration_that_is_no_configuration(machine: Machine) -> None:
             2,
             "us-iso-west-1 has no SageMaker (2026-11); take us-iso-east-1",
         ),
+        (
+            ("--region", "eu-west-9"),
+            {},
+            2,
+            "image: there is no AWS region 'eu-west-9' in the table of 2026-11, did you mean 'eu-west-3'?",
+        ),
         ((), {}, 3, "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`"),
     ],
 )
@@ -270,9 +276,9 @@ def test_a_region_and_types_that_the_catalog_does_not_know(machine: Machine) -> 
         *common, "--region", "eu-west-7", "--image", "123456789012.dkr.ecr.eu-west-7.amazonaws.com/x:1"
     )
     assert unknown.code == 0, unknown
-    assert "region: eu-west-7 is not in the catalog of 2026-11; did you mean eu-west-" in " ".join(
-        unknown.out.split()
-    )
+    text = " ".join(unknown.out.split())
+    assert "region: there is no AWS region 'eu-west-7' in the table of 2026-11, did you mean" in text
+    assert "? AWS may have opened it since then." in text
     absent = machine(*common, "--region", "eu-west-1", "--instance-type", "ml.p5.48xlarge")
     assert absent.code == 0
     text = " ".join(absent.out.split())

@@ -103,7 +103,9 @@ def test_what_does_not_exist_is_told_at_once(endpoint_shell: Shell) -> None:
     assert result.code == 2
     lines = result.err.splitlines()
     assert lines[0] == "error: 3 problems"
-    assert "  entry: trian.py does not exist, did you mean 'train.py'?" in lines
+    (entry_line,) = (line for line in lines if line.startswith("  entry: "))
+    assert entry_line.startswith("  entry: trian.py does not exist in /")
+    assert entry_line.endswith(", did you mean 'train.py'?")
     assert any(line.startswith("  inputs.a: ./nothing does not exist") for line in lines)
     assert "  inputs.b: s3://no-bucket/x: there is no bucket 'no-bucket' (from --input)" in lines
 

@@ -191,7 +191,7 @@ REFUSED_JOBS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         "framework_version: the PyTorch 2.13 image holds 2.13.0, not 2.13.7",
     ),
-    ({}, {"region": "xx-nowhere-1"}, "image: no registry of AWS's images is known in region xx-nowhere-1"),
+    ({}, {"region": "xx-nowhere-1"}, "image: there is no AWS region 'xx-nowhere-1' in the table of "),
     (
         {"strategy": "custom", "compute": {"instance_type": "ml.trn1.32xlarge"}},
         {},

@@ -97,7 +97,7 @@ def test_a_plan() -> None:
     (task,) = job_plan.planned_jobs
     assert (task.operation, task.request["ProcessingJobName"]) == (PROCESSING.create_operation, task.name)
     assert job_plan.processes_per_host == 1
-    assert any("3 hosts do the same work 3 times" in warning for warning in job_plan.warnings)
+    assert any("the 3 hosts does the whole work" in warning for warning in job_plan.warnings)
     assert f"send {PROCESSING.create_operation} {task.name}" in str(job_plan)
     split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, PROCESSING_FACTS)
     assert not any("the same work" in warning for warning in split.warnings)

@@ -831,7 +831,7 @@ def test_a_script_without_pytorch_is_not_started_as_ddp(
     plan = plan_of(tmp_path, text, hosts(2), **modules)
     assert plan.strategy == strategy
     if strategy == "custom":
-        assert any("2 hosts do the same work 2 times" in warning for warning in plan.warnings)
+        assert any("the 2 hosts does the whole work" in warning for warning in plan.warnings)
 
 
 PYTORCH = (

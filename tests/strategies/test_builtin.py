@@ -518,7 +518,7 @@ def test_regions_without_an_image() -> None:
     (message,) = refusals(job("lda"), region="ap-east-1")
     assert message.startswith("image: no registry with AWS's image of LDA is known in region ap-east-1")
     (message,) = refusals(job("kmeans"), region="xx-nowhere-1")
-    assert message.startswith("image: no registry of AWS's images is known in region xx-nowhere-1")
+    assert message.startswith("image: there is no AWS region 'xx-nowhere-1' in the table of ")
 
 
 CHECKPOINTING = ("image-classification", "object-detection", "semantic-segmentation", "xgboost")

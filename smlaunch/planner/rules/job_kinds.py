@@ -185,8 +185,9 @@ def explain_processing_folders(context: PlanContext) -> Findings:
     has_split_input = any(channel.split for channel in job.inputs.values())
     if job.compute.hosts > 1 and not hosts_communicate and not has_split_input:
         yield PlanWarning(
-            f"No input is split, and {job.program} does not name resourceconfig.json: unless one of its "
-            f"modules reads it, {job.compute.hosts} hosts do the same work {job.compute.hosts} times."
+            f"No input is split, and nothing in {job.program} reads which host it is on (SM_CURRENT_HOST): "
+            f"unless one of its modules does, each of the {job.compute.hosts} hosts does the whole work for "
+            "itself."
         )
     yield Reason(
         "processing.output",

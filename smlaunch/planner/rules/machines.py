@@ -20,7 +20,6 @@ from smlaunch.planner.plan_context import (
 from smlaunch.planner.rules.rule import Findings, rule
 from smlaunch.planner.run_cost import longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
-from smlaunch.text.did_you_mean import nearest_match
 from smlaunch.text.format import format_dollars, format_size
 
 if TYPE_CHECKING:
@@ -340,10 +339,10 @@ def warn_of_region(context: PlanContext) -> Findings:
     region = context.facts.region
     if context.facts.target != "aws":
         return
-    if region not in regions.known_regions():
-        nearest = nearest_match(region, regions.known_regions())
-        hint = f"; did you mean {nearest}?" if nearest else "."
-        yield PlanWarning(f"region: {region} is not in the catalog of {regions.table_month()}{hint}")
+    unlisted_text = regions.unlisted_region_text(region)
+    if unlisted_text is not None:
+        sentence = unlisted_text if unlisted_text.endswith("?") else f"{unlisted_text}."
+        yield PlanWarning(f"region: {sentence} AWS may have opened it since then.")
     for instance_type in context.instance_types:
         if regions.is_type_missing(instance_type, region):
             yield PlanWarning(_describe_missing_type(instance_type, region))
