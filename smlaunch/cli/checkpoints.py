@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from threading import Lock
@@ -12,6 +11,7 @@ import click
 
 from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
 from smlaunch.cli.console import echo
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.main import LazyGroup
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.errors import EXIT_TRAINING_FAILED, JobError, Problem
@@ -64,7 +64,7 @@ def ls(run_or_uri: str, as_json: bool, **options: Any) -> int:
             "checkpoints": [checkpoint.to_dict() for checkpoint in checkpoints],
             "outcome": last_outcome._asdict() if last_outcome is not None else None,
         }
-        click.echo(json.dumps(document, indent=2))
+        print_json(document)
         return 0
     if last_outcome is not None:  # what the last segment wrote at its end
         step_text = f" at step {last_outcome.step}" if last_outcome.step is not None else ""
@@ -121,7 +121,7 @@ def verify(run_or_uri: str, step: int | None, as_json: bool, **options: Any) -> 
             "uri": run_checkpoints.uri,
             "checkpoints": [checkpoint.to_dict() for checkpoint in verified_checkpoints],
         }
-        click.echo(json.dumps(document, indent=2))
+        print_json(document)
         return EXIT_TRAINING_FAILED if broken_checkpoints else 0
     for checkpoint in verified_checkpoints:
         echo(f"step {checkpoint.step}: {_describe_checkpoint_state(checkpoint, 'verified')}")

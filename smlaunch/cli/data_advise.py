@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.errors import JobError, Problem
 
@@ -93,7 +93,7 @@ def advise(
     )
     storage_advice = advise_storage(dataset_stats, access_pattern, HostProfile(instance, hosts=hosts))
     if as_json:
-        click.echo(json.dumps({"source": location, **storage_advice.to_dict()}, indent=2))
+        print_json({"source": location, **storage_advice.to_dict()})
     else:
         click.echo(as_text(storage_advice, location))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.cli.stdio import ERASE_LINE
 from smlaunch.contract.s3_uri import split_s3_uri
@@ -64,7 +64,7 @@ def inventory(
             raise JobError([Problem("S3URI", "give what to list, or --from-s3-inventory")])
     summary = {"path": str(out), **summary, "seconds": round(time.monotonic() - started_at, 2)}
     if as_json:
-        click.echo(json.dumps(summary, indent=2))
+        print_json(summary)
         return 0
     click.echo(_describe_inventory(summary))
     if not summary["objects"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smlaunch.cli.bucket_owner import bucket_owner_option, set_bucket_owner
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 from smlaunch.cli.stdio import ERASE_LINE
 from smlaunch.contract.s3_uri import split_s3_uri
@@ -128,7 +128,7 @@ def pack(src: str, dst: str, as_json: bool, **options: Any) -> int:
             "kept": pack_result.reused_shards,
             "seconds": round(seconds, 3),
         }
-        click.echo(json.dumps(document, indent=2))
+        print_json(document)
         return 0
     reused_text = f" ({pack_result.reused_shards} reused)" if pack_result.reused_shards else ""
     click.echo(

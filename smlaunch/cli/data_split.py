@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, connection_options, grouped_option, json_option
 
 _MAX_HOST_ROWS = 16
@@ -69,7 +69,7 @@ def split(
             written_files = write_split(split_result.keys, split_result.host_split, out, summary)
             summary = add_files_to_summary(summary, written_files)
     if as_json:
-        click.echo(json.dumps(summary, indent=2))
+        print_json(summary)
         return 0
     for line in _format_split_summary(summary):
         click.echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from smlaunch import __version__
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
 from smlaunch.errors import EXIT_MACHINE, EXIT_REFUSED, EndpointError, SmlaunchError
 
@@ -48,7 +48,7 @@ def doctor(region: str | None, profile: str | None, aws: bool, as_json: bool) ->
     aws_checks = list(_region_checks(region, profile) if asks_aws else _unasked_region_checks())
     checks = [*machine_checks, *aws_checks]
     if as_json:
-        click.echo(json.dumps({"checks": [check._asdict() for check in checks]}, indent=2))
+        print_json({"checks": [check._asdict() for check in checks]})
     else:
         name_width = max(len(check.name) for check in checks)
         for check in checks:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem, SmlaunchError
 from smlaunch.secrets.masking import mask_text
 
@@ -52,9 +52,9 @@ class ErrorReport(NamedTuple):
         if self.help_command:
             print_message(f"see: {self.help_command}")
         if as_json:
-            click.echo(self.to_json())
+            print_json(self.to_dict())
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         problems = [
             {"path": problem.path, "message": mask_text(problem.message)}
@@ -62,7 +62,7 @@ class ErrorReport(NamedTuple):
             for problem in self.problems
         ]
         error = {"exit_code": self.exit_code, "kind": self.kind, "problems": problems}
-        return json.dumps({"error": error}, indent=2)
+        return {"error": error}
 
 
 def _print_change(problem: Problem) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from smlaunch.cli.console import print_message, print_retry
 from smlaunch.cli.export_files import write_export_files
 from smlaunch.cli.job_loader import load_job
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
@@ -242,7 +242,7 @@ class ExportOptions:
 
     def print_json(self) -> None:
         if self.as_json:
-            click.echo(json.dumps(self.document, indent=2))
+            print_json(self.document)
 
 
 def upload_and_write(

@@ -7,7 +7,6 @@ does, the second one kills it.
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -16,11 +15,10 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-import click
-
 from smlaunch.cli.console import echo, print_labeled, print_message
 from smlaunch.cli.display import Display
 from smlaunch.cli.error_report import ErrorReport
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.stdio import discard_stdout
 from smlaunch.connection.open_connection import Connection
 from smlaunch.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_STOPPED, Problem
@@ -91,14 +89,14 @@ def follow_to_end(
         print_outcome(outcome, connection, display, plan_warnings)
         try:
             if as_json:
-                click.echo(json.dumps({**outcome.to_dict(), "exit_code": exit_code}, indent=2))
+                print_json({**outcome.to_dict(), "exit_code": exit_code})
             else:
                 print_results(outcome, connection)
         except BrokenPipeError:
             discard_stdout()  # its reader has gone; the exit code is still that of the run
     elif as_json:
         report = ErrorReport(exit_code, "Interrupted", (Problem("", "interrupted before the run was known"),))
-        click.echo(report.to_json())
+        print_json(report.to_dict())
     return exit_code
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import complete_strategies, json_option
 from smlaunch.errors import JobError, Problem, write_error
 
@@ -30,7 +30,7 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
     if strategy is None:
         summary_by_strategy = {name: _strategy_summary(name) for name in known_strategies()}
         if as_json:
-            click.echo(json.dumps({"strategies": summary_by_strategy}, indent=2))
+            print_json({"strategies": summary_by_strategy})
             return 0
         name_width = max(map(len, summary_by_strategy))
         for name, summary in summary_by_strategy.items():
@@ -51,7 +51,7 @@ def init(strategy: str | None, folder: Path, as_json: bool) -> int:
         raise write_error("FOLDER", folder, error) from None
     next_commands = _commands_after_init(strategy, folder)
     if as_json:
-        click.echo(json.dumps({"written": list(map(str, written_files)), "next": next_commands}, indent=2))
+        print_json({"written": list(map(str, written_files)), "next": next_commands})
         return 0
     click.echo("wrote " + ", ".join(map(str, written_files)) + "\n")
     for command in next_commands:

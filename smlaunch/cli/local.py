@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from smlaunch.cli.executor_option import executor_option
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.main import LazyGroup
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
 from smlaunch.errors import EXIT_MACHINE, EndpointError
@@ -63,7 +63,7 @@ def start(port: int, isolation: str | None, executor: str | None, as_json: bool)
         state_dir, isolation=isolation, executor=executor or DEFAULT_EXECUTOR, port=port
     )
     if as_json:
-        click.echo(json.dumps(_printable_endpoint_fields(endpoint_info), indent=2))
+        print_json(_printable_endpoint_fields(endpoint_info))
         return 0
     state_text = "already running" if running_endpoint else "running"
     click.echo(f"{state_text} at {endpoint_info.url} ({_describe_isolation(endpoint_info)})")
@@ -84,7 +84,7 @@ def stop(as_json: bool) -> int:
     if endpoint_info is not None:
         background_endpoint.stop_endpoint(state_dir)
     if as_json:
-        click.echo(json.dumps({"stopped": endpoint_info is not None}))
+        print_json({"stopped": endpoint_info is not None})
     else:
         click.echo("stopped" if endpoint_info is not None else "no background endpoint is running")
     return 0
@@ -100,13 +100,10 @@ def status(as_json: bool) -> int:
     state_dir = default_root()  # folder of the endpoint's data
     endpoint_info = find_background_endpoint(state_dir)  # None if none runs
     if as_json:
-        click.echo(
-            json.dumps(
-                _printable_endpoint_fields(endpoint_info)
-                if endpoint_info
-                else {"running": False, "state": str(state_dir)},
-                indent=2,
-            )
+        print_json(
+            _printable_endpoint_fields(endpoint_info)
+            if endpoint_info
+            else {"running": False, "state": str(state_dir)}
         )
     elif endpoint_info is None:
         click.echo("no background endpoint is running; `smlaunch local start` starts one")
@@ -135,7 +132,7 @@ def env(as_json: bool) -> int:
         raise EndpointError("no background endpoint is running; `smlaunch local start` starts one")
     environment = {**endpoint_info.environment(), "SMLAUNCH_ROLE": endpoint_info.role_arn}
     if as_json:
-        click.echo(json.dumps(environment, indent=2))
+        print_json(environment)
         return 0
     for name, value in environment.items():
         click.echo(f"export {name}={shlex.quote(value)}")

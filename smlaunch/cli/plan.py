@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from smlaunch.cli.job_loader import load_job
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
@@ -68,7 +68,7 @@ def plan(
         document = prepared_run.plan.to_dict()
         if simulation is not None:
             document["simulation"] = simulation.to_dict()
-        click.echo(json.dumps(document, indent=2))
+        print_json(document)
         return 0
     from smlaunch.cli.console import has_colours
     from smlaunch.render.plan_text import as_text

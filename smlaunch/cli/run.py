@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import click
 
 from smlaunch.cli.job_loader import load_job
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import (
     SCRIPT_ARGUMENTS,
     JobCommand,
@@ -77,7 +77,7 @@ def run(
         prepared_run = prepare(job, connection.target)  # the plan, and the source to upload
         if dry_run:  # a sharded run has several requests
             requests = [mask_document(request) for request in prepared_run.plan.requests]
-            click.echo(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
+            print_json(requests[0] if len(requests) == 1 else requests)
             return 0
         prepared_run.require_account()
         run_id = prepared_run.plan.run
@@ -87,7 +87,7 @@ def run(
             print_message(f"{run_id} exists already with the same job: following it, no new job was started")
         if detach:
             if as_json:
-                click.echo(json.dumps(launched_run.describe().to_dict(), indent=2))
+                print_json(launched_run.describe().to_dict())
             else:
                 click.echo(run_id)
                 print_message(f"follow it: smlaunch logs {run_id} -f{connection.cli_flag}")

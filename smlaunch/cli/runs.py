@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import (
     GroupedCommand,
     complete_runs,
@@ -51,7 +51,7 @@ def ls(limit: int, statuses: tuple[str, ...], as_json: bool, **options: Any) -> 
         listed_runs = list_runs(connection.target, limit, statuses)
     if as_json:
         rows = [{**listed_run._asdict(), "metrics": dict(listed_run.metrics)} for listed_run in listed_runs]
-        click.echo(json.dumps({"runs": rows}, indent=2))
+        print_json({"runs": rows})
         return 0
     if not listed_runs:
         which = f" with status {' or '.join(statuses)}" if statuses else ""
@@ -114,7 +114,7 @@ def show(run: str, with_metrics: bool, as_json: bool, **options: Any) -> int:
         metrics = attached_run.metrics if with_metrics else None
         if as_json:
             history = {} if metrics is None else {"metric_history": list(metrics)}
-            click.echo(json.dumps({**outcome.to_dict(), **history}, indent=2))
+            print_json({**outcome.to_dict(), **history})
             return 0
         for line in align_columns(list(_labelled_rows(outcome))):
             echo(mask_text(line))
@@ -165,9 +165,7 @@ def logs(run: str, follow: bool, host: str | None, as_json: bool, **options: Any
             key=lambda line: line.at,
         )
     if as_json:
-        click.echo(
-            json.dumps({"run": attached_run.name, "lines": [line._asdict() for line in log_lines]}, indent=2)
-        )
+        print_json({"run": attached_run.name, "lines": [line._asdict() for line in log_lines]})
         return 0
     last_line_by_host = {line.host: line for line in log_lines}
     has_several_hosts = len(last_line_by_host) > 1
@@ -216,7 +214,7 @@ def stop(run: str, as_json: bool, **options: Any) -> int:
     with open_connection_to_run(run, options, read_only=True) as connection:
         result = attach(run, connection.target, on_message=print_message).stop()
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=2))
+        print_json(result.to_dict())
     else:
         echo(f"{result.run}: {summarize_run(result)}")
     return 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from smlaunch.cli.json_output import print_json
 
 
 @click.command(short_help="Print the job file's JSON Schema.")
@@ -18,5 +18,5 @@ def schema() -> int:
     """
     from smlaunch.job.json_schema import job_schema
 
-    click.echo(json.dumps(job_schema(), indent=2))
+    print_json(job_schema())
     return 0

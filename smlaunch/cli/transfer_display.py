@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.stdio import ERASE_LINE
 from smlaunch.data.transfer_progress import TransferProgress
 from smlaunch.text.format import format_elapsed
@@ -84,7 +84,7 @@ def transfer_files(
             "bytes": sync_plan.total_bytes,
             "kept": sync_plan.unchanged_files,
         }
-        click.echo(json.dumps(summary, indent=2))
+        print_json(summary)
     else:
         unchanged_text = f"; {sync_plan.unchanged_files:,} unchanged" if sync_plan.unchanged_files else ""
         size_text = format_megabytes(sync_plan.total_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smlaunch.cli.job_arguments import read_job
+from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import SCRIPT_ARGUMENTS, JobCommand, grouped_option, job_options, json_option
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def verify_resume(
             except TrainingFailed as error:
                 raise JobError([Problem("", f"the script fails without any cut: {error}")]) from None
     if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        print_json(report.to_dict())
     else:
         for line in _format_report(report):
             click.echo(line)
