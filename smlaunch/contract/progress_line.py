@@ -2,12 +2,13 @@
 
     smlaunch: progress step=120 steps=1000 loss=0.41
 
-``smlaunch:`` at the start of a line, a kind, then ``key=value`` pairs with spaces between them. Numbers are
-parsed as numbers; other values are percent-encoded where they contain spaces. ``step`` and ``steps`` (done
-so far, and in total) give the progress bar and the remaining time; every other number is a current metric.
-A name is one or more printable characters without spaces and ``=``, such as ``val/loss``; what is no such
-pair is left out, and the others count. ``metric`` instead of ``progress`` reports a result without moving the
-bar. Unknown kinds are returned unchanged, so that a newer script works with an older client.
+``smlaunch:`` at the start of a line, a kind, then ``name=number`` pairs with spaces between them. ``step``
+and ``steps`` (done so far, and in total, whole numbers) give the progress bar and the remaining time; every other number is a
+current metric. A name is one or more printable characters without spaces and ``=``, such as ``val/loss``;
+what is no such pair is left out, and the others count. ``metric`` instead of ``progress`` reports a result
+without moving the bar; a ``step`` in it says when. Lines of other kinds may have texts as values,
+percent-encoded where they contain spaces. Unknown kinds are returned unchanged, so that a newer script works
+with an older client.
 
 ``smlaunch: live TEXT`` is what a line shows that is not complete: the runtime writes it now and then for a
 rank that draws the same line again and again with carriage returns, as tqdm does. The line's last state
@@ -46,6 +47,9 @@ _MAX_STEP = 1 << 53
 _LINE = re.compile(r"smlaunch: ([a-z][a-z_-]*) (.*)$", re.DOTALL)
 _KINDS_OF_SCRIPTS = (PROGRESS_KIND, METRIC_KIND)
 
+_NUMBER_TYPES: Dict[str, Tuple[type, ...]] = {"step": (int,), "steps": (int,)}
+"""Of what a script reports; metrics are numbers of any kind."""
+
 MetricValue = Union[int, float, str]
 
 
@@ -55,7 +59,14 @@ class ProgressLine(NamedTuple):
     kind: str
     values: Dict[str, MetricValue]
     unreadable_words: Tuple[str, ...] = ()
-    """What is no pair of a name and a value."""
+    """What does not count of a script's line: each word that is no pair of a name and a number."""
+
+    @property
+    def progress(self) -> Tuple[Optional[int], Optional[int]]:
+        """``step`` and ``steps`` of a line that moves the bar; None for what it lacks."""
+        values = self.values if self.kind == PROGRESS_KIND else {}
+        step, total_steps = values.get("step"), values.get("steps")
+        return step if isinstance(step, int) else None, total_steps if isinstance(total_steps, int) else None
 
 
 def format_line(kind: str, **values: MetricValue) -> str:
@@ -80,13 +91,17 @@ def parse_line(line: str) -> Optional[ProgressLine]:
     kind, text = match.groups()
     values: Dict[str, MetricValue] = {}
     unreadable_words: List[str] = []
+    is_of_script, has_pair = kind in _KINDS_OF_SCRIPTS, False
     for word in text.split():
         name, separator, value_text = word.partition("=")
-        if name and separator and name.isprintable():
-            values[name] = _parse_value(value_text)
+        is_pair = bool(name and separator) and name.isprintable()
+        has_pair = has_pair or is_pair
+        value = _parse_value(value_text)
+        if is_pair and (not is_of_script or isinstance(value, _NUMBER_TYPES.get(name, (int, float)))):
+            values[name] = value
         else:
             unreadable_words.append(word)
-    if not values or (unreadable_words and kind not in _KINDS_OF_SCRIPTS):  # a sentence of smlaunch's own
+    if not has_pair or (unreadable_words and not is_of_script):  # a sentence of smlaunch's own
         return None
     return ProgressLine(kind, values, tuple(unreadable_words))
 
@@ -104,10 +119,9 @@ def iter_steps(lines: bytes) -> Iterator[Tuple[int, Optional[int]]]:
         line_start = max(line_start, prefix_index - _MAX_LINE_BYTES)
         line = lines[line_start : min(line_end, prefix_index + _MAX_LINE_BYTES)].decode("utf-8", "replace")
         progress_line = parse_line(line)
-        if progress_line is not None and progress_line.kind == PROGRESS_KIND:
-            step, total_steps = progress_line.values.get("step"), progress_line.values.get("steps")
-            if isinstance(step, int) and 0 <= step < _MAX_STEP:
-                yield step, total_steps if isinstance(total_steps, int) else None
+        step, total_steps = (None, None) if progress_line is None else progress_line.progress
+        if step is not None and 0 <= step < _MAX_STEP:
+            yield step, total_steps
         prefix_index = lines.find(_PROGRESS_PREFIX, line_end)
 
 

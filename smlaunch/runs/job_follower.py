@@ -126,6 +126,6 @@ def _unreadable_words_warning(line: LogLine, progress_line: ProgressLine) -> str
     script prints the same again and again."""
     words = " ".join(progress_line.unreadable_words)[:_MAX_SHOWN_WORDS_LENGTH]
     return (
-        f"{line.host} has reported {words!r}, which is no NAME=NUMBER without spaces; what else the line "
-        "reports counts (docs/scripts.md)"
+        f"{line.host} has reported {words!r}, which does not count: NAME=NUMBER without spaces is needed, "
+        "and whole numbers for step and steps; what else the line reports counts (docs/scripts.md)"
     )

@@ -15,7 +15,6 @@ from smlaunch.contract.progress_line import (
     DATA_WAIT_METRIC,
     METRIC_KIND,
     PROGRESS_KIND,
-    MetricValue,
     ProgressLine,
 )
 from smlaunch.text.format import format_elapsed
@@ -57,7 +56,7 @@ class ProgressTracker:
         """Add a progress line. ``writer`` is host number and rank; ``written_at`` is in seconds."""
         if line.kind not in (PROGRESS_KIND, METRIC_KIND):
             return
-        self._progress_by_writer.setdefault(writer, _WriterProgress()).add_values(written_at, line.values)
+        self._progress_by_writer.setdefault(writer, _WriterProgress()).add_line(written_at, line)
 
     def estimate(self, now: float | None = None) -> ProgressEstimate | None:
         """Return step, speed and remaining time of the job whose progress lines this tracker collects; None
@@ -89,15 +88,14 @@ class _WriterProgress:
     total_steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add_values(self, written_at: float, values: Mapping[str, MetricValue]) -> None:
-        """Add the values of one progress line: ``step``, ``steps`` (their total) and metrics. ``written_at``:
-        in seconds since the epoch."""
-        step, total_steps = values.get("step"), values.get("steps")
-        if isinstance(total_steps, int) and total_steps > 0:
+    def add_line(self, written_at: float, line: ProgressLine) -> None:
+        """Add step, total and metrics of a line. ``written_at``: in seconds since the epoch."""
+        step, total_steps = line.progress
+        if total_steps is not None and total_steps > 0:
             self.total_steps = total_steps
-        if isinstance(step, int):
+        if step is not None:
             self._add_step(written_at, step)
-        for metric, value in values.items():
+        for metric, value in line.values.items():
             if metric not in ("step", "steps") and not isinstance(value, str):
                 self.metrics[metric] = float(value)
 

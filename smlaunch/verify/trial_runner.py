@@ -434,8 +434,8 @@ class _FollowedJob:
         """Note the training step that a line of the log reports, if any: the first one, how many lines have
         one, and the highest with its time (``_note_step_if_highest``)."""
         progress_line = parse_line(log_text)
-        step = None if progress_line is None else progress_line.values.get("step")
-        if not isinstance(step, int):
+        step = None if progress_line is None else progress_line.progress[0]
+        if step is None:
             return
         if self.first_step is None:
             self.first_step = step

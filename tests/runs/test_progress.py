@@ -80,6 +80,9 @@ def test_other_kinds_and_text_values_are_ignored() -> None:
         ("progress step=3 steps=20 loss<b>x=3", {"step": 3, "steps": 20, "loss<b>x": 3}, ""),
         ("progress step=3 loss 0.5  =7 lr=1", {"step": 3, "lr": 1}, "loss 0.5 =7"),
         ("metric a\x1b[1mb=1 c=2", {"c": 2}, "a\x1b[1mb=1"),
+        ("progress step=1 loss=abc acc=0,9 m=tensor(0.5)", {"step": 1}, "loss=abc acc=0,9 m=tensor(0.5)"),
+        ("metric on=True gap=-- loss=", {}, "on=True gap=-- loss="),
+        ("progress step=1.5 steps=1e3 loss=inf", {"loss": math.inf}, "step=1.5 steps=1e3"),
         ("progress is slow", None, ""),
         ("warning of=1 smlaunch", None, ""),
     ],
@@ -88,7 +91,8 @@ def test_a_pair_that_cannot_be_read_takes_no_other_with_it(
     text: str, values: dict[str, float] | None, unreadable: str
 ) -> None:
     line = parse_line(f"[3] smlaunch: {text}\n")
-    expected = values and ProgressLine(text.split()[0], dict(values), tuple(unreadable.split()))
+    kind = text.split()[0]
+    expected = None if values is None else ProgressLine(kind, dict(values), tuple(unreadable.split()))
     assert line == expected
 
 
@@ -116,6 +120,17 @@ def test_a_line_inside_another_line_is_no_report(before: str, counts: bool) -> N
     line = f"{before}smlaunch: progress step=5 steps=9"
     assert (parse_line(line) is not None) is counts
     assert list(iter_steps(f"before\n{line}\n".encode())) == ([(5, 9)] if counts else [])
+
+
+def test_a_metric_line_does_not_move_the_bar() -> None:
+    tracker = ProgressTracker()
+    add_progress(tracker, 0.0, step=10, steps=20)
+    line = parse_line("smlaunch: metric step=3 steps=4 accuracy=0.9")
+    assert line is not None and line.values["step"] == 3  # the row of the table of metrics
+    tracker.add_line((1, 0), 1.0, line)
+    estimate = tracker.estimate()
+    assert estimate is not None
+    assert (estimate.step, estimate.total_steps, estimate.metrics) == (10, 20, {"accuracy": 0.9})
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(-10, 10**9), st.integers(-5, 10**9)), max_size=60))

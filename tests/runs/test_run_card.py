@@ -289,7 +289,7 @@ def test_a_failed_run_says_which_process_and_shows_its_traceback(target: Target,
 def test_a_completed_run_that_counts_from_0_lacks_nothing(
     target: Target, cell: Cell, last_step: int, expected: str
 ) -> None:
-    log = tuple(format_line("metric", step=step, steps=30) for step in (last_step - 1, last_step))
+    log = tuple(format_line("progress", step=step, steps=30) for step in (last_step - 1, last_step))
     run_that(target, RUNNING, COMPLETED, log=log).result()
     text = Page(cell.pages[-1]).text
     assert expected in text
@@ -307,7 +307,7 @@ def test_a_report_that_cannot_be_read_is_a_warning_once(target: Target, cell: Ce
     run = run_that(target, RUNNING, COMPLETED, log=tuple(f"smlaunch: metric a={n} b {n}.5" for n in range(9)))
     outcome = run.result()
     (warning,) = outcome.warnings
-    assert warning.startswith("algo-1 has reported 'b 0.5', which is no NAME=NUMBER")
+    assert warning.startswith("algo-1 has reported 'b 0.5', which does not count: NAME=NUMBER")
     assert outcome.metrics == {"a": 8} and Page(cell.pages[-1]).text.count("algo-1 has reported") == 1
 
 
