@@ -17,6 +17,10 @@ T = TypeVar("T")
 
 THREAD_NAME = "smlaunch-await"
 
+_WAKE_SECONDS = 0.2
+"""Between two moments at which the event loop looks for what was asked of it meanwhile. The kernel of a
+notebook cancels a cell's task in its handler of the signal, which does not wake a loop that sleeps."""
+
 
 def await_in_thread(wait: Callable[[threading.Event], T]) -> Generator[Any, None, T]:
     """Yield to the event loop until ``wait`` has returned in a new thread, and return its result or raise its
@@ -42,7 +46,23 @@ def await_in_thread(wait: Callable[[threading.Event], T]) -> Generator[Any, None
     # The future is never cancelled itself: a cancelled task leaves it to the thread.
     future.set_running_or_notify_cancel()
     threading.Thread(target=set_result, name=THREAD_NAME, daemon=True).start()
+    alarm = _Alarm()
     try:
         return (yield from asyncio.wrap_future(future).__await__())
     finally:
+        alarm.cancel()
         is_abandoned.set()
+
+
+class _Alarm:
+    """Wakes the running event loop again and again, until it is cancelled."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._timer = self._loop.call_later(_WAKE_SECONDS, self._wake)
+
+    def cancel(self) -> None:
+        self._timer.cancel()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import selectors
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 from smlaunch import Run, Target, attach
-from smlaunch.runs.awaited_run import THREAD_NAME
+from smlaunch.runs.awaited_run import THREAD_NAME, await_in_thread
 from tests.runs.fakes import fake_target, job_description
 from tests.runs.test_chain import RUN
 from tests.runs.test_run_api import COMPLETED, JOB, RUNNING, control, driven_chain, with_fakes_of
@@ -93,3 +96,49 @@ def test_the_program_goes_on_and_the_chain_is_driven_no_further(target: Target, 
     assert all(thread.daemon for thread in waiting_threads()), "the interpreter's exit waits for it"
     expect_no_thread()
     assert [request["TrainingJobName"] for request in control(target).created] == [f"{RUN}-s1-a1"]
+
+
+class _TellingSelector(selectors.DefaultSelector):
+    """Says when the event loop is about to sleep for want of anything to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_about_to_sleep = threading.Event()
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout > 0:
+            self.is_about_to_sleep.set()
+        return super().select(timeout)
+
+
+def test_a_task_that_a_signal_handler_cancels_ends_at_once() -> None:
+    """As a notebook's kernel does when a cell is interrupted: its handler wakes no loop."""
+    selector = _TellingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    was_abandoned: list[bool] = []
+
+    class Awaited:
+        def __await__(self) -> Any:
+            selector.is_about_to_sleep.clear()
+            return await_in_thread(lambda abandoned: was_abandoned.append(abandoned.wait(20)))
+
+    async def wait() -> None:
+        await Awaited()
+
+    def interrupt() -> None:
+        selector.is_about_to_sleep.wait()
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    task = loop.create_task(wait())
+    previous_handler = signal.signal(signal.SIGUSR2, lambda *_: task.cancel())
+    interrupter = threading.Thread(target=interrupt)
+    try:
+        loop.call_soon(interrupter.start)
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(task)
+        interrupter.join()
+        expect_no_thread()
+    finally:
+        signal.signal(signal.SIGUSR2, previous_handler)
+        loop.close()
+    assert was_abandoned == [True]
