@@ -74,6 +74,7 @@ FILES = {
     "functions/test_function_runs.py": PROCESS,
     "functions/test_host_program.py": PROCESS,
     "functions/test_scripts.py": PROCESS,
+    "functions/test_script_values.py": PROCESS,
     "functions/test_torch.py": REAL,
     "local/executors/test_acceptance.py::test_nothing_outlives_a_killed": REAL,
     "local/executors/test_containers_words.py": UNIT,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from types import FunctionType
 from typing import Any, ClassVar
 
+from smlaunch.functions.pickled_call import PickledCall
 from smlaunch.secrets.file_contents import SCANNED_BYTES, find_secret
-from smlaunch.secrets.masking import mask_document, mask_named_value
+from smlaunch.secrets.masking import mask_document, mask_formats, mask_named_value
 
 _WINDOW_OVERLAP_BYTES = 8192
 """More than any key takes, so that each lies in one window as a whole."""
@@ -27,33 +26,31 @@ _RANDOM_LOOKING = re.compile(r"(?=\S*\d)\S{8,}")
 """What a value with a secret's name has to look like: words of a language are none."""
 
 
-def find_call_secret(content: bytes, function: Callable[..., Any]) -> str | None:
-    """Return the kind of secret that the call holds; None without one. ``content``: the call file, a line and
-    the pickle.
+_WORD = re.compile(r"[^\s\"'=,;&(){}]+")
+
+
+def find_call_secret(call: PickledCall) -> str | None:
+    """Return the kind of secret that the call holds; None without one.
 
     That is a key anywhere in it, a text in the format of a secret (``hf_...``, a URL with a password), or a
     value with the name of one (``password``) that looks random, as a key of a dict, a keyword, an attribute,
-    a global, a class attribute or a default of the ``function``."""
+    a global, a class attribute, a default of a function or a field of a named tuple."""
+    content = call.content
     for start in range(0, len(content), SCANNED_BYTES - _WINDOW_OVERLAP_BYTES):
         key_kind = find_secret(content[start : start + SCANNED_BYTES])
         if key_kind is not None:
             return key_kind
     if len(content) > _MAX_STRUCTURE_BYTES:
         return None
-    for name, value in chain(_iter_defaults(function), _iter_values(content.partition(b"\n")[2])):
-        if mask_document(value) != value or find_secret(value.encode("utf-8", "replace")):
+    for name, value in chain(call.named_texts, _iter_values(content.partition(b"\n")[2])):
+        if mask_formats(value) != value or find_secret(value.encode("utf-8", "replace")):
             return f"the value of {name}" if name else "a value in a secret's format"
         if name and _RANDOM_LOOKING.fullmatch(value) and mask_named_value(name, value) != value:
             return f"the value of {name}"
+        hidden_words = {*_WORD.findall(value)} - {*_WORD.findall(str(mask_document(value)))}
+        if any(map(_RANDOM_LOOKING.fullmatch, hidden_words)):  # --password X, PASSWORD=X
+            return f"the value of {name}" if name else "a value with a secret's name in a text"
     return None
-
-
-def _iter_defaults(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that are defaults of the function's parameters, with their names."""
-    if isinstance(function, FunctionType):
-        for parameter in inspect.signature(function).parameters.values():
-            if isinstance(parameter.default, str):
-                yield parameter.name, parameter.default
 
 
 class _Unbuilt:

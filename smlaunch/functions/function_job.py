@@ -85,12 +85,12 @@ def prepare_function(
     problems = [*_find_function_problems(function, name), *_find_field_problems(job)]
     if problems:
         raise JobError(problems)
-    call = pickle_call(function, args, kwargs, name)
-    call_problem = _find_call_problem(call, function, name, job)
-    if call_problem is not None:
-        raise JobError([call_problem])
     source = FunctionSource(function)
     folder = source.folder() if job.source is None else expand_home(job.source)
+    call = pickle_call(function, args, kwargs, name, folder)
+    call_problem = _find_call_problem(call, name, job)
+    if call_problem is not None:
+        raise JobError([call_problem])
     with TemporaryDirectory(prefix="smlaunch-function-") as scratch_folder:
         root = Path(scratch_folder, "source") if folder is None else folder
         analyzed_file = Path(scratch_folder, "function.py")
@@ -119,9 +119,7 @@ def prepare_function(
     return FunctionRun(prepared._replace(plan=_with_verified_start(prepared.plan)), name, program.warnings)
 
 
-def _find_call_problem(
-    call: PickledCall, function: Callable[..., Any], name: str, job: Job
-) -> Problem | None:
+def _find_call_problem(call: PickledCall, name: str, job: Job) -> Problem | None:
     """Return why a pickled call cannot be sent: it is too large, or holds what looks like a secret. ``name``:
     of the function."""
     if len(call.content) > LIMIT_BYTES:
@@ -132,7 +130,7 @@ def _find_call_problem(
         )
     if job.include_secrets:
         return None
-    secret_kind = find_call_secret(call.content, unwrap_function(function))
+    secret_kind = find_call_secret(call)
     if secret_kind is None:
         return None
     return Problem(

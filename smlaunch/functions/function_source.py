@@ -24,7 +24,7 @@ from typing import Any
 from smlaunch.discovery.code_reach import is_main_test
 from smlaunch.discovery.protected_folders import protected_folder_reason
 from smlaunch.discovery.source_modules import parse_python
-from smlaunch.functions.host_program import CALL_FILE, LIBRARY_FOLDER, PROGRAM_FILE
+from smlaunch.functions.host_program import CALL_FILE, LIBRARY_FOLDER, PICKLING_FILE, PROGRAM_FILE
 from smlaunch.functions.pickled_call import PickledCall, library_files, load_cloudpickle
 
 _INSTALLED_FOLDERS = ("site-packages", "dist-packages")
@@ -35,6 +35,7 @@ def call_files(call: PickledCall) -> dict[str, bytes]:
     library = library_files(load_cloudpickle())
     return {
         PROGRAM_FILE: files("smlaunch.functions").joinpath("host_program.py").read_bytes(),
+        PICKLING_FILE: files("smlaunch.functions").joinpath("script_pickling.py").read_bytes(),
         CALL_FILE: call.content,
         **{f"{LIBRARY_FOLDER}/{path}": content for path, content in library.items()},
     }

@@ -1,8 +1,8 @@
 """The program that every rank of a function's run starts: it calls the function and writes what came of it.
 
-It travels as a single file with the source (function_job.py), so that it depends on no smlaunch that the host
-may have: standard library only, Python 3.8 and later. The client imports the names of files and the formats
-from here.
+It travels with script_pickling.py in the source (function_job.py), so that it depends on no smlaunch that the
+host may have: standard library only, Python 3.8 and later. The client imports the names of files and the
+formats from here.
 
     call file         a line of JSON, then the pickle of (function, args, kwargs). Its SHA-256 is in the job's
                       request, which nobody can change who may only write to the bucket.
@@ -16,8 +16,6 @@ rank prints the SHA-256 of its file, which the client compares: the log is anoth
 
 import base64
 import contextlib
-import copyreg
-import functools
 import hashlib
 import inspect
 import io
@@ -31,10 +29,18 @@ import zipfile
 from types import ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+if __package__:
+    from smlaunch.functions.script_pickling import script_pickler_class
+else:  # on a host, where the two files lie side by side
+    from smlaunch_script_pickling import (  # type: ignore[import-not-found,no-redef,unused-ignore]
+        script_pickler_class,
+    )
+
 CALL_FORMAT = "1.0"
 """Of the call file and of what the program writes. Both sides are of one release: the program is sent."""
 
 PROGRAM_FILE = ".smlaunch/call_function.py"
+PICKLING_FILE = ".smlaunch/smlaunch_script_pickling.py"
 CALL_FILE = ".smlaunch/call"
 LIBRARY_FOLDER = ".smlaunch/library"
 """In the source archive. The user's own folder .smlaunch is never sent."""
@@ -97,52 +103,9 @@ def encode_result(value: Any) -> EncodedResult:
 
 
 def _pickle_value(value: Any) -> bytes:
-    """Pickle by cloudpickle. A class of the script with ``__slots__`` has none here, since cloudpickle makes
-    it anew without: its objects are pickled as the client's class has them, with values of slots."""
-    cloudpickle = _cloudpickle()
-
-    class ValuePickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined]
-        def reducer_override(self, item: Any) -> Any:
-            if type(item) is CACHED_FUNCTION and item.__module__ == "__main__":
-                return reduce_cached_function(item)
-            values = _values_of_lost_slots(item)
-            if not values:
-                return super().reducer_override(item)
-            others = {name: value for name, value in item.__dict__.items() if name not in values}
-            return copyreg.__newobj__, (type(item),), (others or None, values)  # type: ignore[attr-defined]
-
     buffer = io.BytesIO()
-    ValuePickler(buffer).dump(value)
+    script_pickler_class(_cloudpickle())(buffer).dump(value)
     return buffer.getvalue()
-
-
-CACHED_FUNCTION: Any = type(functools.lru_cache(maxsize=1)(len))
-
-
-def reduce_cached_function(cached: Any) -> Tuple[Any, ...]:
-    """Return how a function of the script with ``functools.cache`` is made elsewhere: an empty cache around
-    the function itself. functools would let it be looked up by its name, in a script that is not there."""
-    maxsize = cached.cache_info().maxsize
-    is_typed = cached.cache_parameters()["typed"] if hasattr(cached, "cache_parameters") else False
-    state = {name: value for name, value in vars(cached).items() if name != "cache_parameters"}
-    arguments = (cached.__wrapped__, maxsize, is_typed, functools._CacheInfo)  # noqa: SLF001
-    return CACHED_FUNCTION, arguments, state
-
-
-_WAYS_TO_PICKLE = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
-
-
-def _values_of_lost_slots(item: Any) -> Dict[str, Any]:
-    """Return the values, by name, of the object's slots that lie in its ``__dict__``; none for an object that
-    says itself how it is pickled."""
-    item_type = type(item)
-    if not hasattr(item, "__dict__") or isinstance(item, type):
-        return {}
-    if any(getattr(item_type, name, None) is not getattr(object, name, None) for name in _WAYS_TO_PICKLE):
-        return {}
-    slots = [vars(base).get("__slots__", ()) for base in item_type.__mro__]
-    names = [name for slot in slots for name in ([slot] if isinstance(slot, str) else slot)]
-    return {name: item.__dict__[name] for name in names if name in item.__dict__}
 
 
 def encode_value(value: Any, arrays: List[Any]) -> Any:
@@ -365,14 +328,6 @@ def find_rank(environ: Any) -> int:
     return host * processes + int(environ.get("SMLAUNCH_PROCESS", "0"))
 
 
-def _let_file_be_the_copy(function: Any, root: str) -> None:
-    """``__file__`` of the script's functions names the copy that was sent, not the script of the caller."""
-    variables = getattr(function, "__globals__", {})
-    copy = os.path.join(root, os.path.basename(str(variables.get("__file__") or "")))
-    if variables.get("__name__") == "__main__" and os.path.isfile(copy):
-        variables["__file__"] = copy
-
-
 def _call(root: str, call_content: bytes) -> Any:
     """Load the function and call it. Raises whatever that raises."""
     header, pickled = read_call(call_content, os.environ.get(SHA256_VARIABLE))
@@ -388,7 +343,6 @@ def _call(root: str, call_content: bytes) -> Any:
         sys.path.insert(0, root)
     _let_client_names_be_imported()
     function, args, kwargs = pickle.loads(pickled)  # noqa: S301  its hash is in the request
-    _let_file_be_the_copy(function, root)
     result = function(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
         raise TypeError(

@@ -10,11 +10,13 @@ import copyreg
 import hashlib
 import io
 import json
+import os
 import pickletools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import CodeType, FunctionType, ModuleType
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from smlaunch.errors import JobError, MachineError, Problem
-from smlaunch.functions.host_program import CACHED_FUNCTION, CALL_FORMAT, reduce_cached_function
+from smlaunch.functions.host_program import CALL_FORMAT
+from smlaunch.functions.script_pickling import script_pickler_class
 
 _EXTRA_HINT = (
     "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
@@ -42,6 +45,8 @@ class PickledCall(NamedTuple):
     sha256: str
     modules: frozenset[str]
     """Names of the modules that the host imports to load it."""
+    named_texts: tuple[tuple[str, str], ...] = ()
+    """Texts whose names the pickle lacks: defaults of functions, fields of named tuples."""
 
 
 def load_cloudpickle() -> Any:
@@ -54,17 +59,24 @@ def load_cloudpickle() -> Any:
 
 
 def pickle_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    name: str,
+    folder: Path | None = None,
 ) -> PickledCall:
-    """Pickle the call. Raises JobError for what cannot be pickled."""
+    """Pickle the call. ``folder``: the one that is sent, where ``__file__`` of a function's module is found
+    on a host. Raises JobError for what cannot be pickled."""
     cloudpickle = load_cloudpickle()
     buffer = io.BytesIO()
-    pickler = _pickler_class(cloudpickle)(buffer)
+    pickler = _pickler_class(cloudpickle)(buffer, folder)
     try:
         pickler.dump((function, tuple(args), dict(kwargs)))
     except Exception as error:  # whatever the objects' own methods raise
+        holder = find_holder(pickler.reduced, args, kwargs)
         message = (
-            f"{name} and its arguments cannot be sent to another process: {type(error).__name__}: {error}"
+            f"{name} and its arguments cannot be sent to another process"
+            f"{f', because of {holder}' if holder else ''}: {type(error).__name__}: {error}"
         )
         raise JobError([Problem("function", f"{message}; {_PICKLE_ADVICE}")]) from error
     if len(buffer.getbuffer()) <= _MAX_READ_PICKLE_BYTES:
@@ -82,7 +94,9 @@ def pickle_call(
         "function": name,
     }
     content = json.dumps(header, sort_keys=True).encode() + b"\n" + buffer.getvalue()
-    return PickledCall(content, hashlib.sha256(content).hexdigest(), frozenset(pickler.modules))
+    return PickledCall(
+        content, hashlib.sha256(content).hexdigest(), frozenset(pickler.modules), tuple(pickler.named_texts)
+    )
 
 
 _PICKLE_ADVICE = (
@@ -98,16 +112,25 @@ _KERNEL_FOLDER = re.compile(r"([/\\])ipykernel_\d+([/\\])")
 def _pickler_class(cloudpickle: Any) -> Any:
     """Return a subclass of cloudpickle's pickler. Defined late, because cloudpickle is an extra."""
 
-    class CallPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO) -> None:
+    class CallPickler(script_pickler_class(cloudpickle)):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO, folder: Path | None) -> None:
             super().__init__(file)
             self.modules: set[str] = set()
+            self.named_texts: list[tuple[str, str]] = []
+            self.reduced: list[Any] = []
+            """What was pickled other than by its own type alone, in the order of the visits."""
+            self._folder = folder
+            self._sent_files: dict[str, Any] = {}
 
         def reducer_override(self, value: Any) -> Any:
+            self.reduced.append(value)
             if isinstance(value, type):
                 name_class(cloudpickle, value)
-            if type(value) is CACHED_FUNCTION and value.__module__ == "__main__":
-                return reduce_cached_function(value)
+            elif isinstance(value, FunctionType):
+                self.named_texts += _text_defaults(value)
+            elif isinstance(value, tuple) and hasattr(value, "_fields"):
+                fields = zip(value._fields, value, strict=False)
+                self.named_texts += [(field, item) for field, item in fields if isinstance(item, str)]
             if isinstance(value, CodeType) and _KERNEL_FOLDER.search(value.co_filename):
                 # The process id of the kernel: the same cell must give the same call after a restart.
                 name = _KERNEL_FOLDER.sub(r"\1ipykernel\2", value.co_filename)
@@ -118,9 +141,86 @@ def _pickler_class(cloudpickle: Any) -> Any:
                 self.modules.add(value.__module__)
             elif isinstance(value, ModuleType):
                 self.modules.add(value.__name__)
+            elif isinstance(value, FunctionType):
+                self._let_file_be_the_sent_one(reduced)
             return reduced
 
+        def _let_file_be_the_sent_one(self, reduced: Any) -> None:
+            """``__file__`` on a host is the file in the folder that was sent, not this machine's."""
+            (_, module_variables, *_), (_, state) = reduced[1:3]
+            for variables in (module_variables, state["__globals__"]):
+                file = variables.get("__file__")
+                if isinstance(file, str) and self._folder is not None:
+                    sent_file = self._sent_files.setdefault(file, _find_sent_file(file, self._folder))
+                    variables["__file__"] = sent_file
+
     return CallPickler
+
+
+class _SentFile:
+    """The path of a file in the folder that is sent; on a host, whose working directory that is, a text."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.path.abspath, (self.path,)
+
+
+def _find_sent_file(file: str, folder: Path) -> Any:
+    real_file, real_folder = Path(os.path.realpath(file)), Path(os.path.realpath(folder))
+    if not real_file.is_relative_to(real_folder):
+        return file
+    return _SentFile(real_file.relative_to(real_folder).as_posix())
+
+
+def _text_defaults(function: FunctionType) -> list[tuple[str, str]]:
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    return [(name, item) for name, item in zip(names, defaults, strict=True) if isinstance(item, str)]
+
+
+def find_holder(reduced: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a name for the last one of the pickled objects, at which pickling failed: the argument, global,
+    attribute or enclosed variable that it is, or that a container with it is. Empty if none is found."""
+    failed = reduced[-1] if reduced else None
+    for holder in reversed(reduced[:-1]):
+        for name, value in _named_parts(holder):
+            if _holds(value, failed):
+                return name
+    arguments = [*((f"argument {index}", arg) for index, arg in enumerate(args, 1)), *kwargs.items()]
+    return next((name for name, value in arguments if _holds(value, failed)), "")
+
+
+def _named_parts(holder: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(holder, FunctionType):
+        for name in _names_in_code(holder.__code__):
+            yield name, holder.__globals__.get(name)
+        for name, cell in zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not filled yet
+                yield name, cell.cell_contents
+    parts = getattr(holder, "__dict__", {})
+    label = getattr(holder, "__qualname__", type(holder).__qualname__)
+    for name, value in parts.items():
+        yield f"{label}.{name}", value
+
+
+def _names_in_code(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):  # of a comprehension, for example
+            yield from _names_in_code(part)
+
+
+def _holds(value: Any, searched: Any, depth: int = 3) -> bool:
+    if value is searched or depth == 0:
+        return value is searched
+    items: Iterable[Any] = ()
+    if type(value) in (list, tuple, set):
+        items = value
+    elif type(value) is dict:
+        items = value.values()
+    return any(_holds(item, searched, depth - 1) for item in items)
 
 
 def names_of_main(pickled: bytes) -> list[str]:
@@ -140,6 +240,8 @@ def names_of_main(pickled: bytes) -> list[str]:
 
 
 _CLASS_NUMBERS: WeakKeyDictionary[type, int] = WeakKeyDictionary()
+"""Of classes that no name of their module leads to: within a function, or defined once more since."""
+
 _CLASS_COUNTS: Counter[str] = Counter()
 _CLASS_LOCK = Lock()
 
@@ -152,21 +254,32 @@ def name_class(cloudpickle: Any, class_object: type) -> None:
     """
     internals = cloudpickle.cloudpickle
     try:
-        known_ids = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001
-        track = internals._lookup_class_or_track  # noqa: SLF001
-        if class_object in known_ids or internals._should_pickle_by_reference(class_object):  # noqa: SLF001
+        id_by_class = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001
+        class_by_id = internals._DYNAMIC_CLASS_TRACKER_BY_ID  # noqa: SLF001
+        if internals._should_pickle_by_reference(class_object):  # noqa: SLF001
             return
     except (AttributeError, TypeError):  # another version of cloudpickle: calls work, with random ids
         return
     path = f"{class_object.__module__}.{class_object.__qualname__}"
     # The first pickle of an instance adds this attribute to its class, which is part of the second pickle.
     copyreg._slotnames(class_object)  # type: ignore[attr-defined]  # noqa: SLF001
+    is_found_by_name = _find_by_name(class_object) is class_object
     with _CLASS_LOCK:  # threads may submit at once
-        if class_object not in _CLASS_NUMBERS:  # a notebook may define a class several times
+        if not is_found_by_name and class_object not in _CLASS_NUMBERS:
             _CLASS_COUNTS[path] += 1
             _CLASS_NUMBERS[class_object] = _CLASS_COUNTS[path]
-        number = _CLASS_NUMBERS[class_object]
-    track(hashlib.sha256(f"{path}#{number}".encode()).hexdigest()[:32], class_object)
+        number = 0 if is_found_by_name else _CLASS_NUMBERS[class_object]
+        class_id = hashlib.sha256(f"{path}#{number}".encode()).hexdigest()[:32]
+        # Also of a class that had an id: a cell that is run again defines the class once more, and the new
+        # one takes over the id, so that the cell's call is the same and its result is of the new class.
+        id_by_class[class_object], class_by_id[class_id] = class_id, class_object
+
+
+def _find_by_name(class_object: type) -> Any:
+    found: Any = sys.modules.get(class_object.__module__)
+    for name in class_object.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def library_files(cloudpickle: Any) -> dict[str, bytes]:

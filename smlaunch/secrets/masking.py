@@ -209,8 +209,19 @@ _HEADER_VALUE = re.compile(
 
 
 def mask_text(text: str) -> str:
-    """Return the text with secrets masked: values in the format of a known kind of secret, secrets in URLs,
-    and values that are assigned to a secret's name."""
+    """Return the text with secrets masked: those of ``mask_formats``, and values that are assigned to a
+    secret's name."""
+    text = mask_formats(text)
+    if "-" in text:  # --token X
+        text = _COMMAND_OPTION.sub(_mask_value_of_secret_name, text)
+    if "=" in text:  # TOKEN=X
+        text = _ASSIGNMENT.sub(_mask_value_of_secret_name, text)
+    return text
+
+
+def mask_formats(text: str) -> str:
+    """Return the text with those secrets masked that are known without a name: values in the format of a
+    known kind of secret, and secrets in URLs."""
     text = _SECRET_FORMATS.sub(MASK, text)  # ghp_..., hf_..., AKIA...
     # The regular expressions are slow; a plain search tells first whether one can match. Each puts the mask
     # for the secret, behind the part of the match that stays (\1).
@@ -221,10 +232,6 @@ def mask_text(text: str) -> str:
         text = _URL_SIGNATURE.sub(rf"\1{MASK}", text)  # https://host/path?signature=X
     if "earer" in text or "asic" in text:  # Bearer X, basic X
         text = _AUTHORIZATION.sub(rf"\1 {MASK}", text)
-    if "-" in text:  # --token X
-        text = _COMMAND_OPTION.sub(_mask_value_of_secret_name, text)
-    if "=" in text:  # TOKEN=X
-        text = _ASSIGNMENT.sub(_mask_value_of_secret_name, text)
     return text
 
 

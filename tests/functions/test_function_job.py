@@ -12,7 +12,8 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy
@@ -155,6 +156,15 @@ def takes(*args: Any, **kwargs: Any) -> type:
     return Client
 
 
+def connect(host: str, password: str = API_KEY, *, port: int = 1) -> str:
+    return host
+
+
+class Login(NamedTuple):
+    user: str
+    password: str
+
+
 @table(
     ("function", "args", "kwargs", "kind"),
     [
@@ -170,6 +180,12 @@ def takes(*args: Any, **kwargs: Any) -> type:
         (max, (Slots(),), {}, "the value of password"),
         (functools.partial(max, api_key=API_KEY), (), {}, "the value of api_key"),
         (by_default, (), {}, "the value of token"),
+        (lambda: connect("h"), (), {}, "the value of password"),
+        (max, (Login("me", API_KEY),), {}, "the value of password"),
+        (max, (Login("me", "word"),), {}, None),
+        (max, (f"curl --password {API_KEY}",), {}, "a value with a secret's name in a text"),
+        (max, (f"PASSWORD='{API_KEY}' run",), {}, "a value with a secret's name in a text"),
+        (max, ("usage: f --token TOKEN password=%r, TOKEN=<your-token>",), {}, None),
         (lambda: takes(), (), {}, "the value of api_key"),
         (max, ("gpt2", 3, None, [0.5], {"tokenizer": "bert"}), {"max_tokens": 20, "password": ""}, None),
         (max, ({"password": "mot de passe", "token": "##ing", "secret": "geheim"},), {"token": "word"}, None),
@@ -181,10 +197,10 @@ def test_secrets_of_a_call(
 ) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        content = pickle_call(function, args, kwargs, "f").content
+        call = pickle_call(function, args, kwargs, "f")
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert find_call_secret(content, function) == kind
+    assert find_call_secret(call) == kind
 
 
 def test_a_cell_gives_the_same_call_in_another_kernel() -> None:
@@ -194,6 +210,23 @@ def test_a_cell_gives_the_same_call_in_another_kernel() -> None:
         return pickle_call(names["f"], (1,), {}, "f").sha256
 
     assert call_of(17) == call_of(4711)
+
+
+def test_a_cell_that_is_run_again_gives_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def run_cell() -> str:
+        exec("class K: pass\ndef make(): return K()", vars(main))
+        return pickle_call(main.make, (), {}, "make").sha256
+
+    first_call, old_class = run_cell(), main.K
+    assert run_cell() == first_call
+    # Both classes in one call are told apart.
+    both = pickle_call(main.make, (old_class(),), {}, "make")
+    make, (old_object,), _ = pickle.loads(both.content.partition(b"\n")[2])
+    assert (type(old_object), type(make())) == (old_class, main.K)
+    assert run_cell() == first_call
 
 
 def test_names_that_a_host_would_look_up_in_the_script() -> None:
@@ -286,6 +319,44 @@ def test_what_cannot_be_pickled_is_named(source: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(JobError, match=r"cannot pickle '_thread\.lock' object"):
         prepare(lambda: lock, job=Job(source=source))
+
+
+LOCK = threading.Lock()
+
+
+class WithLock:
+    shared: Any = None
+
+    def __init__(self) -> None:
+        self.lock = [threading.Lock()]
+
+
+def enclosing(value: Any) -> Any:
+    return lambda: [value for _ in range(3)]
+
+
+@table(
+    ("function", "args", "kwargs", "holder"),
+    [
+        (lambda: [LOCK for _ in range(3)], (), {}, "LOCK"),
+        (enclosing({"a": [LOCK]}), (), {}, "value"),
+        (max, (1, [LOCK]), {}, "argument 2"),
+        (max, (1,), {"key": LOCK}, "key"),
+        (max, (WithLock(),), {}, "WithLock.lock"),
+        (functools.partial(max, LOCK), (), {}, None),
+    ],
+)
+def test_what_holds_an_object_that_cannot_be_pickled_is_named(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], holder: str | None
+) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        with pytest.raises(JobError) as caught:
+            pickle_call(function, args, kwargs, "f")
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    because = f", because of {holder}" if holder else ""
+    assert f"f and its arguments cannot be sent to another process{because}: TypeError: " in str(caught.value)
 
 
 def test_a_secret_is_not_sent_unless_it_is_meant(source: Path) -> None:

@@ -46,7 +46,9 @@ class Host:
             **environment,
         }
         command = [python, str(self.source / PROGRAM_FILE)]
-        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+        return subprocess.run(
+            command, env=variables, cwd=self.source, capture_output=True, text=True, timeout=100
+        )
 
     @property
     def files(self) -> dict[str, bytes]:
