@@ -100,7 +100,7 @@ class TrainingFailed(SmlaunchError):
 
 
 class FunctionError(TrainingFailed):
-    """A submitted function raised an exception that cannot be rebuilt in this process."""
+    """What a submitted function raised or returned cannot be rebuilt in this process."""
 
     def __init__(self, message: str, *, type_name: str = "", traceback: str = "") -> None:
         super().__init__(message)

@@ -26,6 +26,7 @@ from smlaunch.functions.host_program import (
     MAX_ERROR_BYTES,
     MAX_RESULT_BYTES,
     OUTPUT_FOLDER,
+    PICKLE,
     RESULT_KIND,
     error_file,
     result_file,
@@ -44,6 +45,10 @@ _RESULT_LINE = re.compile(
 _ERROR_LINE = re.compile(
     rf"smlaunch: {ERROR_KIND} rank=([0-9]{{1,9}}) bytes=([0-9]{{1,15}}) sha256=([0-9a-f]{{64}})\s*$"
 )
+
+_REFUSED_START = re.compile(r"smlaunch: error: (.+ is not what the job was requested with)\s*$")
+"""Of the program that a container starts with (VERIFIED_START)."""
+_WRITERS_ADVICE = "see who may write into the bucket"
 
 _LOG_RETRY_SECONDS = (5.0, 10.0, 20.0)
 """Waits for lines that CloudWatch Logs does not show yet, in a region."""
@@ -83,6 +88,8 @@ class FunctionLog:
 
     job: str = ""
     first_host: str = ""
+    refusal: str = ""
+    """Why a host has refused to start: somebody has replaced what it was to start. Empty otherwise."""
     _results: dict[str, AnnouncedFile] = field(default_factory=dict)
     """By host: of its last line."""
     _errors: list[_AnnouncedError] = field(default_factory=list)
@@ -92,11 +99,14 @@ class FunctionLog:
         if not isinstance(event, LogLine):
             return
         if event.job != self.job:
-            self.job, self.first_host = event.job, event.host
+            self.job, self.first_host, self.refusal = event.job, event.host, ""
             self._results.clear()
             self._errors.clear()
         self.first_host = min(self.first_host, event.host, key=host_number)
         rank, line = split_rank_prefix(event.text)
+        refusal_match = _REFUSED_START.match(line) if rank is None else None
+        if refusal_match is not None:
+            self.refusal = f"{refusal_match[1]} (on {event.host} of {event.job})"
         result_match, error_match = _RESULT_LINE.search(line), _ERROR_LINE.search(line)
         if rank in (None, 0) and result_match is not None:
             result_format, size, sha256 = result_match.groups()
@@ -133,8 +143,9 @@ class FunctionOutput:
 
     def wait(self) -> Any:
         """Follow the run to its end, and return the function's result. Raises its exception, or
-        FunctionError for one that cannot be rebuilt here; for a run that ended otherwise, what Run.result
-        raises; ServiceError for a result that is missing or is not the one that rank 0 announced."""
+        FunctionError for an exception or a result that cannot be rebuilt here; for a run that ended
+        otherwise, what Run.result raises; ServiceError for a result that is missing or is not the one that
+        rank 0 announced."""
         log = FunctionLog()
         outcome = self._run.wait(log.add)
         if outcome.exit_code == 0:
@@ -153,11 +164,18 @@ class FunctionOutput:
                 "itself (os._exit), or the log cannot be read (logs:GetLogEvents, logs:DescribeLogStreams); "
                 "then submit the same call under the same name"
             )
+        content = self._fetch(job, announced_file, MAX_RESULT_BYTES)
         try:
-            return decode_result(announced_file.format, self._fetch(job, announced_file, MAX_RESULT_BYTES))
+            return decode_result(announced_file.format, content)
         except ResultError as error:
-            raise ServiceError(
-                f"run {self._run.name}: the result of {self._function_name}: {error}"
+            if announced_file.format != PICKLE:
+                raise ServiceError(
+                    f"run {self._run.name}: the result of {self._function_name}: {error}"
+                ) from error
+            raise FunctionError(
+                f"run {self._run.name} has completed, and the result of {self._function_name} does not come "
+                f"out of its pickle: {error}; the pickle is {OUTPUT_FOLDER}/{announced_file.name} in "
+                f"{self._archive_uri(job)}"
             ) from error
 
     def _read_log_again(self) -> FunctionLog:
@@ -183,7 +201,7 @@ class FunctionOutput:
             return run_error
         announced_file = log.find_error(failure.host, failure.rank)
         if announced_file is None:  # killed, out of memory, or a fault of the service
-            return run_error
+            return ServiceError(f"{log.refusal}; {_WRITERS_ADVICE}") if log.refusal else run_error
         try:
             remote = decode_exception(self._fetch(outcome.last_job.name, announced_file, MAX_ERROR_BYTES))
         except (ResultError, ServiceError) as error:
@@ -201,10 +219,13 @@ class FunctionOutput:
         substitute.__cause__ = RemoteTraceback(remote.traceback)
         return substitute
 
+    def _archive_uri(self, job: str) -> str:
+        return f"{self._output_uri.rstrip('/')}/{job}/output/output.tar.gz"
+
     def _fetch(self, job: str, announced_file: AnnouncedFile, max_bytes: int) -> bytes:
         """Return the content of a file of the job's output. Raises ServiceError for one that is missing, too
         large or not the announced one."""
-        bucket_and_key = split_s3_uri(f"{self._output_uri.rstrip('/')}/{job}/output/output.tar.gz")
+        bucket_and_key = split_s3_uri(self._archive_uri(job))
         if bucket_and_key is None:
             raise ServiceError(f"{self._output_uri} is no address in S3")
         bucket, key = bucket_and_key
@@ -226,7 +247,7 @@ class FunctionOutput:
         if hashlib.sha256(content).hexdigest() != announced_file.sha256:
             raise ServiceError(
                 f"{announced_file.name} in {address} is not the file that the host has written: its SHA-256 "
-                f"differs from that in the log of {job}. It was not read; see who may write into the bucket"
+                f"differs from that in the log of {job}. It was not read; {_WRITERS_ADVICE}"
             )
         return content
 

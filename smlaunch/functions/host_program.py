@@ -30,9 +30,10 @@ from types import ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 if __package__:
-    from smlaunch.functions.script_pickling import script_pickler_class
+    from smlaunch.functions.script_pickling import call_deeply, script_pickler_class
 else:  # on a host, where the two files lie side by side
     from smlaunch_script_pickling import (  # type: ignore[import-not-found,no-redef,unused-ignore]
+        call_deeply,
         script_pickler_class,
     )
 
@@ -103,9 +104,12 @@ def encode_result(value: Any) -> EncodedResult:
 
 
 def _pickle_value(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    script_pickler_class(_cloudpickle())(buffer).dump(value)
-    return buffer.getvalue()
+    def pickle_value() -> bytes:
+        buffer = io.BytesIO()
+        script_pickler_class(_cloudpickle())(buffer).dump(value)
+        return buffer.getvalue()
+
+    return call_deeply(pickle_value)
 
 
 def encode_value(value: Any, arrays: List[Any]) -> Any:

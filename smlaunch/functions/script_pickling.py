@@ -8,9 +8,17 @@ import contextlib
 import enum
 import functools
 import inspect
+import pickle
+import sys
+import threading
 import types
 import weakref
-from typing import Any, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Tuple, TypeVar
+
+_Result = TypeVar("_Result")
+_DEEP_RECURSION, _DEEP_STACK_BYTES = 20_000, 256 << 20
+"""For values that are nested some thousand deep. Only the pages of the stack that are used take memory."""
 
 _CACHED_FUNCTION: Any = type(functools.lru_cache(maxsize=1)(len))
 _MEMBER: Any = types.MemberDescriptorType
@@ -42,6 +50,24 @@ def script_pickler_class(cloudpickle: Any) -> Any:
             return super().reducer_override(value)
 
     return ScriptPickler
+
+
+def call_deeply(pickle_value: Callable[[], _Result]) -> _Result:
+    """Return what ``pickle_value`` returns. Where values are nested deeper than Python's limit of recursion,
+    it is called once more, in a thread with a stack for them. Raises what it raises."""
+    try:
+        return pickle_value()
+    except (RecursionError, pickle.PicklingError) as error:
+        if not isinstance(error.__cause__ or error, RecursionError):
+            raise
+    limit, stack_bytes = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
+    sys.setrecursionlimit(max(limit, _DEEP_RECURSION))
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(pickle_value).result()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(stack_bytes)
 
 
 def _has_slots(class_object: type) -> bool:

@@ -215,6 +215,22 @@ def test_an_exception_that_cannot_be_pickled_has_a_substitute() -> None:
     )
 
 
+def test_a_result_that_cannot_be_rebuilt_is_no_fault_of_the_service() -> None:
+    content = pickle.dumps({"loss": 0.5, "error": TwoArguments(1, 2)})
+    run = EndedRun({"algo-1": [result_line(content, PICKLE)]}, {"result.pkl": content})
+    with pytest.raises(FunctionError, match=r"missing 1 required positional argument.*output\.tar\.gz"):
+        run.wait()
+
+
+def test_a_host_that_was_to_start_something_else_is_named() -> None:
+    line = "smlaunch: error: /opt/ml/input/data/smlaunch/job.json is not what the job was requested with"
+    run = failed_run({"algo-1": [line]}, None, "AlgorithmError: , exit code: 1")
+    with pytest.raises(ServiceError, match=r"job\.json is not what the job .*see who may write"):
+        run.wait()
+    with pytest.raises(TrainingFailed):  # what a rank prints is no such line
+        failed_run({"algo-1": ["[0] " + line]}, None, "AlgorithmError: , exit code: 1").wait()
+
+
 def test_a_run_that_ended_otherwise_raises_its_own_error() -> None:
     with pytest.raises(TrainingFailed, match="SIGKILL"):
         failed_run({"algo-1": ["x"]}, None, reason_of("algo-1", 0, "SIGKILL")).wait()

@@ -273,3 +273,11 @@ def test_math_and_numpy_scalars_keep_their_types() -> None:
     decoded = decode_result(*encode_result(value))
     assert [type(item) for item in decoded] == [type(item) for item in value]
     assert decoded == value
+
+
+def test_a_result_that_is_nested_deeper_than_pythons_recursion() -> None:
+    encoded = encode_result(nested(1000))
+    value, depth = decode_result(encoded.format, encoded.content), 0
+    while value:
+        (value,), depth = value, depth + 1
+    assert depth == 1000
