@@ -3,12 +3,12 @@
     smlaunch: progress step=120 steps=1000 loss=0.41
 
 ``smlaunch:`` at the start of a line, a kind, then ``name=number`` pairs with spaces between them. ``step``
-and ``steps`` (done so far, and in total, whole numbers) give the progress bar and the remaining time; every other number is a
-current metric. A name is one or more printable characters without spaces and ``=``, such as ``val/loss``;
-what is no such pair is left out, and the others count. ``metric`` instead of ``progress`` reports a result
-without moving the bar; a ``step`` in it says when. Lines of other kinds may have texts as values,
-percent-encoded where they contain spaces. Unknown kinds are returned unchanged, so that a newer script works
-with an older client.
+and ``steps`` (done so far, and in total, whole numbers) give the progress bar and the remaining time; every
+other number is a current metric. A name is one or more printable characters without spaces and ``=``, such as
+``val/loss``; what is no such pair is left out, and the others count. ``metric`` instead of ``progress``
+reports a result without moving the bar; a ``step`` in it says when. Lines of other kinds may have texts as
+values, percent-encoded where they contain spaces. Unknown kinds are returned unchanged, so that a newer
+script works with an older client.
 
 ``smlaunch: live TEXT`` is what a line shows that is not complete: the runtime writes it now and then for a
 rank that draws the same line again and again with carriage returns, as tqdm does. The line's last state
