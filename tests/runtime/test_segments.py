@@ -657,7 +657,7 @@ def test_a_stop_by_the_platform_says_how_far_it_had_come(make_host: MakeHost) ->
     ("lines", "reported"),
     [
         (["smlaunch: progress step=3", "smlaunch: progress step=12 loss=1", "smlaunch: progress step=4"], 12),
-        (["epoch 1 | smlaunch: progress loss=0.5 step=8"], 8),
+        (["epoch 1 | smlaunch: progress loss=0.5 step=8"], None),
         (
             ["step 63", "smlaunch: metric step=9", "smlaunch: progress steps=9", "smlaunch:progress step=9"],
             None,
