@@ -40,6 +40,7 @@ FOLDERS = {
     "local/jobs": UNIT,
     "real": REAL,
     "runtime": PROCESS,
+    "workloads": ENDPOINT,
 }
 FILES = {
     "cli/test_completion.py": REAL,

@@ -43,8 +43,19 @@ FEATURE_BY_CALL: Mapping[str, str] = {
     "save_model": "save",
     "Checkpointer": "shared-save",
     "backward": "backward",
+    "FullyShardedDataParallelPlugin": "sharded-model",
+    "DeepSpeedPlugin": "sharded-model",
+    "FSDPStrategy": "sharded-model",
+    "DeepSpeedStrategy": "sharded-model",
+    "ModelParallelStrategy": "sharded-model",
 }
 """By the last part of the called name."""
+
+SHARDING_KEYWORDS = ("fsdp", "fsdp_config", "fsdp_plugin", "deepspeed", "deepspeed_plugin")
+"""Keywords by which transformers' TrainingArguments and accelerate's Accelerator shard a model."""
+
+SHARDING_STRATEGIES = ("fsdp", "deepspeed")
+"""Beginnings of the names of Lightning's strategies that shard a model, such as deepspeed_stage_3."""
 
 REQUIRED_PACKAGES_BY_CALL: Mapping[str, tuple[str, ...]] = {
     "DataLoader": ("torch",),
@@ -139,6 +150,8 @@ def _iter_features_of_call(
         yield FEATURE_BY_CALL[function_name], call.lineno
     if function_name == "cuda" and not call.args:  # model.cuda() uses the first device
         yield "one-device", call.lineno
+    if any(_shards_model(keyword) for keyword in call.keywords):
+        yield "sharded-model", call.lineno
     has_own_sampler = any(keyword.arg in ("sampler", "batch_sampler") for keyword in call.keywords)
     if function_name == "DataLoader" and has_own_sampler:
         yield "loader-with-sampler", call.lineno
@@ -153,6 +166,18 @@ def _is_from_required_package(qualified_name: str) -> bool:
     package, function_name = qualified_name.partition(".")[0], qualified_name.rpartition(".")[2]
     required_packages = REQUIRED_PACKAGES_BY_CALL.get(function_name)
     return required_packages is None or package in required_packages
+
+
+def _shards_model(keyword: ast.keyword) -> bool:
+    """Return whether an argument asks a trainer library to shard the model. The value of an option, such as
+    ``deepspeed=options.deepspeed``, may be none: it does not count."""
+    value = keyword.value
+    if keyword.arg == "strategy":
+        name = value.value if isinstance(value, ast.Constant) else None
+        return isinstance(name, str) and name.startswith(SHARDING_STRATEGIES)
+    if keyword.arg not in SHARDING_KEYWORDS or isinstance(value, ast.Attribute):
+        return False
+    return not isinstance(value, ast.Constant) or bool(value.value)
 
 
 def _is_shuffling_sampler(sampler_call: ast.Call) -> bool:

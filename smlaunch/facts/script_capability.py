@@ -81,7 +81,9 @@ def script_capability(script: ScriptFacts, entry: str) -> ScriptCapability:
     return ScriptCapability(
         accelerator_use=accelerator_use,
         missing_steps=missing_steps,
-        shards_model=find_imported_library(imports, SHARDING_LIBRARIES) is not None,
+        shards_model=(
+            "sharded-model" in features or find_imported_library(imports, SHARDING_LIBRARIES) is not None
+        ),
         uses_accelerators=find_imported_library(imports, ACCELERATOR_LIBRARIES) is not None,
         was_analyzed=was_analyzed,
     )

@@ -83,6 +83,8 @@ def choose_compute(
     chosen = choose_best_option(demand, suitable)
     # Reasons for the plan, and types of similar price for when capacity is short.
     explain_choice(chosen, suitable, evaluated_options, diagnostics)
+    for warning in chosen.overruled_warnings():
+        diagnostics.add_warning(warning)
     suggest_preferences(chosen, options_of_similar_price(suitable), diagnostics)
     others_by_price = sorted((option for option in suitable if option is not chosen), key=_comparable_price)
     candidates = [
@@ -288,7 +290,7 @@ def _report_nearest_option(
 ) -> Job:
     """Add the problem of the option that is nearest to a suitable one, and return the job with its machines.
     Called if all options are rejected, each by the first rule that it breaks: the later that rule, the nearer
-    the option; then the lower the estimate that the rule is about; then the cheaper."""
+    the option; then the less it lacks by that rule; then the cheaper."""
     option, rejection = min(rejected, key=lambda pair: _distance_from_suitable(*pair))
     objection = rejection.objection
     if not objection.is_reported_elsewhere:
@@ -301,4 +303,4 @@ def _report_nearest_option(
 
 def _distance_from_suitable(option: ComputeOption, rejection: Rejection) -> tuple[int, float, float]:
     """Sort key of rejected options; the nearest to a suitable one first."""
-    return -rejection.rule_number, rejection.objection.estimate, option.listed_price_per_hour
+    return -rejection.rule_number, rejection.objection.distance, option.listed_price_per_hour

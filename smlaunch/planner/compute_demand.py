@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
 from smlaunch.planner.plan_context import Diagnostics, Objection, PlanContext
-from smlaunch.planner.rules import AnyRule, rules_of
+from smlaunch.planner.rules import AnyRule, allowing_option, is_allowed, rules_of
 from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
@@ -194,11 +195,24 @@ class ComputeOption:
     def rejection(self) -> Rejection | None:
         """The objection of the first rule that rejects the machines; None if they are suitable."""
         for number, rule in enumerate(self.demand.rules):
+            if is_allowed(rule, self.demand.job):
+                continue
             for objection in rule.check(self):
                 # Most rules are about the plan's own choice, and leave a type that the job names to the user.
                 if objection.holds_for_named_type or not self.demand.names_instance_type:
-                    return Rejection(rule.id, objection, rule.fields[0], number)
+                    remedy = objection.remedy + allowing_option(rule)
+                    return Rejection(rule.id, objection._replace(remedy=remedy), rule.fields[0], number)
         return None
+
+    def overruled_warnings(self) -> Iterator[str]:
+        """Yield a warning for each objection that the user overrules: by allowing a rule, or, where the rule
+        says so, by naming the type."""
+        for rule in self.demand.rules:
+            allowed_text = f" (allowed: {rule.id})" if is_allowed(rule, self.demand.job) else ""
+            for objection in rule.check(self):
+                is_named = self.demand.names_instance_type and not objection.holds_for_named_type
+                if allowed_text or (is_named and objection.is_warned_of):
+                    yield f"{rule.fields[0]}: {self.describe()}: {objection.clause}{allowed_text}."
 
     def describe(self) -> str:
         return f"{self.host_count} x {self.instance.name}" if self.host_count > 1 else self.instance.name
@@ -252,6 +266,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         strategy=strategy,
         rules=rules_of("choose machines"),
         capability=capability._replace(
+            shards_model=capability.shards_model or _asks_trainer_to_shard(job),
             uses_accelerators=on_accelerators,
             accelerator_use="several" if strategy.is_multi_host else capability.accelerator_use,
         ),
@@ -291,6 +306,18 @@ def _uses_accelerated_types(job: Job, strategy: Strategy, capability: ScriptCapa
         algorithm = algorithms.find_algorithm(job.algorithm)
         return algorithm is not None and "cpu" not in algorithm.processors
     return capability.uses_accelerators and job.workload.kind != "preparation" and not strategy.is_for_tables
+
+
+_SHARDING_OPTIONS = ("fsdp", "deepspeed")
+"""Options by which scripts that parse transformers' TrainingArguments shard a model."""
+
+
+def _asks_trainer_to_shard(job: Job) -> bool:
+    """Whether arguments or hyperparameters of the script have it shard the model over its ranks."""
+    stated_options = {argument.partition("=")[0] for argument in job.args}
+    return any(
+        bool(job.hyperparameters.get(name)) or f"--{name}" in stated_options for name in _SHARDING_OPTIONS
+    )
 
 
 def _read_measurement(job: Job, type_name: str | None, on_accelerators: bool) -> Measurement | None:

@@ -191,13 +191,16 @@ class Objection(NamedTuple):
     holds_for_named_type: bool = False
     """The objection also rejects a type that the job names."""
 
+    is_warned_of: bool = False
+    """Of a type that the job names the plan warns."""
+
     may_more_hosts_help: bool = False
     is_reported_elsewhere: bool = False
     """Every plan checks this and reports it."""
 
-    estimate: float = 0.0
-    """Dollars or seconds that the objection is about: the less, the nearer the machines are to suitable
-    ones."""
+    distance: float = 0.0
+    """How far the machines are from suitable ones: dollars, seconds or a ratio, the same for all objections
+    of a rule."""
 
 
 @dataclass

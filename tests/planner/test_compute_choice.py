@@ -132,6 +132,39 @@ def test_a_model_that_does_not_fit_one_accelerator() -> None:
     assert "200.0 GB of model are sharded" in str(sharded_plan).replace("\n    ", " ")
 
 
+def test_the_nearest_of_too_small_machines_has_the_most_memory() -> None:
+    (line,) = refusals({"workload": {"model_memory": "120GB"}}, region(script=ONE_ACCELERATOR_SCRIPT))
+    most_gib = max(
+        instance.accelerator_memory_gib or 0
+        for instance in known_types().values()
+        if instance.accelerators == 1 and not instance.is_neuron and instance.usd_per_hour is not None
+    )
+    assert f"120.0 GB do not fit in 80% of {most_gib:g} GiB; shard the model" in line
+    assert line.endswith("(if the program shards it, or needs less: --allow memory.model-too-large)")
+
+
+def test_a_model_that_the_job_allows_is_warned_of() -> None:
+    job = {"workload": {"model_memory": "120GB"}, "compute": {"instance_type": "ml.p4de.24xlarge"}}
+    facts = region(script=ONE_ACCELERATOR_SCRIPT)
+    (line,) = refusals(job, facts)
+    assert line.startswith("workload.model_memory: ml.p4de.24xlarge: 120.0 GB do not fit")
+    job_plan = plan({**job, "allow": ["memory.model-too-large"]}, facts)
+    assert job_plan.instance_type == "ml.p4de.24xlarge"
+    assert any(
+        warning.startswith("workload.model_memory: ml.p4de.24xlarge: 120.0 GB do not fit")
+        and warning.endswith("(allowed: memory.model-too-large).")
+        for warning in job_plan.warnings
+    )
+
+
+@pytest.mark.parametrize(
+    "job", [{"hyperparameters": {"fsdp": "full_shard"}}, {"args": ["--deepspeed=zero3.json"]}]
+)
+def test_options_of_the_script_may_shard_the_model(job: dict[str, Any]) -> None:
+    job_plan = plan({"workload": {"model_memory": "120GB"}, **job})
+    assert "120.0 GB of model are sharded" in str(job_plan).replace("\n    ", " ")
+
+
 def test_what_the_account_may_not_have_is_not_chosen() -> None:
     job = {"workload": {"time_on_one": "40h", "wanted_time": "12h"}}
     quotas = {f"{name} for training job usage": 0.0 for name in known_types() if name.startswith("ml.p")}

@@ -108,6 +108,26 @@ def test_what_it_can_use(tmp_path: Path, text: str, use: str) -> None:
         assert not [step for step in capability.missing_steps if not step.startswith("the device")]
 
 
+@pytest.mark.parametrize(
+    ("text", "is_sharded"),
+    [
+        ("TrainingArguments(fsdp='full_shard auto_wrap')", True),
+        ("TrainingArguments(deepspeed='zero3.json')", True),
+        ("TrainingArguments(deepspeed={'zero_optimization': {'stage': 3}})", True),
+        ("Accelerator(fsdp_plugin=plugin)", True),
+        ("accelerate.FullyShardedDataParallelPlugin()", True),
+        ("L.Trainer(strategy='deepspeed_stage_3')", True),
+        ("L.Trainer(strategy=FSDPStrategy(cpu_offload=True))", True),
+        ("TrainingArguments(fsdp='')", False),
+        ("TrainingArguments(deepspeed=None)", False),
+        ("TrainingArguments(deepspeed=options.deepspeed)", False),
+        ("L.Trainer(strategy='ddp')", False),
+    ],
+)
+def test_a_trainer_library_may_shard_the_model(tmp_path: Path, text: str, is_sharded: bool) -> None:
+    assert analyze(tmp_path, f"import accelerate\n{text}").shards_model is is_sharded
+
+
 def test_sharding_is_seen(tmp_path: Path) -> None:
     assert analyze(tmp_path, "from torch.distributed.fsdp import fully_shard\nfully_shard(m)").shards_model
     assert analyze(tmp_path, "import deepspeed").shards_model

@@ -16,6 +16,7 @@ from typing import Any
 
 from smlaunch.catalog.registry import Registry
 from smlaunch.errors import Problem
+from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Diagnostics, Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Phase, Rule
 
@@ -67,9 +68,19 @@ def _soften_allowed_problem(rule: AnyRule, finding: Finding, context: PlanContex
     what the rule rejects (``allow``); otherwise its message names the option for that."""
     if not rule.may_be_allowed or not isinstance(finding, Problem):
         return finding
-    if rule.id in context.job.allow:
+    if is_allowed(rule, context.job):
         return PlanWarning(f"{finding.path}: {finding.message} (allowed: {rule.id}).")
-    return finding._replace(message=f"{finding.message} ({rule.allowed_when}: --allow {rule.id})")
+    return finding._replace(message=finding.message + allowing_option(rule))
+
+
+def is_allowed(rule: AnyRule, job: Job) -> bool:
+    """Whether the job allows what the rule rejects."""
+    return rule.may_be_allowed and rule.id in job.allow
+
+
+def allowing_option(rule: AnyRule) -> str:
+    """The option that allows what the rule rejects, for the end of a message; empty if it may not be."""
+    return f" ({rule.allowed_when}: --allow {rule.id})" if rule.may_be_allowed else ""
 
 
 def rules_that_may_be_allowed() -> list[str]:

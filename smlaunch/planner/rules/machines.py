@@ -149,6 +149,7 @@ def reject_idle_accelerators(option: ComputeOption) -> Objections:
             f"{program} uses one accelerator, and {accelerator_count - 1} of its {accelerator_count} would "
             "be idle",
             remedy="let the script use several (docs/planner.md)",
+            distance=accelerator_count,
         )
 
 
@@ -160,6 +161,8 @@ def reject_idle_accelerators(option: ComputeOption) -> Objections:
     quote="a training often exceeds the GPU's memory",
     fields=("workload.model_memory",),
     facts=("script",),
+    may_be_allowed=True,
+    allowed_when="if the program shards it, or needs less",
 )
 def reject_too_little_accelerator_memory(option: ComputeOption) -> Objections:
     """With FSDP, DeepSpeed and the like one replica of the model is sharded over several accelerators."""
@@ -172,6 +175,7 @@ def reject_too_little_accelerator_memory(option: ComputeOption) -> Objections:
         remedy="shard the model over accelerators with FSDP, DeepSpeed or SMP, or take a larger type",
         holds_for_named_type=True,
         may_more_hosts_help=option.demand.capability.shards_model,
+        distance=model_bytes / (option.usable_bytes_per_device * device_count),
     )
 
 
@@ -194,6 +198,7 @@ def reject_too_little_host_memory(option: ComputeOption) -> Objections:
         yield Objection(
             f"{option.instance.memory_gib:g} GiB of memory are less than {format_size(int(bytes_per_host))}",
             may_more_hosts_help=has_split_input,
+            distance=bytes_per_host / option.instance.memory_gib,
         )
 
 
@@ -209,7 +214,10 @@ def reject_too_few_vcpu(option: ComputeOption) -> Objections:
     needed_vcpu, accelerators = option.demand.vcpu_per_accelerator, option.instance.accelerators
     if needed_vcpu is not None and accelerators and option.instance.vcpu / accelerators < needed_vcpu:
         vcpu_each = option.instance.vcpu / accelerators
-        yield Objection(f"{vcpu_each:g} vCPU for each accelerator; preprocessing keeps {needed_vcpu:g} busy")
+        yield Objection(
+            f"{vcpu_each:g} vCPU for each accelerator; preprocessing keeps {needed_vcpu:g} busy",
+            distance=needed_vcpu / vcpu_each,
+        )
 
 
 @rule(
@@ -224,7 +232,10 @@ def reject_too_few_vcpu(option: ComputeOption) -> Objections:
 def reject_hosts_without_files(option: ComputeOption) -> Objections:
     file_count = option.demand.fewest_files
     if file_count is not None and option.host_count > file_count:
-        yield Objection(f"{option.host_count} hosts for {file_count} files: some would get none")
+        yield Objection(
+            f"{option.host_count} hosts for {file_count} files: some would get none",
+            distance=option.host_count / file_count,
+        )
 
 
 @rule(
@@ -255,7 +266,7 @@ def reject_too_slow_machines(option: ComputeOption) -> Objections:
             remedy,
             holds_for_named_type=True,
             may_more_hosts_help=True,
-            estimate=estimated.high,
+            distance=estimated.high,
         )
 
 
@@ -283,7 +294,11 @@ def reject_hosts_above_quota(option: ComputeOption) -> Objections:
     quota_name = instance_quota_pattern(job, stated_job_kind(job)).format(option.instance.name)
     quota = option.demand.quotas.get(quota_name)
     if quota is not None and quota < option.host_count:
-        yield Objection(f"the account may have {quota:g} of it", is_reported_elsewhere=True)
+        yield Objection(
+            f"the account may have {quota:g} of it",
+            is_reported_elsewhere=True,
+            distance=option.host_count - quota,
+        )
 
 
 @rule(
@@ -321,7 +336,7 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
         remedy += f", or shorten limits.max_runtime to {longest_runtime_text(affordable_seconds)}"
     cap_text = format_dollars(demand.max_cost)
     clause = f"may cost {format_dollars(needed_dollars)}{limit_text}, more than {cap_text}"
-    yield Objection(clause, remedy, estimate=needed_dollars if is_estimate_over_cap else estimated_dollars)
+    yield Objection(clause, remedy, distance=needed_dollars if is_estimate_over_cap else estimated_dollars)
 
 
 @rule(

@@ -1,0 +1,94 @@
+"""Each workload's plan is what an expert expects of it (expected.yaml): without an account, and with one in
+which the data has its size."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Set
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from _pytest.mark import ParameterSet
+
+from smlaunch.cli.main import main
+from tests.workloads.compare import differences
+from tests.workloads.sized_listing import Handler, prefixes
+
+FOLDER = Path(__file__).parent
+WORKLOADS: dict[str, dict[str, Any]] = {
+    workload["name"]: workload
+    for workload in yaml.safe_load((FOLDER / "expected.yaml").read_text("utf-8"))["workloads"]
+}
+WITH_DATA = [name for name, workload in WORKLOADS.items() if workload["data"]]
+NOT_YET = {
+    "04-xgboost-500gb",
+    "06-molecular-dynamics-90d",
+    "07-mpi-monte-carlo",
+    "08-spark-10tb",
+    "09-hyperparameter-search",
+}
+NOT_YET_SIZED = {"04-xgboost-500gb", "08-spark-10tb", "09-hyperparameter-search"}
+ROLE = "arn:aws:iam::111122223333:role/Training"
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("AWS_", "SMLAUNCH_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def sized_account(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An account in which the inputs of the workload that the test names have their size."""
+    handler = type("SizedHandler", (Handler,), {"known": prefixes(request.getfixturevalue("name"))})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield
+        server.shutdown()
+
+
+def parameters(names: Iterable[str], not_yet: Set[str]) -> list[ParameterSet]:
+    """One parameter for each name; those that do not pass yet must fail."""
+    marks = {name: [pytest.mark.xfail(strict=True)] if name in not_yet else [] for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
+
+
+def differences_of_plan(
+    name: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """Plan the workload, and return what is not as expected, less what makes the plan poorer only."""
+    monkeypatch.chdir(FOLDER / name)
+    workload = WORKLOADS[name]
+    with pytest.raises(SystemExit):
+        main(["plan", "job.yaml", "--region", workload["region"], "--json", *workload["options"], *options])
+    found = differences(workload, json.loads(capsys.readouterr().out), sized=bool(options))
+    return [difference for difference in found if not difference.startswith("should ")]
+
+
+@pytest.mark.parametrize("name", parameters(WORKLOADS, NOT_YET))
+def test_plan_without_an_account(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert differences_of_plan(name, [], monkeypatch, capsys) == []
+
+
+@pytest.mark.usefixtures("sized_account")
+@pytest.mark.parametrize("name", parameters(WITH_DATA, NOT_YET_SIZED))
+def test_plan_of_sized_data(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert differences_of_plan(name, ["--role", ROLE], monkeypatch, capsys) == []
