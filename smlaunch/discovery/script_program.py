@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smlaunch.discovery.argument_parser import read_argument_parser
+from smlaunch.discovery.gpu_calls import find_gpu_calls
 from smlaunch.discovery.option_uses import find_group_options, find_option_of
 from smlaunch.discovery.saved_files import find_saved_files
 from smlaunch.discovery.source_modules import (
@@ -86,6 +87,7 @@ def read_program(program: SourceProgram) -> ProgramFacts:
         reads_any_channel=_reads_any_channel(modules, variable_uses),
         computes_rank_of_host=sets_rank and not {"SM_HOSTS", "SM_CURRENT_HOST"}.isdisjoint(variable_uses),
         nccl_backend=_find_nccl_backend(modules),
+        gpu_calls=find_gpu_calls(modules),
         calls=frozenset(module.called_function(call) for module in modules for call in module.calls),
         trainer_calls=tuple(_iter_trainer_calls(modules, parser)),
         group_options=dict(find_group_options(modules, parser)),

@@ -46,6 +46,14 @@ class FixedValue(NamedTuple):
     """Where it is written; None for one of several lines."""
 
 
+class GpuCall(NamedTuple):
+    """A call that fails on a host without a GPU."""
+
+    place: SourcePlace
+    function: str
+    """``torch.cuda.set_device``, or ``.cuda`` for a method."""
+
+
 class TrainerCall(NamedTuple):
     """A call of Lightning's Trainer or Fabric."""
 
@@ -149,6 +157,9 @@ class ProgramFacts:
 
     nccl_backend: FixedValue | None = None
     """Where the process group is certainly made with NCCL, which needs GPUs."""
+
+    gpu_calls: tuple[GpuCall, ...] = ()
+    """Other lines that certainly need a GPU."""
 
     variable_uses: Mapping[str, VariableUse] = field(default_factory=dict)
     """By the variable's name."""

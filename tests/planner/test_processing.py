@@ -100,7 +100,7 @@ def test_a_plan() -> None:
     assert any("the 3 hosts does the whole work" in warning for warning in job_plan.warnings)
     assert f"send {PROCESSING.create_operation} {task.name}" in str(job_plan)
     split = plan({**job, "inputs": {"raw": {"uri": "s3://b/raw/", "split": "key"}}}, PROCESSING_FACTS)
-    assert not any("the same work" in warning for warning in split.warnings)
+    assert not any("the whole work" in warning for warning in split.warnings)
 
 
 @pytest.mark.parametrize("strategy", ["processing", "spark"])

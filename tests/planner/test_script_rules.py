@@ -629,6 +629,53 @@ def test_nccl_needs_gpus(text: str, job: dict[str, Any], expected: str, tmp_path
     assert (expected in problems[0]) if expected else problems == []
 
 
+DEVICE = "import torch\nfrom torch import nn\ndevice = {}\nmodel = nn.Linear(1, 1).to(device)\n"
+
+
+@table(
+    ("text", "expected"),
+    [
+        (
+            "import torch\ntorch.cuda.set_device(0)\nfor x in y:\n    x = x.cuda()\n",
+            "entry: train.py:2 (torch.cuda.set_device), train.py:4 (.cuda) need a GPU, and",
+        ),
+        ("import torch\nm = torch.nn.Linear(1, 1).cuda()\n", "entry: train.py:2 (.cuda) needs a GPU, and"),
+        (
+            "import torch\nx = torch.zeros(1, device='cuda:0')\n",
+            "entry: train.py:2 (torch.zeros) needs",
+        ),
+        ("import torch\nx = torch.zeros(1).to(f'cuda:{rank}')\n", "entry: train.py:2 (.to) needs a GPU"),
+        (DEVICE.format("'cuda'"), "entry: train.py:4 (.to) needs a GPU"),
+        (DEVICE.format("torch.device('cuda')"), "entry: train.py:4 (.to) needs a GPU"),
+        (DEVICE.format("'cuda' if torch.cuda.is_available() else 'cpu'"), ""),
+        (DEVICE.format("'cpu'"), ""),
+        (DEVICE.format("'cpu'\nif torch.cuda.is_available():\n    device = 'cuda'"), ""),
+        ("import torch\nif torch.cuda.is_available():\n    x.cuda()\n", ""),
+        ("import torch\nuse = torch.cuda.is_available()\nm = x.cuda() if use else x\n", ""),
+        ("import torch\ntry:\n    x.cuda()\nexcept RuntimeError:\n    pass\n", ""),
+        ("import torch, sys\nif not torch.cuda.is_available():\n    sys.exit()\nx.cuda()\n", ""),
+        ("import torch\ndef unused(x):\n    return x.cuda()\n", ""),
+        ("import torch\nclass Batch:\n    def cuda(self): return self\nBatch().cuda()\n", ""),
+        ("import torch\ntorch.cuda.manual_seed(1)\ntorch.cuda.empty_cache()\n", ""),
+        ("import torch\ndef move(x, device):\n    return x.to(device)\nmove(y, 'cpu')\n", ""),
+        ("import other\nx.cuda()\n", ""),
+    ],
+)
+def test_all_lines_that_need_a_gpu_at_once(text: str, expected: str, tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, text)
+    assert problems[0].startswith(expected) if expected else problems == []
+
+
+def test_nccl_and_other_lines_that_need_a_gpu_at_once(tmp_path: Path) -> None:
+    text = "import torch\ntorch.distributed.init_process_group('nccl')\nm = torch.nn.Linear(1, 1).cuda()\n"
+    problems = problems_of(tmp_path, text, hosts(2))
+    assert [problem.partition(" (")[0].partition(": the")[0] for problem in problems] == [
+        "entry: train.py:3",
+        "entry: train.py:2",
+    ]
+    assert problems_of(tmp_path, text, {**hosts(2), "allow": ["script.backend"]}) == []
+
+
 @table(
     ("text", "count", "is_warned"),
     [
@@ -647,10 +694,10 @@ def test_nccl_needs_gpus(text: str, job: dict[str, Any], expected: str, tmp_path
         ("from accelerate import Accelerator\nAccelerator()", 2, False),
     ],
 )
-def test_hosts_that_nothing_joins_do_the_same_work(
+def test_hosts_that_nothing_joins_each_do_the_whole_work(
     text: str, count: int, is_warned: bool, tmp_path: Path
 ) -> None:
-    warnings = [each for each in plan_of(tmp_path, text, hosts(count)).warnings if "the same work" in each]
+    warnings = [each for each in plan_of(tmp_path, text, hosts(count)).warnings if "the whole work" in each]
     assert len(warnings) == is_warned
 
 

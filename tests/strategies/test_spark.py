@@ -107,7 +107,7 @@ def test_the_request_of_a_processing_job_in_the_spark_image() -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
         "RoleArn": ROLE,
     }
-    assert not any("the same work" in warning for warning in job_plan.warnings)
+    assert not any("the whole work" in warning for warning in job_plan.warnings)
 
 
 @pytest.mark.parametrize(

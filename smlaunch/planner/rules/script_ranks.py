@@ -43,6 +43,7 @@ from smlaunch.planner.script_launch import (
 )
 from smlaunch.strategies.base import find_imported_library
 
+_MAX_LISTED_GPU_CALLS = 8
 _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 
 
@@ -341,17 +342,30 @@ def _reject_other_devices(context: PlanContext, trainer: TrainerCall) -> Problem
 
 @rule(
     "script.backend",
-    summary="the backend NCCL, which needs GPUs, on hosts without any",
+    summary="the backend NCCL, and other code that needs GPUs, on hosts without any",
     source="https://docs.pytorch.org/docs/stable/distributed.html",
     quote="Use the NCCL backend for distributed GPU training, the Gloo backend for CPU",
     fields=("entry", "source", "args", "hyperparameters", "compute", "strategy"),
     facts=("script",),
     may_be_allowed=True,
 )
-def reject_nccl_without_accelerators(context: PlanContext) -> Problems:
-    """Yield a problem for NCCL as the script fixes it for several ranks, or as the job states it."""
+def reject_gpu_code_without_accelerators(context: PlanContext) -> Problems:
+    """Yield a problem for the calls that need a GPU, and one for NCCL as the script fixes it for several
+    ranks, or as the job states it."""
     job, program = context.job, _program(context)
-    if context.has_accelerators or not context.strategy.rendezvous or is_command(job):
+    if context.has_accelerators or is_command(job):
+        return
+    if program.gpu_calls:
+        calls = [f"{call.place} ({call.function})" for call in program.gpu_calls[:_MAX_LISTED_GPU_CALLS]]
+        hidden_count = len(program.gpu_calls) - len(calls)
+        more = f" and {hidden_count} more" if hidden_count else ""
+        yield Problem(
+            "entry",
+            f"{', '.join(calls)}{more} need{'s' if len(calls) == 1 else ''} a GPU, and the hosts have none; "
+            'use device = torch.device("cuda" if torch.cuda.is_available() else "cpu") there, as .to(device)'
+            + (", or take an instance type with GPUs" if context.facts.target == "aws" else ""),
+        )
+    if not context.strategy.rendezvous:
         return
     processes = job.compute.processes_per_host
     has_several_ranks = context.hosts > 1 or (isinstance(processes, int) and processes > 1)
@@ -425,8 +439,8 @@ def warn_of_same_work(context: PlanContext) -> Findings:
     if not (calls_joining_function or calls_own_class or imports_joining_library):
         yield PlanWarning(
             f"{context.facts.source.entry} calls nothing that joins hosts "
-            f"({', '.join(joining_calls[:2])} ...): {context.hosts} hosts do the same work {context.hosts} "
-            "times, each for itself."
+            f"({', '.join(joining_calls[:2])} ...): each of the {context.hosts} hosts does the whole work "
+            "for itself."
         )
 
 
