@@ -108,6 +108,8 @@ class FinishRun:
     raisable_limit: str = ""
     """The member of the job's ``limits`` that ended the run, if the same job with a higher one continues it
     under the same name."""
+    deleted_job: str = ""
+    """Name of the job that trained to the end and has the model, if its record was deleted."""
 
 
 RunAction: TypeAlias = SubmitJob | FollowJob | WaitUntil | FinishRun
@@ -154,6 +156,13 @@ class _NextActionDecision:
         ending = self.newest_job.ending
         if ending is None:
             return FollowJob(self.newest_job_name)
+        if self._deleted_last_job is not None:
+            return FinishRun(
+                exit_code=EXIT_COMPLETED,
+                status="Completed",
+                summary=f"completed by {self._deleted_last_job}, whose record was deleted since",
+                deleted_job=str(self._deleted_last_job),
+            )
         # How a job ended may decide the whole run, even if a person has asked to stop it. The texts end the
         # run's summary: the archives with its results, or its newest checkpoint.
         if ending is JobEnding.COMPLETED:
@@ -220,7 +229,17 @@ class _NextActionDecision:
         """Whether the newest job trained to the end, even if the service then stopped or failed it: its
         outcome file says finished, and all its ranks succeeded."""
         outcome = self.newest_job_outcome
-        return outcome is not None and outcome.result == FINISHED and outcome.ranks_succeeded
+        return outcome is not None and outcome.has_finished
+
+    @property
+    def _deleted_last_job(self) -> JobName | None:
+        """The job after the newest known one that trained to the end, by its outcome file; None where there
+        is none. Its record was deleted: a job that is created again would replace its model."""
+        outcome = self.outcome_file
+        if outcome is None or not outcome.has_finished:
+            return None
+        name = JobName(self.workflow.run, outcome.segment, outcome.attempt)
+        return name if name > self.newest_job_name else None
 
     def _result_archives_text(self) -> str:
         """Message that names the jobs whose archives have results, if several have; otherwise empty."""
@@ -342,14 +361,13 @@ class _NextActionDecision:
             seconds_left=None if limit is None else limit.remaining_seconds,
         )
         outcome = self.outcome_file
-        is_finished = outcome is not None and outcome.result == FINISHED and outcome.ranks_succeeded
         name = JobName(self.workflow.run, segment, attempt)
         return SubmitJob(
             name=name,
             request=request,
             reason=reason,
             not_before=not_before,
-            clears_outcome=outcome.path if outcome and is_finished else None,
+            clears_outcome=outcome.path if outcome and outcome.has_finished else None,
         )
 
     def _tightest_limit(self, variant: SegmentVariant, jobs: Sequence[ObservedJob]) -> _RunLimit | None:

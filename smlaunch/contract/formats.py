@@ -114,13 +114,13 @@ DATA_RECORD = Format("record of uploaded data")
 
 # ---- inside a job -----------------------------------------------------------------------------------------
 
-LAUNCH_SPEC = Format("launch specification", "1.1")
+LAUNCH_SPEC = Format("launch specification", "1.2")
 COMMIT = Format("checkpoint commit")
 MANIFEST = Format("checkpoint manifest")
 SHARD_FILE = Format("checkpoint shard")
 """Its file begins with ``smlshrd`` and the major version; a minor version adds members of the header."""
 
-OUTCOME = Format("outcome file")
+OUTCOME = Format("outcome file", "1.1")
 HOST_OUTCOME = Format("outcome file of one host")
 
 # ---- data -------------------------------------------------------------------------------------------------

@@ -200,6 +200,9 @@ class LaunchSpec(NamedTuple):
     run: Optional[str] = None
     """The run that this job is a segment of."""
 
+    job_hash: Optional[str] = None
+    """Of the job that was launched, for its outcome files; None in files of releases before format 1.2."""
+
     checkpoints: Optional[CheckpointSpec] = None
     margin_seconds: Optional[float] = None
     """Between a segment's planned end and its time limit."""
@@ -252,6 +255,7 @@ class LaunchSpec(NamedTuple):
             "hang_seconds": self.hang_seconds,
             "max_runtime_seconds": self.max_runtime_seconds,
             "run": self.run,
+            "job_hash": self.job_hash,
             "checkpoints": None if self.checkpoints is None else self.checkpoints._asdict(),
             "margin_seconds": self.margin_seconds,
             "deterministic": self.deterministic,

@@ -62,6 +62,7 @@ def parse_launch_spec(text: str) -> LaunchSpec:
         ),
         hang_seconds=_parse_hang_seconds(document),
         run=_parse_text(document, "run"),
+        job_hash=_parse_text(document, "job_hash"),
         checkpoints=_parse_checkpoints(document),
         margin_seconds=_parse_optional_seconds(document, "margin_seconds"),
         deterministic=bool(document.get("deterministic", False)),

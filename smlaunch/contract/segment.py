@@ -128,6 +128,9 @@ class Segment(NamedTuple):
     bucket_owner: Optional[str] = None
     """The account that owns the bucket of ``checkpoints_uri``; None where it is unknown."""
 
+    job_hash: Optional[str] = None
+    """Of the job that was launched, as job.json has it; ranks do not get it."""
+
     @property
     def writer(self) -> CheckpointWriter:
         """The writer of its checkpoints and its outcome."""

@@ -67,6 +67,9 @@ class SegmentOutcome(NamedTuple):
     together, or there is one. ``result`` is then FINISHED only if the leader knew of the end of all.
     """
 
+    job_hash: Optional[str] = None
+    """Of the job that was launched; None in files of releases before format 1.1."""
+
     extra: Tuple[Tuple[str, Any], ...] = ()
     """Members that a later minor version added; they are written again unchanged."""
 
@@ -81,6 +84,16 @@ class SegmentOutcome(NamedTuple):
     def path(self) -> str:
         """Below the checkpoint directory."""
         return outcome_path(self.writer)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the training has come to its end, and the ranks have done their last work after it."""
+        return self.result == FINISHED and self.ranks_succeeded
+
+    def is_of_job(self, job_hash: Optional[str]) -> bool:
+        """Whether it is of the job with this hash. True where one of the hashes is not known: then the run's
+        name is all that says so."""
+        return self.job_hash is None or job_hash is None or self.job_hash == job_hash
 
     def to_dict(self) -> Dict[str, Any]:
         members = self._asdict()
@@ -127,13 +140,14 @@ class HostSegmentOutcome(NamedTuple):
 
 
 def find_newest_outcome(
-    file_paths: Iterable[str], read_file: ReadFile, run_id: Optional[str]
+    file_paths: Iterable[str], read_file: ReadFile, run_id: Optional[str], job_hash: Optional[str] = None
 ) -> Optional[SegmentOutcome]:
     """Return how the newest job of a run ended: the outcome file of the highest segment (part of the run) and
     attempt (one job of it) that can be read, completed by those of its hosts; None without one.
 
     ``file_paths``: files below the checkpoint directory; ``read_file`` returns the content of one.
-    ``run_id``: None for any run. Raises FormatError for a version that this release does not read.
+    ``run_id``: None for any run. ``job_hash``: of the run's job; those of another job under the run's name do
+    not count. Raises FormatError for a version that this release does not read.
     """
     file_paths = list(file_paths)
     outcome_files = [
@@ -144,7 +158,7 @@ def find_newest_outcome(
     for outcome_file in sorted(outcome_files, key=_outcome_age_key, reverse=True):
         content = _read_if_exists(outcome_file.path, read_file)
         outcome = None if content is None else parse_outcome(content, outcome_file.path)
-        if outcome is not None:
+        if outcome is not None and outcome.is_of_job(job_hash):
             return _merge_host_outcomes(outcome, file_paths, read_file)
     return None
 
@@ -152,6 +166,13 @@ def find_newest_outcome(
 def runs_with_outcomes(file_paths: Iterable[str]) -> Set[str]:
     """Return the names of the runs that have outcome files among ``file_paths``."""
     return {outcome_file.run for outcome_file in _parse_outcome_paths(file_paths) if outcome_file.run}
+
+
+def outcome_paths_of_run(file_paths: Iterable[str], run_id: str) -> List[str]:
+    """Return the outcome files of a run among ``file_paths``, those of its hosts included."""
+    return [
+        outcome_file.path for outcome_file in _parse_outcome_paths(file_paths) if outcome_file.run == run_id
+    ]
 
 
 class _OutcomeFile(NamedTuple):
@@ -268,6 +289,7 @@ def parse_outcome(content: bytes, document_name: str = "outcome") -> Optional[Se
         reported_step=integer_or_none(document.get("reported_step")),
         repeats_steps=document.get("repeats_steps") is True,
         independent_ranks=max(0, integer_or_none(document.get("independent_ranks")) or 0),
+        job_hash=text_or_none(document.get("job_hash")),
     )
     return outcome._replace(extra=tuple(sorted(unknown_members(document, outcome.to_dict()).items())))
 

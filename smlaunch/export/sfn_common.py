@@ -123,6 +123,7 @@ def response_defaults(template: RunTemplate) -> dict[str, Any]:
             "ranks_succeeded": False,
             "reported_step": None,
             "repeats_steps": False,
+            "job_hash": None,
         }
     return defaults
 
@@ -138,7 +139,19 @@ OUTCOME_JSON_PATH = "$.outcome.file"
 
 
 def _is_readable_outcome() -> ChoiceRule:
-    return comparison_rule(f"{OUTCOME_JSON_PATH}.version", "StringMatches", f"{formats.OUTCOME.major}.*")
+    """It has a version that is read, and no other job has left it under the run's name."""
+    hash_path = f"{OUTCOME_JSON_PATH}.job_hash"
+    is_of_job = or_rule(
+        comparison_rule(hash_path, "IsNull", True),
+        and_rule(
+            comparison_rule(hash_path, "IsString", True),
+            comparison_rule(hash_path, "StringEqualsPath", "$.defaults.tag.Value"),
+        ),
+    )
+    return and_rule(
+        comparison_rule(f"{OUTCOME_JSON_PATH}.version", "StringMatches", f"{formats.OUTCOME.major}.*"),
+        is_of_job,
+    )
 
 
 def rule_outcome_is_of_this_job() -> ChoiceRule:

@@ -191,7 +191,9 @@ class ChainDriver(RunDriver):
             # Nothing in S3 changes the action while a job runs.
             return observed
         self._read_limits()
-        self.checkpoint_status = read_checkpoint_status(self.workflow.run, self._checkpoints, storage)
+        self.checkpoint_status = read_checkpoint_status(
+            self.workflow.run, self._checkpoints, storage, self.workflow.job_hash
+        )
         reported_step, repeats_steps = self._read_reported_step(jobs[-1])
         return replace(
             observed,

@@ -12,12 +12,13 @@ from smlaunch.api.job_kinds import get_at_path, job_kind_of
 from smlaunch.aws.interfaces import CallError
 from smlaunch.aws.service_errors import is_quota_in_use
 from smlaunch.chain.workflow import Workflow, changed_limits_text, price_texts, with_limits_of
+from smlaunch.contract.formats import FormatError
 from smlaunch.contract.run_names import JobName, parse_shard_number
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Job
-from smlaunch.planner.plan import PlannedJob, RunPlan
+from smlaunch.planner.plan import RunPlan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.job_list import JobList
@@ -25,6 +26,7 @@ from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.plan_job import PreparedRun, pack_job_source, prepare
 from smlaunch.runs.plan_upload import ProgressCallback, upload_plan_files
 from smlaunch.runs.run import Run
+from smlaunch.runs.run_checkpoints import RunCheckpoints
 from smlaunch.runs.run_driver import MessageCallback, checked_callback, prefix_messages
 from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.runs.run_kinds import (
@@ -90,7 +92,7 @@ def _launch_prepared(
             if existing_job is None:
                 run_folder.save_unsent_files(_unsent_files(plan), target.storage)
             chain_driver = _prepare_chain(plan, stored_workflow, run_folder, target, on_message)
-            job = existing_job or _submit_first_job(first_job, plan, target, on_message)
+            job = existing_job or _submit_first_job(plan, target, on_message)
     # attached: the job existed before.
     if chain_driver is None:
         return run_of_single_job(plan.run, target, first_job.name, attached=job.attached)
@@ -164,8 +166,25 @@ def _find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
     if first_job is not None:
         return EarlierLaunch(first_job, stored)
     run_folder.require_name_of_job(plan.workflow, stored, target.storage)
+    _require_own_outcome(plan, target)
     _require_free_output(plan, target)
     return EarlierLaunch()
+
+
+def _require_own_outcome(plan: RunPlan, target: Target) -> None:
+    """Raise JobError if another job has trained to its end under the run's name with the same prefix for
+    checkpoints, such as one in another region: the hosts of the run would refuse to train."""
+    uri = plan.workflow.checkpoints
+    if uri is None:
+        return
+    with suppress(CallError, FormatError):  # what the caller may not or cannot read, the hosts refuse
+        outcome = RunCheckpoints(uri, target.storage).read_outcome(plan.run)
+        if outcome is not None and outcome.has_finished and not outcome.is_of_job(plan.job_hash):
+            text = (
+                f"another job has trained to its end as run {plan.run} with checkpoints at {uri}, and this "
+                "one would train nothing: take another name, or another prefix for checkpoints"
+            )
+            raise JobError([Problem("name", text)])
 
 
 def _require_free_output(plan: RunPlan, target: Target) -> None:
@@ -257,9 +276,20 @@ def _current_workflow(plan: RunPlan, stored: Workflow | None, on_message: Messag
     return current
 
 
-def _submit_first_job(
-    first_job: PlannedJob, plan: RunPlan, target: Target, on_message: MessageCallback
-) -> SubmittedJob:
+def _delete_outcomes_of_deleted_jobs(plan: RunPlan, target: Target) -> None:
+    """Delete outcome files of a run that has no job: its driver would take them for those of its jobs."""
+    if plan.workflow.checkpoints is None:
+        return
+    checkpoints = RunCheckpoints(plan.workflow.checkpoints, target.storage)
+    stale_keys = checkpoints.list_outcome_keys(plan.run)
+    # Looked for again: another client may have created the job while this one uploaded its data.
+    if stale_keys and _has_no_job(plan, target):
+        target.storage.delete_objects(checkpoints.bucket, stale_keys)
+
+
+def _submit_first_job(plan: RunPlan, target: Target, on_message: MessageCallback) -> SubmittedJob:
+    first_job = plan.planned_jobs[0]
+    _delete_outcomes_of_deleted_jobs(plan, target)
     return submit_job_once(
         first_job,
         plan.job_hash,
@@ -344,7 +374,7 @@ def _submit_shards_until_quota_is_used(
     drivers of the other shards submit theirs later."""
     for shard_plan, driver in new_shards:
         try:
-            first_job = _submit_first_job(shard_plan.planned_jobs[0], plan, target, on_message)
+            first_job = _submit_first_job(shard_plan, target, on_message)
         except CallError as error:
             if not is_quota_in_use(error):
                 raise

@@ -18,7 +18,12 @@ from smlaunch.aws.service_errors import call_with_retries
 from smlaunch.contract import checkpoint_layout as checkpoint_format
 from smlaunch.contract.checkpoint_layout import Manifest, Shard
 from smlaunch.contract.s3_uri import split_s3_uri
-from smlaunch.contract.segment_outcome import OUTCOME_PATH_PREFIX, SegmentOutcome, find_newest_outcome
+from smlaunch.contract.segment_outcome import (
+    OUTCOME_PATH_PREFIX,
+    SegmentOutcome,
+    find_newest_outcome,
+    outcome_paths_of_run,
+)
 from smlaunch.errors import JobError, Problem
 
 _PARALLEL_DOWNLOADS = 4
@@ -91,12 +96,18 @@ class RunCheckpoints:
         files = self._list_size_by_path()
         return [self._inspect_step(step, files) for step in sorted(_steps_in_paths(files), reverse=True)]
 
-    def read_outcome(self, run: str | None = None) -> SegmentOutcome | None:
+    def read_outcome(self, run: str | None = None, job_hash: str | None = None) -> SegmentOutcome | None:
         """Return how the newest attempt with an outcome file ended; None without one.
 
-        ``run`` limits the search to one run; None reads any run's.
+        ``run`` limits the search to one run, and ``job_hash`` to one job; None reads any.
         """
-        return find_newest_outcome(self._list_size_by_path(OUTCOME_PATH_PREFIX), self._read_file, run)
+        outcome_files = self._list_size_by_path(OUTCOME_PATH_PREFIX)
+        return find_newest_outcome(outcome_files, self._read_file, run, job_hash)
+
+    def list_outcome_keys(self, run: str) -> list[str]:
+        """Return the keys of the outcome files of a run."""
+        paths = outcome_paths_of_run(self._list_size_by_path(OUTCOME_PATH_PREFIX), run)
+        return [self.prefix + path for path in paths]
 
     def verify_hashes(
         self, step: CheckpointStep, on_bytes: Callable[[int], None] | None = None

@@ -149,7 +149,12 @@ class RunOutcome:
     def model_artifacts(self) -> str | None:
         """The final model. None for a chain that goes on or has not completed: a segment's artifacts, which
         ``jobs`` has, are not the final model."""
-        return self.last_job.model_artifacts if not self.is_chain or self.exit_code == 0 else None
+        if self.is_chain and self.exit_code != 0:
+            return None
+        if self.final_result is not None and self.final_result.deleted_job and self.last_job.output_uri:
+            output_uri = self.last_job.output_uri.rstrip("/")  # of all jobs of the run
+            return f"{output_uri}/{self.final_result.deleted_job}/output/model.tar.gz"
+        return self.last_job.model_artifacts
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -43,17 +43,18 @@ class CheckpointStatus(NamedTuple):
 
 
 def read_checkpoint_status(
-    run: str, checkpoints: RunCheckpoints | None, storage: ObjectStorage
+    run: str, checkpoints: RunCheckpoints | None, storage: ObjectStorage, job_hash: str | None = None
 ) -> CheckpointStatus:
     """Return the state of a run's checkpoints: the newest complete step, and how the newest job ended by its
     outcome file, which hosts write there. Without a complete step, what the script itself saved there counts:
-    a digest shows whether it changes. ``checkpoints`` is None for a run without any.
+    a digest shows whether it changes. ``checkpoints`` is None for a run without any. ``job_hash``: of the
+    run's job, if it is known.
 
     Reads names, sizes, manifests (lists of a step's files) and outcome files; downloads no other content.
     """
     if checkpoints is None:
         return CheckpointStatus()
-    outcome = checkpoints.read_outcome(run)
+    outcome = checkpoints.read_outcome(run, job_hash)
     manifests_newest_first = checkpoints.read_complete_manifests()
     if manifests_newest_first:
         return CheckpointStatus(step=manifests_newest_first[0].step, outcome=outcome)

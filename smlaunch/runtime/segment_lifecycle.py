@@ -156,6 +156,7 @@ def prepare_segment(
         stop_file=_prepare_stop_file(runtime_dir),  # it appears when the ranks should exit
         stop_at=None if stop_after_seconds is None else started_at + stop_after_seconds,
         deterministic=spec.deterministic or segment_of_request.deterministic,
+        job_hash=spec.job_hash,
     )
     if parsed_job_name is not None and parsed_job_name.run == (run_id or parsed_job_name.run):
         segment = segment._replace(

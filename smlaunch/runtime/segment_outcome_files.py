@@ -24,7 +24,8 @@ class PreviousOutcome(NamedTuple):
     """What the checkpoint directory contains when a host starts."""
 
     finished_outcome: "Optional[SegmentOutcome]" = None
-    """Outcome of the run's newest attempt, if it trained to the end and its ranks exited with 0."""
+    """Outcome of the run's newest attempt, if that came before this one, trained to the end, and its ranks
+    exited with 0."""
 
     file_identity: Optional[Tuple[int, int]] = None
     """Of this attempt's own outcome file, to recognize that the ranks write a new one."""
@@ -56,10 +57,21 @@ class RanksResult(NamedTuple):
 
 
 def read_previous_outcome(segment: Segment) -> PreviousOutcome:
-    """Raises SetupError for an outcome that another release wrote."""
+    """Raises SetupError for an outcome that another release wrote, and for a run that has trained to its end
+    as another job: this one would complete without having trained anything."""
     outcome = _read_newest_outcome(segment)
-    if outcome is None or not outcome.ranks_succeeded or outcome.result != "finished":
+    if outcome is None or not outcome.has_finished:
         return PreviousOutcome(None, _outcome_file_identity(segment))
+    if not outcome.is_of_job(segment.job_hash):
+        raise SetupError(
+            "{}: another job has trained to its end under the name of run {} (other settings, source or "
+            "data), and this job would train nothing; take another name, or another prefix for "
+            "checkpoints".format(segment.checkpoints_uri or segment.checkpoint_dir, segment.run)
+        )
+    # This job was interrupted after its end, or its record was deleted and it was created again: the host
+    # has no model of it, and an empty one would become the job's. So the program runs again.
+    if (outcome.segment, outcome.attempt) >= (segment.segment, segment.attempt):
+        outcome = None
     return PreviousOutcome(outcome, _outcome_file_identity(segment))
 
 
@@ -97,6 +109,7 @@ def write_attempt_outcome(
     reports_steps = outcome.reported_step is not None
     outcome = outcome._replace(
         ranks_succeeded=ranks_result.all_succeeded,
+        job_hash=segment.job_hash,
         # So that the chain notices a job that comes to its planned end and has only repeated earlier steps.
         repeats_steps=segment_deadline.has_passed and reports_steps and step_tracker.mostly_repeated_steps,
     )
@@ -145,7 +158,8 @@ def _make_outcome(
 
     reported_step = step_tracker.highest_step
     earlier_outcome = _read_attempt_outcome(segment)
-    if earlier_outcome is not None and earlier_outcome.job == segment.job:
+    is_of_this_job = earlier_outcome is not None and earlier_outcome.is_of_job(segment.job_hash)
+    if earlier_outcome is not None and is_of_this_job and earlier_outcome.job == segment.job:
         # This job has reported steps before its interruption.
         known_steps = (reported_step, earlier_outcome.reported_step)
         reported_step = max((step for step in known_steps if step is not None), default=None)

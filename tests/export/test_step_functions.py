@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smlaunch.api.retry_policy import CREATE_BACKOFF
 from smlaunch.chain.workflow import RULE_BY_ENDING, JobEnding
-from smlaunch.contract.segment_outcome import CONTINUE, FINISHED
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
 from smlaunch.errors import (
     EXIT_BAD_JOB,
     EXIT_LIMIT,
@@ -290,3 +290,18 @@ def test_a_request_that_is_refused_fails_with_the_services_words() -> None:
     denied = "User: arn is not authorized to perform: sagemaker:CreateTrainingJob"
     refused = machine_result("chain", FINISHED_JOB, refusals=[("SageMaker.AmazonSageMakerException", denied)])
     assert refused.error == ORCHESTRATOR_ERRORS[EXIT_REFUSED]
+
+
+def test_another_job_that_has_finished_under_the_name_fails_the_execution() -> None:
+    """A run of another job had the name, and its records were deleted: the hosts refuse to train."""
+    refusing = Fate(JobEnding.ALGORITHM, has_outcome=False)
+    other = SegmentOutcome(FINISHED, 20, RUN, f"{RUN}-s1-a1", ranks_succeeded=True, job_hash="0" * 64)
+    simulated = service("chain", *[refusing] * 9, outcomes={other.path: other.to_bytes()})
+    result = run_machine(MACHINES["chain"], simulated)
+    assert result.error is not None
+    assert len(simulated.requests) > 1  # it neither ends the run nor makes way for the next attempt
+    assert simulated.outcomes == {other.path: other.to_bytes()}
+    own = other._replace(job_hash=PLANS["chain"].job_hash)
+    simulated = service("chain", refusing, outcomes={own.path: own.to_bytes()})
+    run_machine(MACHINES["chain"], simulated)
+    assert own.path not in simulated.outcomes  # that of the job itself, which failed after its end, does

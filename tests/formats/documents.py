@@ -57,7 +57,7 @@ class Golden(NamedTuple):
     value: Any
 
 
-OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False, 4)
+OUTCOME = SegmentOutcome(FINISHED, 120, RUN, f"{RUN}-s3-a1", 3, 1, True, 120, False, 4, DIGEST)
 RANKS_OF_HOST = HostSegmentOutcome(
     "algo-2", CONTINUE, RUN, f"{RUN}-s3-a1", 3, 1, 120, 4, ((0, f"{RUN}-s2-a1"), (1, f"{RUN}-s3-a1"))
 )
@@ -79,6 +79,7 @@ SPEC = LaunchSpec(
     max_runtime_seconds=86400,
     hang_seconds=1800.0,
     run=RUN,
+    job_hash=DIGEST,
     checkpoints=CheckpointSpec("/opt/ml/checkpoints", f"s3://{BUCKET}/smlaunch/{RUN}/checkpoints/"),
     margin_seconds=600.0,
     services=(ServiceSpec("server", ("serve",), ready_address=Concat((Ref("leader"), ":80"))),),

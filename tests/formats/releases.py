@@ -75,7 +75,7 @@ def with_format_2(folder: Path) -> Release:
         contract / "formats.py",
         ('RUN = Format("run", "1.1")', 'RUN = Format("run", "2.0", (dict,))'),
         (
-            'OUTCOME = Format("outcome file")',
+            'OUTCOME = Format("outcome file", "1.1")',
             "def _result_is_ending(document: Document) -> Document:\n"
             '    return {**document, "ending": document.pop("result")}\n\n\n'
             'OUTCOME = Format("outcome file", "2.0", (_result_is_ending,))',

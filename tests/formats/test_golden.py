@@ -24,6 +24,8 @@ from smlaunch.local.stores.sqlite_database import Database, DatabaseSpec
 from smlaunch.runs.run_folder import UnsentFiles
 from tests.formats.documents import (
     GOLDEN,
+    OUTCOME,
+    SPEC,
     UNSENT,
     WORKFLOW,
     Golden,
@@ -36,12 +38,17 @@ from tests.formats.documents import (
 EARLIER = {
     "excluded-1.0.json": "excluded.json",
     "job-1.0.json": "job.json",
+    "job-1.1.json": "job.json",
+    "outcome-1.0.json": "outcome.json",
     "workflow-1.0.json": "workflow.json",
 }
 """Files of an earlier minor version, and the document of today as which they are read."""
 
 EARLIER_VALUES = {
     "excluded-1.0.json": UnsentFiles(UNSENT.reasons),
+    "job-1.0.json": SPEC._replace(job_hash=None),
+    "job-1.1.json": SPEC._replace(job_hash=None),
+    "outcome-1.0.json": OUTCOME._replace(job_hash=None),
     "workflow-1.0.json": replace(WORKFLOW, hash_without_max_runtime=""),
 }
 """What they read as, where that is less than the document of today."""

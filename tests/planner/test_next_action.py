@@ -46,7 +46,7 @@ from smlaunch.contract.segment import (
     STOP_AFTER_VARIABLE,
 )
 from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
-from smlaunch.errors import EXIT_MACHINE, JobError, disk_full_message
+from smlaunch.errors import EXIT_COMPLETED, EXIT_MACHINE, JobError, disk_full_message
 from smlaunch.export.run_template import max_billed_seconds
 
 RUN = "long"
@@ -347,6 +347,19 @@ class TestChain:
             )
         )
         assert end.status == "Failed"
+
+    @pytest.mark.parametrize("ending", [JobEnding.COMPLETED, JobEnding.TIME_LIMIT, JobEnding.STOPPED])
+    def test_a_run_whose_last_job_was_deleted_has_that_jobs_model(self, ending: JobEnding) -> None:
+        """The archive of the job before it was named as the model; or it was created again."""
+        last = SegmentOutcome(FINISHED, 10, RUN, f"{RUN}-s2-a1", 2, ranks_succeeded=True)
+        end = expect_finish(next_action(workflow(), observe(old_job(ending=ending), outcome_file=last)))
+        assert (end.exit_code, end.deleted_job) == (EXIT_COMPLETED, f"{RUN}-s2-a1")
+        assert end.summary == f"completed by {RUN}-s2-a1, whose record was deleted since"
+        known = [old_job(), old_job(2)]
+        assert expect_finish(next_action(workflow(), observe(*known, outcome_file=last))).deleted_job == ""
+        unsaved = last._replace(ranks_succeeded=False)  # its model may never have been written
+        action = next_action(workflow(), observe(old_job(ending=JobEnding.TIME_LIMIT), outcome_file=unsaved))
+        assert isinstance(action, SubmitJob)
 
     def test_another_runs_outcome_is_not_ours(self) -> None:
         stale = observe(

@@ -17,6 +17,7 @@ from smlaunch.catalog.instances import known_types
 from smlaunch.cli import run_connection
 from smlaunch.cli.runs import logs as logs_command
 from smlaunch.contract.run_names import is_run_id
+from smlaunch.contract.segment_outcome import FINISHED, SegmentOutcome
 from smlaunch.errors import AccountError, JobError, TrainingFailed
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.render.plan import Plan
@@ -184,6 +185,30 @@ def test_results_of_a_job_whose_record_is_gone_are_not_replaced(job: Job, target
     with pytest.raises(JobError, match=f"results of an earlier job {job_name} are at .* take another name"):
         launch(job, later_target)
     assert control(later_target).created == []
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_another_job_that_has_finished_under_the_name_is_refused(
+    job: Job, target: Target, is_other: bool
+) -> None:
+    """Such as one in another region, with the same prefix for checkpoints."""
+    job = job.with_changes(checkpoints="s3://bucket/kept/")
+    job_hash = "0" * 64 if is_other else plan(job, target).job_hash
+    outcome = SegmentOutcome(FINISHED, 20, "demo", "demo-s1-a1", ranks_succeeded=True, job_hash=job_hash)
+    storage(target).create_bucket("bucket", "us-east-1")
+    storage(target).put_bytes("bucket", f"kept/{outcome.path}", outcome.to_bytes())
+    if not is_other:  # its record was deleted: it trains the rest again, and makes its model
+        later_outcome = outcome._replace(job="demo-s3-a1", segment=3)
+        other_run = outcome._replace(run="demo-s1", job="demo-s1-s1-a1")
+        for stored in (later_outcome, other_run):
+            storage(target).put_bytes("bucket", f"kept/{stored.path}", stored.to_bytes())
+        assert launch(job, target).name == "demo"
+        assert set(storage(target).objects["bucket"]) == {f"kept/{other_run.path}"}
+        return
+    message = "name: another job has trained to its end as run demo .* take another name, or another prefix"
+    with pytest.raises(JobError, match=message):
+        launch(job, target)
+    assert control(target).created == []
 
 
 def test_another_job_under_the_name_is_refused(job: Job, target: Target) -> None:

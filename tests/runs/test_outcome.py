@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from smlaunch.chain.next_action import FinishRun
 from smlaunch.contract.failure_reason import Failure, format_failure
 from smlaunch.errors import LimitReached, ServiceError, StoppedByUser, TrainingFailed
 from smlaunch.runs.log_tail import LogTail, split_rank_prefix
@@ -72,6 +73,24 @@ def test_the_first_failure_is_parsed_from_the_reason() -> None:
         "traceback": "Traceback ...\nValueError: boom",
         "service": None,
     }
+
+
+@pytest.mark.parametrize("output", ["s3://b/out", "s3://b/out/"])
+def test_the_model_of_a_run_is_that_of_its_last_job_although_its_record_was_deleted(output: str) -> None:
+    job = outcome_from_description(
+        job_description(
+            "r-s1-a1",
+            "Completed",
+            ["Completed"],
+            ModelArtifacts={"S3ModelArtifacts": "s3://b/out/r-s1-a1/output/model.tar.gz"},
+            OutputDataConfig={"S3OutputPath": output},
+        )
+    )
+    end = FinishRun(0, "Completed", "completed", deleted_job="r-s2-a1")
+    outcome = RunOutcome("r", (job,), is_chain=True, final_result=end)
+    assert outcome.model_artifacts == "s3://b/out/r-s2-a1/output/model.tar.gz"
+    known = RunOutcome("r", (job,), is_chain=True, final_result=FinishRun(0, "Completed", "completed"))
+    assert known.model_artifacts == "s3://b/out/r-s1-a1/output/model.tar.gz"
 
 
 def test_the_document_has_its_documented_keys() -> None:

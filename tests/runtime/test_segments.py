@@ -763,6 +763,53 @@ def test_whatever_else_lies_there_lets_it_train(make_host: MakeHost, outcome: Se
     assert outcome_of(host) == SegmentOutcome(FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
+@pytest.mark.parametrize("segment", [1, 2, 5])
+def test_another_job_that_has_finished_under_the_runs_name_is_a_failure(
+    make_host: MakeHost, segment: int
+) -> None:
+    """The job would complete with an empty model, without a rank of it having run."""
+    host = segment_host(make_host, "print('trains')")
+    other = SegmentOutcome(
+        FINISHED, 900, "digits", f"digits-s{segment}-a1", segment, ranks_succeeded=True, job_hash="a" * 64
+    )
+    write_outcome(host, other)
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, job_hash="b" * 64)
+    assert (result.exit_code, result.stdout) == (2, "")
+    reason = "s3://b/run/checkpoints/: another job has trained to its end under the name of run digits"
+    assert reason in result.stderr and "take another name, or another prefix" in result.stderr
+    assert reason in Path(host.paths.failure_file).read_text()
+    assert outcome_of(host, other.path) == other
+
+
+@pytest.mark.parametrize(("stored", "own"), [(None, "b" * 64), ("a" * 64, None), ("b" * 64, "b" * 64)])
+def test_a_finished_run_whose_job_is_the_same_or_not_known_ends_at_once(
+    make_host: MakeHost, stored: str | None, own: str | None
+) -> None:
+    """Releases before stored no hash."""
+    host = segment_host(make_host, "print('trains')")
+    write_outcome(
+        host,
+        SegmentOutcome(FINISHED, 900, "digits", "digits-s1-a1", ranks_succeeded=True, job_hash=stored),
+    )
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, job_hash=own)
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("segment", "attempt"), [(2, 3), (2, 4), (3, 1)])
+def test_a_job_that_had_ended_before_makes_its_model_again(
+    make_host: MakeHost, segment: int, attempt: int
+) -> None:
+    """It was interrupted after its end, or its record was deleted: an empty model would replace its own."""
+    host = segment_host(make_host, "print('trains')")
+    job = f"digits-s{segment}-a{attempt}"
+    write_outcome(host, SegmentOutcome(FINISHED, 900, "digits", job, segment, attempt, ranks_succeeded=True))
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, job_hash="b" * 64)
+    assert result.lines == ["[0] trains"]
+    assert outcome_of(host) == SegmentOutcome(
+        FINISHED, None, "digits", JOB, 2, 3, ranks_succeeded=True, job_hash="b" * 64
+    )
+
+
 def test_an_outcome_that_cannot_be_written_is_no_failure_of_the_training(make_host: MakeHost) -> None:
     train = "import os\nd = os.environ['SMLAUNCH_CHECKPOINTS']\nos.rmdir(d)\nopen(d, 'w').close()"
     result = segment_host(make_host, train).run(run="digits", checkpoints=CHECKPOINTS)
