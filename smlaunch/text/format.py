@@ -58,7 +58,7 @@ def list_names(names: Iterable[str], limit: int = 20, where_to_find_all: str = "
 def format_size(byte_count: int) -> str:
     """Format a number of bytes in powers of 1,000, such as ``999 bytes`` or ``1.3 MB``."""
     if byte_count < 1000:
-        return f"{byte_count:,} bytes"
+        return "1 byte" if byte_count == 1 else f"{byte_count:,} bytes"
     amount = byte_count / 1000
     for unit in ("kB", "MB", "GB"):
         if amount < 999.95:  # above, it would be rounded to 1000.0

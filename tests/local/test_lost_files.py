@@ -98,7 +98,7 @@ def test_results_that_another_hosts_file_replaces_are_named_and_kept(tmp_path: P
     warning = save_replaced_files(hosts, FOLDERS, storage)
     named = warning.partition("Not uploaded: ")[2].partition(". Give")[0].split("), ")
     assert sorted(name.rstrip(")") for name in named) == [
-        "/opt/ml/model/link (1 bytes, algo-2",
+        "/opt/ml/model/link (1 byte, algo-2",
         "/opt/ml/model/sub/w.npy (6 bytes, algo-3",
         "/opt/ml/output/data/log (6 bytes, algo-3",
     ]

@@ -125,7 +125,7 @@ def test_names_that_clash_and_links_are_told(
     assert stored_outputs(objects) == {"kept/same": "0", "kept/deep/0": "own", "kept/deep/1": "own"}
     assert any("same exists on algo-1 too" in note for note in notes)
     (warning,) = [note for note in notes if note.startswith("algo-1: warning: hosts have written different")]
-    assert "Not uploaded: /opt/ml/processing/out/same (1 bytes, algo-2)." in warning
+    assert "Not uploaded: /opt/ml/processing/out/same (1 byte, algo-2)." in warning
     assert any("away is a symbolic link" in note for note in notes)
 
 
