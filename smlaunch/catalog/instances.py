@@ -33,6 +33,12 @@ class InstanceType(NamedTuple):
     """high, medium or low."""
 
     @property
+    def cores(self) -> int:
+        """Processor cores, each of which has two vCPU (threads) on the x86 types that train. AWS, EC2 user
+        guide, CPU options: m5.24xlarge has 96 vCPU, 48 cores, 2 threads per core."""
+        return max(1, self.vcpu // 2)
+
+    @property
     def is_neuron(self) -> bool:
         return self.accelerator is not None and "Trainium" in self.accelerator
 

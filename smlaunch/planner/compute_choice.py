@@ -24,6 +24,7 @@ from smlaunch.planner.compute_demand import (
     starts_one_process,
 )
 from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
+from smlaunch.planner.launch_choices import threads_per_rank
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import Diagnostics, Objection
 from smlaunch.planner.workload_estimate import speedup
@@ -257,7 +258,9 @@ def _ranks_per_host(demand: ComputeDemand, instance: InstanceType) -> int:
     requested = demand.job.compute.processes_per_host
     if isinstance(requested, int):
         return requested
-    return 1 if demand.is_single_process else max(1, instance.accelerators)
+    if demand.is_single_process:
+        return 1
+    return demand.strategy.ranks_per_host(instance, threads_per_rank(demand.job))
 
 
 def _to_candidate(option: ComputeOption, rejection: Rejection | None, chosen: bool = False) -> Candidate:

@@ -103,14 +103,20 @@ def choose_processes_per_host(
         message = "The preferences differ in their accelerators: each host counts its own."
         diagnostics.add_reason("processes.auto", message)
         return AUTO
-    return _processes_for_accelerators(strategy, instance_choice, diagnostics)
+    return _processes_for_hardware(job, strategy, instance_choice, diagnostics)
 
 
-def _processes_for_accelerators(
-    strategy: Strategy, instance_choice: InstanceChoice, diagnostics: Diagnostics
+def threads_per_rank(job: Job) -> int:
+    """Threads of each rank, as the job's OMP_NUM_THREADS states them; 1 without a number."""
+    stated_number = str(job.environment.get("OMP_NUM_THREADS", ""))
+    return max(1, int(stated_number)) if stated_number.isascii() and stated_number.isdigit() else 1
+
+
+def _processes_for_hardware(
+    job: Job, strategy: Strategy, instance_choice: InstanceChoice, diagnostics: Diagnostics
 ) -> int | str:
-    """Return the number of ranks per host by the accelerators of the instance type, usually one for each;
-    ``auto`` for a type that the catalog does not know."""
+    """Return the number of ranks per host by the accelerators of the instance type, usually one for each, or
+    by its processors; ``auto`` for a type that the catalog does not know."""
     instance_type, catalog_entry = instance_choice
     if catalog_entry is None:
         diagnostics.add_reason(
@@ -119,10 +125,7 @@ def _processes_for_accelerators(
         )
         return AUTO
     if not catalog_entry.accelerators:
-        diagnostics.add_reason(
-            "processes.no-accelerator", f"{instance_type} has no accelerator: one rank per host."
-        )
-        return 1
+        return _processes_for_cores(job, strategy, catalog_entry, diagnostics)
     ranks_per_host = strategy.ranks_per_host(catalog_entry)
     ranks_text = (
         "one rank for each" if ranks_per_host == catalog_entry.accelerators else f"{ranks_per_host} ranks"
@@ -130,6 +133,29 @@ def _processes_for_accelerators(
     diagnostics.add_reason(
         "processes.accelerators",
         f"{instance_type} has {catalog_entry.accelerators_text()}: {ranks_text}.",
+    )
+    return ranks_per_host
+
+
+def _processes_for_cores(
+    job: Job, strategy: Strategy, catalog_entry: InstanceType, diagnostics: Diagnostics
+) -> int:
+    """Return the number of ranks per host without accelerators: of preferred types by the smallest."""
+    preferred_types = (instances.find_instance_type(name) for name in job.compute.instance_preferences)
+    possible_types = [entry for entry in preferred_types if entry is not None] or [catalog_entry]
+    smallest_type = min(possible_types, key=lambda entry: entry.cores)
+    thread_count = threads_per_rank(job)
+    ranks_per_host = strategy.ranks_per_host(smallest_type, thread_count)
+    if ranks_per_host == 1:
+        diagnostics.add_reason(
+            "processes.no-accelerator", f"{catalog_entry.name} has no accelerator: one rank per host."
+        )
+        return 1
+    threads_text = f", {thread_count} for each rank (OMP_NUM_THREADS)" if thread_count > 1 else ""
+    diagnostics.add_reason(
+        "processes.cores",
+        f"{smallest_type.name} has no accelerator, and {smallest_type.cores} cores of two vCPU"
+        f"{threads_text}: {ranks_per_host} ranks per host.",
     )
     return ranks_per_host
 

@@ -197,6 +197,9 @@ class Strategy:
     one_process_by_default: ClassVar[bool] = False
     """Starts one process on each host unless the job asks for more, whatever accelerators there are."""
 
+    has_rank_per_core: ClassVar[bool] = False
+    """Without accelerators every processor core gets a rank: its programs usually have one thread."""
+
     joins_hosts: ClassVar[bool] = True
     """The processes of all hosts work together, so that they must be one job."""
 
@@ -327,9 +330,12 @@ class Strategy:
         """``image_family``, for hosts with or without accelerators."""
         return self.image_family
 
-    def ranks_per_host(self, instance: InstanceType) -> int:
-        """Ranks per host unless the job states them: one per accelerator."""
-        return instance.accelerators
+    def ranks_per_host(self, instance: InstanceType, threads_per_rank: int = 1) -> int:
+        """Ranks per host unless the job states them: one per accelerator; without accelerators one, or one
+        per processor core, fewer for ranks of several threads (``threads_per_rank``)."""
+        if self.has_rank_per_core and not instance.accelerators:
+            return max(1, instance.cores // threads_per_rank)
+        return max(1, instance.accelerators)
 
     def max_wait_seconds(self, context: LaunchContext) -> int | None:
         """Limit for the duration of a spot job including its wait for capacity; None: the service's own

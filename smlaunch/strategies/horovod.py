@@ -39,6 +39,7 @@ class Horovod(MPI):
     summary = "starts Horovod's ranks by the leader's mpirun, or, with controller: gloo, without an MPI"
     frameworks = ("PyTorch", "TensorFlow")
     trainium_support = "no"
+    has_rank_per_core = False
     distributes_records = False
     libraries = ("horovod",)
     unimported_fact = "does not import horovod"

@@ -33,6 +33,7 @@ class MPI(Strategy):
     summary = "starts the ranks of all hosts by the leader's mpirun, without an sshd in the image"
     rendezvous = True
     is_multi_host = True
+    has_rank_per_core = True
     distributes_records = True
     launcher = LAUNCHER
     libraries = ("mpi4py",)

@@ -62,10 +62,10 @@ class Neuron(DDP):
     def unimported_consequence(self, context: LaunchContext) -> str:
         return "the NeuronCores stay idle"
 
-    def ranks_per_host(self, instance: InstanceType) -> int:
+    def ranks_per_host(self, instance: InstanceType, threads_per_rank: int = 1) -> int:
         if instance.accelerator == "AWS Trainium2":
             return instance.accelerators // _CORES_PER_LOGICAL_CORE
-        return instance.accelerators
+        return super().ranks_per_host(instance, threads_per_rank)
 
     def launcher_options(self, context: LaunchContext) -> tuple[Arg, ...]:
         return (COMPILER,) if context.options.get("parallel_compile") is True else ()

@@ -106,3 +106,30 @@ def test_words_that_say_what_the_job_says_elsewhere(options_text: Any, message: 
         {"compute": COMPUTE, "options": {"mpirun_options": options_text}}, region(script=MPI4PY)
     )
     assert messages == [f"options.mpirun_options: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("instance_types", "environment", "rank_count"),
+    [
+        (["ml.c5.18xlarge"], {}, 36),
+        (["ml.c5.18xlarge"], {"OMP_NUM_THREADS": "4"}, 9),
+        (["ml.c5.18xlarge"], {"OMP_NUM_THREADS": "64"}, 1),
+        (["ml.c5.18xlarge"], {"OMP_NUM_THREADS": "many"}, 36),
+        (["ml.c5.18xlarge", "ml.c5.9xlarge"], {}, 18),
+        (["ml.g5.12xlarge"], {}, 4),
+    ],
+)
+def test_every_core_of_hosts_without_accelerators_gets_a_rank(
+    instance_types: list[str], environment: dict[str, str], rank_count: int
+) -> None:
+    compute = {"hosts": 2, "instance_preferences": instance_types}
+    plan = plan_mpi(compute=compute, environment=environment)
+    assert plan.processes_per_host == rank_count
+    assert spec_of(plan).ranks.per_host == rank_count
+
+
+def test_horovod_and_hosts_of_this_machine_get_one_rank() -> None:
+    compute = {"hosts": 2, "instance_type": "ml.c5.18xlarge"}
+    horovod = ScriptFacts(imports=frozenset({"horovod.torch", "horovod", "torch"}))
+    assert plan_mpi(horovod, compute=compute).processes_per_host == 1
+    assert plan_job({"compute": compute}, local(script=MPI4PY)).processes_per_host == 1

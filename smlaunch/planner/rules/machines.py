@@ -18,6 +18,7 @@ from smlaunch.planner.plan_context import (
     stated_job_kind,
 )
 from smlaunch.planner.rules.rule import Findings, rule
+from smlaunch.planner.rules.strategies import find_search_library
 from smlaunch.planner.run_cost import longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.text.format import format_dollars, format_size
@@ -273,6 +274,8 @@ def reject_too_slow_machines(option: ComputeOption) -> Objections:
 def _remedy_for_speed(option: ComputeOption) -> str:
     """Return what the user can change if all machines are too slow."""
     capability = option.demand.capability
+    if find_search_library(option.demand.facts.script) is not None:
+        return "run the trials in parallel, by automatic model tuning (a tuning job), or allow more time"
     uses_one_accelerator = capability.uses_accelerators and capability.accelerator_use == "one"
     # Split data can be processed by more hosts, even if each of them uses one accelerator.
     if uses_one_accelerator and not option.demand.has_split_input:

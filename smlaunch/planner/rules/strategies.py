@@ -1,4 +1,5 @@
-"""Rules that choose the strategy. The first one that applies decides; earlier ones have stronger evidence.
+"""Rules that choose the strategy, and one about searches of hyperparameters. The first one that applies
+decides; earlier ones have stronger evidence.
 
 Their order: ``_STATED`` by what the job states, ``_WORK`` by the kind of work, ``_SCRIPT`` by what the
 script uses, ``_DATA`` by how the data is split, then rules of others that state no order, and ``_FALLBACK``
@@ -9,8 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smlaunch.planner.plan_context import JobContext, StrategyMatch, max_hosts_of
-from smlaunch.planner.rules.rule import rule
+from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.planner.plan import Reason
+from smlaunch.planner.plan_context import (
+    JobContext,
+    PlanContext,
+    PlanWarning,
+    StrategyMatch,
+    max_hosts_of,
+)
+from smlaunch.planner.rules.rule import Findings, rule
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
 
@@ -249,6 +258,52 @@ def choose_custom_without_pytorch(context: JobContext) -> StrategyMatches:
 )
 def choose_ddp(_: JobContext) -> StrategyMatches:
     yield StrategyMatch("ddp", "The job asks for several processes")
+
+
+SEARCH_LIBRARIES = (
+    *("optuna", "hyperopt", "ray.tune", "keras_tuner", "kerastuner"),
+    "sklearn.model_selection.GridSearchCV",
+    "sklearn.model_selection.RandomizedSearchCV",
+    "sklearn.model_selection.HalvingGridSearchCV",
+    "sklearn.model_selection.HalvingRandomSearchCV",
+)
+"""Libraries that search hyperparameters."""
+
+
+def find_search_library(script: ScriptFacts) -> str | None:
+    """Return the library by which the script, or one of its modules, searches hyperparameters; None without
+    one."""
+    return find_imported_library(script.imports | script.program.imports, SEARCH_LIBRARIES)
+
+
+@rule(
+    "search.tuning",
+    phase="advise",
+    summary="a script that searches hyperparameters itself, which automatic model tuning does in parallel",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/automatic-model-tuning-limits.html",
+    quote="Number of parallel training jobs per hyperparameter tuning job: 10",
+    fields=("entry", "compute.hosts", "segments"),
+    facts=("script",),
+)
+def point_search_to_tuning(context: PlanContext) -> Findings:
+    """Yield a reason that names SageMaker's tuning jobs; on several hosts also a warning, unless the search's
+    library distributes its trials over them, as Ray does."""
+    library = find_search_library(context.facts.script)
+    if library is None:
+        return
+    entry = context.facts.source.entry
+    where_text = "this job's own trials are lost with its hosts if nothing saves them, such as in checkpoints"
+    yield Reason(
+        "search.tuning",
+        f"{entry} imports {library}: if it searches hyperparameters, SageMaker's automatic model tuning "
+        "(CreateHyperParameterTuningJob, which smlaunch does not send) runs each trial as a training job, by "
+        f"default up to 10 at a time; {where_text}.",
+    )
+    if context.hosts > 1 and context.strategy.name != "ray" and not context.job.has_split_input:
+        yield PlanWarning(
+            f"compute.hosts: each of {context.hosts} hosts runs all trials of the search by {library}, "
+            "unless the script shares them; take one host, or automatic model tuning."
+        )
 
 
 def _takes_one_process_per_host(context: JobContext) -> bool:
