@@ -116,7 +116,7 @@ def test_shards_are_dealt_out_by_the_service() -> None:
 
 def test_hosts_that_read_parts_do_not_do_the_same_work() -> None:
     for input_facts in (PACKED, facts(SKEWED)):
-        assert not any("same work" in warning for warning in plan(job(), world(input_facts, PLAIN)).warnings)
+        assert not any("whole work" in warning for warning in plan(job(), world(input_facts, PLAIN)).warnings)
 
 
 def test_lists_hold_every_file_once() -> None:
