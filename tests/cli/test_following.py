@@ -90,7 +90,10 @@ def test_colours_and_no_color(shell: Shell) -> None:
     assert (coloured.wait_for_end(), plain.wait_for_end()) == (2, 2)
     assert "\x1b[31m" in coloured.raw and "\x1b" not in plain.raw
     assert coloured.text == plain.text
-    assert all(len(line) <= 60 for line in plain.text.splitlines()), "wrapped at words"
+    lines = plain.text.splitlines()
+    assert len(lines) > 1
+    # The folder's path alone may be longer: it is one word.
+    assert all(len(line) <= 60 or len(line.split()) == 1 for line in lines), "wrapped at words"
 
 
 class Screen(io.StringIO):
