@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from smlaunch.catalog import instances
+from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
@@ -230,14 +230,19 @@ def _instance_types_to_compare(demand: ComputeDemand) -> Iterator[InstanceType]:
 
 
 def _host_counts_to_compare(demand: ComputeDemand) -> Sequence[int]:
-    """Return the numbers of hosts to compare, in ascending order: only the job's own if it states one, or
-    runs a built-in algorithm; as many as its tables need for a strategy that processes tables; only one host
-    if neither the script nor the data can use several; otherwise up to 64 (MAX_HOSTS)."""
+    """Return the numbers of hosts to compare, in ascending order: only the job's own if it states one; as
+    many as its tables need for a strategy that processes tables; only one host if neither the program (a
+    script or a built-in algorithm) nor the data can use several; otherwise up to 64 (MAX_HOSTS)."""
     compute = demand.job.compute
     # stated_fields: what the job states, without defaults.
     states_host_count = "hosts" in compute.stated_fields
-    if states_host_count or demand.job.algorithm is not None:
+    if states_host_count:
         return [compute.hosts]
+    if demand.job.algorithm is not None:
+        algorithm = algorithms.find_algorithm(demand.job.algorithm)
+        is_parallelizable = algorithm is not None and algorithm.hosts == "several"
+        # Hosts that all read all of the data would learn it several times.
+        return range(1, MAX_HOSTS + 1) if is_parallelizable and demand.has_split_input else [1]
     if demand.strategy.is_for_tables:
         total_bytes = sum(input_facts.bytes or 0 for input_facts in demand.facts.inputs.values())
         # TABLE_BYTES_PER_HOST: about 100 GB, what fits on the disk of a host.

@@ -294,9 +294,10 @@ def _states_criteria(job: Job, strategy: Strategy) -> bool:
     workload = job.workload
     if workload.time_on_one or workload.model_memory or workload.wanted_time or workload.preprocessing:
         return True
-    # The size of the data is a criterion for work such as Spark's and the preparation of data.
+    # The size of the data is a criterion for work such as Spark's and the preparation of data; for a program
+    # that loads all of it also where the job names the type.
     is_sized_by_data = strategy.sized_by_data or workload.kind == "preparation"
-    return is_sized_by_data and instance_type_of_job(job) is None
+    return is_sized_by_data and (instance_type_of_job(job) is None or strategy.loads_all_data)
 
 
 def _uses_accelerated_types(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:

@@ -98,7 +98,8 @@ def _decisive_reason(
             f"as fast: {description}{estimate_text}{comparison_text}.",
         )
     if not instance.accelerators:
-        if demand.in_memory_bytes is not None and not demand.names_instance_type:
+        is_type_chosen_by_memory = not demand.names_instance_type or chosen.host_count > 1
+        if demand.in_memory_bytes is not None and is_type_chosen_by_memory:
             return "instance-type.in-memory", _in_memory_reason(chosen, demand.in_memory_bytes)
         return (
             "compute.processors",
@@ -181,11 +182,16 @@ def _scale_out_reason(chosen: ComputeOption, suitable: Sequence[ComputeOption]) 
 
 
 def _in_memory_reason(chosen: ComputeOption, needed_bytes: float) -> str:
-    """Reason for a type chosen by its memory."""
-    return (
+    """Reason for a type, or a number of hosts, chosen by its memory."""
+    need_text = (
         "The program reads all of its data into memory, which needs about five times its size, "
-        f"{format_size(int(needed_bytes))}: {chosen.instance.name} ({chosen.instance.describe()}) has "
-        "enough memory at the lowest hourly price."
+        f"{format_size(int(needed_bytes))}"
+    )
+    if chosen.host_count > 1:
+        need_text += f", shared among {chosen.host_count} hosts"
+    price_text = "" if chosen.demand.names_instance_type else " at about the lowest hourly price"
+    return (
+        f"{need_text}: {chosen.instance.name} ({chosen.instance.describe()}) has enough memory{price_text}."
     )
 
 

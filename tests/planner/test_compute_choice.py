@@ -31,6 +31,7 @@ from smlaunch.render.plan import Plan
 from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
+from tests.strategies.requests import plan_job
 
 ONE_ACCELERATOR_SCRIPT = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
 FSDP = ScriptFacts(imports=TORCH.imports | {"torch.distributed.fsdp"})
@@ -163,6 +164,53 @@ def test_a_model_that_the_job_allows_is_warned_of() -> None:
 def test_options_of_the_script_may_shard_the_model(job: dict[str, Any]) -> None:
     job_plan = plan({"workload": {"model_memory": "120GB"}, **job})
     assert "120.0 GB of model are sharded" in str(job_plan).replace("\n    ", " ")
+
+
+XGBOOST = {
+    "algorithm": "xgboost",
+    "hyperparameters": {"num_round": 10, "objective": "reg:squarederror"},
+    "inputs": {"train": {"uri": "s3://b/t/", "content_type": "text/csv", "split": "key"}},
+}
+
+
+def plan_xgboost(data_bytes: float, *, split: str | None = "key", **compute: Any) -> Plan:
+    job = {**XGBOOST, "compute": compute, "inputs": {"train": {**XGBOOST["inputs"]["train"], "split": split}}}
+    return plan_job(job, inputs={"train": InputFacts("s3://b/t/", "s3", objects=2000, bytes=int(data_bytes))})
+
+
+def test_data_too_large_for_one_host_is_shared_by_several_of_an_algorithm_that_can() -> None:
+    job_plan = plan_xgboost(520e9)
+    memory_gib = (find_instance_type(job_plan.instance_type) or pytest.fail()).memory_gib
+    assert job_plan.hosts > 1
+    assert job_plan.hosts * memory_gib * 2**30 >= 5 * 520e9 > (job_plan.hosts - 1) * memory_gib * 2**30
+    assert f"2.6 TB, shared among {job_plan.hosts} hosts" in words_of(job_plan)
+    of_named_type = plan_xgboost(520e9, instance_type="ml.m5.24xlarge")
+    assert (of_named_type.hosts, of_named_type.instance_type) == (7, "ml.m5.24xlarge")
+    assert plan_xgboost(1e9).hosts == 1
+
+
+def test_data_too_large_for_named_hosts_is_warned_of() -> None:
+    job_plan = plan_xgboost(520e9, instance_type="ml.m5.24xlarge", hosts=2)
+    assert job_plan.hosts == 2
+    warning = "inputs: 2 x ml.m5.24xlarge: 384 GiB of memory are less than 1.3 TB, about five times the data"
+    assert any(line.startswith(warning) for line in job_plan.warnings)
+
+
+def test_data_too_large_that_is_not_split_is_refused_with_the_way_out() -> None:
+    with pytest.raises(JobError) as caught:
+        plan_xgboost(520e9, split=None)
+    (problem,) = caught.value.problems
+    most_memory = max(
+        (instance.memory_gib, instance.name)
+        for instance in known_types().values()
+        if not instance.accelerators and instance.usd_per_hour is not None
+    )
+    assert problem.message.startswith(f"{most_memory[1]}, the nearest of ")
+    assert "split the data among several hosts if the program can (split: key)" in problem.message
+
+
+def words_of(job_plan: Plan) -> str:
+    return " ".join([*(reason.explanation for reason in job_plan.reasons), *job_plan.warnings])
 
 
 def test_what_the_account_may_not_have_is_not_chosen() -> None:

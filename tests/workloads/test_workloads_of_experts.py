@@ -31,7 +31,7 @@ NOT_YET = {
     "06-molecular-dynamics-90d",
     "08-spark-10tb",
 }
-NOT_YET_SIZED = {"04-xgboost-500gb", "08-spark-10tb"}
+NOT_YET_SIZED = {"08-spark-10tb"}
 ROLE = "arn:aws:iam::111122223333:role/Training"
 
 

@@ -196,8 +196,17 @@ def reject_too_little_host_memory(option: ComputeOption) -> Objections:
         return
     bytes_per_host = total_bytes / (option.host_count if has_split_input else 1)
     if bytes_per_host > option.instance.memory_gib * 2**30:
+        states_hosts = "hosts" in option.demand.job.compute.stated_fields
+        remedy = "name compute.instance_type and compute.hosts to use such hosts anyway"
+        if not has_split_input:
+            remedy = f"split the data among several hosts if the program can (split: key), or {remedy}"
         yield Objection(
-            f"{option.instance.memory_gib:g} GiB of memory are less than {format_size(int(bytes_per_host))}",
+            f"{option.instance.memory_gib:g} GiB of memory are less than {format_size(int(bytes_per_host))}, "
+            "about five times the data of a host",
+            remedy,
+            # More of the named hosts are compared, unless the job states their number.
+            holds_for_named_type=has_split_input and not states_hosts,
+            is_warned_of=True,
             may_more_hosts_help=has_split_input,
             distance=bytes_per_host / option.instance.memory_gib,
         )
