@@ -15,6 +15,7 @@ _MODULE_BY_NAME = {
     "Channel": "smlaunch.job.model",
     "Checkpoints": "smlaunch.job.model",
     "Compute": "smlaunch.job.model",
+    "Container": "smlaunch.job.model",
     "EndpointError": "smlaunch.errors",
     "Entry": "smlaunch.job.model",
     "FunctionError": "smlaunch.errors",
@@ -26,6 +27,8 @@ _MODULE_BY_NAME = {
     "Limits": "smlaunch.job.model",
     "LogLine": "smlaunch.runs.job_poller",
     "MachineError": "smlaunch.errors",
+    "Metric": "smlaunch.job.model",
+    "Output": "smlaunch.job.model",
     "Plan": "smlaunch.render.plan",
     "PollWarning": "smlaunch.runs.job_poller",
     "RemoteFunction": "smlaunch.functions.remote_function",
@@ -73,9 +76,12 @@ if TYPE_CHECKING:
     from smlaunch.job.model import Channel as Channel
     from smlaunch.job.model import Checkpoints as Checkpoints
     from smlaunch.job.model import Compute as Compute
+    from smlaunch.job.model import Container as Container
     from smlaunch.job.model import Entry as Entry
     from smlaunch.job.model import Job as Job
     from smlaunch.job.model import Limits as Limits
+    from smlaunch.job.model import Metric as Metric
+    from smlaunch.job.model import Output as Output
     from smlaunch.job.model import SegmentChange as SegmentChange
     from smlaunch.job.model import SegmentCompute as SegmentCompute
     from smlaunch.job.model import Workload as Workload

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smlaunch.api.request_builder import hyperparameter_text
+from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.contract.launch_spec import LAUNCHERS, MPI
 from smlaunch.contract.segment import UPLOAD_MODES

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_all_problems_come_at_once_and_read_well() -> None:
     texts = [str(violation.to_problem()) for violation in check_request("CreateTrainingJob", request)]
     assert texts == [
         "RoleArn: is required and missing",
-        'TrainingJobName: "a_b" does not match [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}',
+        'TrainingJobName: "a_b" is not a name of letters, digits and single dashes between them',
         "ResourceConfig.InstanceType: \"ml.m5.larg\" is not an allowed value; did you mean 'ml.m5.large'?",
         "ResourceConfig.InstanceCoun: is not a field of this API; did you mean 'InstanceCount'?",
         "HyperParameters.note: is 3000 characters long; at most 2500 allowed",
@@ -269,6 +270,34 @@ def test_the_tables_are_what_the_installed_model_gives() -> None:
                 original = original["shape"]
             assert value == original, (name, key)
     assert len(gzip.compress(json.dumps(tables).encode())) < 40_000
+
+
+def shapes_of_operation(operation: str) -> list[dict[str, Any]]:
+    """Return the shapes of botocore's model that a request of an operation may have."""
+    model = Loader().load_service_model("sagemaker", "service-2")
+    pending, shape_by_name = [model["operations"][operation]["input"]["shape"]], {}
+    while pending:
+        name = pending.pop()
+        if name not in shape_by_name:
+            shape = shape_by_name[name] = model["shapes"][name]
+            pending += [member["shape"] for member in shape.get("members", {}).values()]
+            pending += [shape[part]["shape"] for part in ("member", "key", "value") if part in shape]
+    return list(shape_by_name.values())
+
+
+def paths_of_model(operation: str) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of all members of an operation's request in botocore's model."""
+    model = Loader().load_service_model("sagemaker", "service-2")
+
+    def walk(name: str, path: tuple[str, ...], around: frozenset[str]) -> Iterator[tuple[str, ...]]:
+        shape = model["shapes"][name]
+        if shape["type"] == "list":
+            yield from walk(shape["member"]["shape"], path, around)
+        for member, entry in shape.get("members", {}).items() if name not in around else ():
+            yield (*path, member)
+            yield from walk(entry["shape"], (*path, member), around | {name})
+
+    return walk(model["operations"][operation]["input"]["shape"], (), frozenset())
 
 
 def test_every_pattern_of_the_model_can_be_used() -> None:

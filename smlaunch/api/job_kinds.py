@@ -54,8 +54,7 @@ class JobKind:
     """The object with instance type, instance count and volume. Describe has it too."""
 
     constants: Mapping[str, Any]
-    """Values that are the same in all requests, by their keys in ``request_path_by_field``. ``entrypoint`` is
-    the command that replaces the image's own where smlaunch's runtime runs."""
+    """Values that are the same in all requests that have them, by their keys in ``request_path_by_field``."""
 
     output_suffix: str = ""
     """What a request's output address has after the run's, with ``{job}``; empty where the service adds the
@@ -89,10 +88,6 @@ class JobKind:
     """Where Describe has the address of the archive that a job has trained. Empty for a kind that trains
     no model, whose results are files at the request's output."""
 
-    metric_definitions: FieldPath = ()
-    """Where the request has the metrics that the service reads from the log; empty for a kind without
-    metrics, of which conditions read the files that it writes."""
-
     exit_message: FieldPath = ()
     """Where Describe says which host failed, and why, for a kind whose FailureReason does not."""
 
@@ -103,6 +98,12 @@ class JobKind:
     def has_checkpoints(self) -> bool:
         """Whether the service stores checkpoints, by which a job can be continued by another one."""
         return "checkpoints.uri" in self.request_path_by_field
+
+    @property
+    def metric_definitions(self) -> FieldPath:
+        """Where the request has the metrics that the service reads from the log; empty for a kind without
+        metrics, of which conditions read the files that it writes."""
+        return self.request_path_by_field.get("metrics", ())
 
     @property
     def reports_seconds(self) -> bool:
@@ -216,16 +217,28 @@ TRAINING = JobKind(
             "name": "TrainingJobName",
             "hyperparameters": "HyperParameters",
             "image": "AlgorithmSpecification.TrainingImage",
+            "image_registry_access": (
+                "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAccessMode"
+            ),
+            "image_registry_credentials": (
+                "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAuthConfig."
+                "TrainingRepositoryCredentialsProviderArn"
+            ),
             "input_mode": "AlgorithmSpecification.TrainingInputMode",
-            "entrypoint": "AlgorithmSpecification.ContainerEntrypoint",
+            "container.entrypoint": "AlgorithmSpecification.ContainerEntrypoint",
             "args": "AlgorithmSpecification.ContainerArguments",
+            "metrics": "AlgorithmSpecification.MetricDefinitions",
             "role": "RoleArn",
             "inputs": "InputDataConfig",
             "output": "OutputDataConfig.S3OutputPath",
+            "output.kms_key": "OutputDataConfig.KmsKeyId",
+            "output.compression": "OutputDataConfig.CompressionType",
             "compute.instance_type": "ResourceConfig.InstanceType",
             "compute.instance_preferences": "ResourceConfig.InstancePreferences",
             "compute.hosts": "ResourceConfig.InstanceCount",
             "compute.volume_gb": "ResourceConfig.VolumeSizeInGB",
+            "compute.volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+            "compute.training_plan": "ResourceConfig.TrainingPlanArn",
             "compute.keep_alive": "ResourceConfig.KeepAlivePeriodInSeconds",
             "limits.max_runtime": "StoppingCondition.MaxRuntimeInSeconds",
             "limits.max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
@@ -239,6 +252,8 @@ TRAINING = JobKind(
             "network_isolation": "EnableNetworkIsolation",
             "encrypt_traffic": "EnableInterContainerTrafficEncryption",
             "compute.spot": "EnableManagedSpotTraining",
+            "retries": "RetryStrategy.MaximumRetryAttempts",
+            "remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
         }
     ),
     input_path_by_field=_parse_paths(
@@ -252,7 +267,7 @@ TRAINING = JobKind(
         }
     ),
     input_modes=("File", "FastFile", "Pipe"),
-    constants={"input_mode": "File", "entrypoint": runtime_entrypoint(Paths())},
+    constants={"input_mode": "File", "image_registry_access": "Vpc"},
     resources=("ResourceConfig",),
     has_secondary_status=True,
     has_quotas=True,
@@ -261,7 +276,6 @@ TRAINING = JobKind(
     max_runtime_seconds=28 * 86_400,
     max_inputs=20,
     model_artifacts=("ModelArtifacts", "S3ModelArtifacts"),
-    metric_definitions=("AlgorithmSpecification", "MetricDefinitions"),
     description_defaults={
         "SecondaryStatus": "",
         "TrainingTimeInSeconds": 0,
@@ -283,13 +297,15 @@ PROCESSING = JobKind(
             "output": "ProcessingOutputConfig.Outputs.0.S3Output.S3Uri",
             "output_path": "ProcessingOutputConfig.Outputs.0.S3Output.LocalPath",
             "upload_mode": "ProcessingOutputConfig.Outputs.0.S3Output.S3UploadMode",
+            "output.kms_key": "ProcessingOutputConfig.KmsKeyId",
             "compute.instance_type": "ProcessingResources.ClusterConfig.InstanceType",
             "compute.instance_preferences": "ProcessingResources.ClusterConfig.InstancePreferences",
             "compute.hosts": "ProcessingResources.ClusterConfig.InstanceCount",
             "compute.volume_gb": "ProcessingResources.ClusterConfig.VolumeSizeInGB",
+            "compute.volume_kms_key": "ProcessingResources.ClusterConfig.VolumeKmsKeyId",
             "limits.max_runtime": "StoppingCondition.MaxRuntimeInSeconds",
             "image": "AppSpecification.ImageUri",
-            "entrypoint": "AppSpecification.ContainerEntrypoint",
+            "container.entrypoint": "AppSpecification.ContainerEntrypoint",
             "args": "AppSpecification.ContainerArguments",
             "environment": "Environment",
             "role": "RoleArn",
@@ -319,7 +335,6 @@ PROCESSING = JobKind(
         "output_name": "output",
         "output_path": _PROCESSING_PATHS.output_data,
         "upload_mode": "EndOfJob",
-        "entrypoint": runtime_entrypoint(_PROCESSING_PATHS),
     },
     check_rules=check_processing_job,
     verb="Process",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from smlaunch.api.job_kinds import FieldPath, JobKind, set_at_path
-
-_LINE_BREAK_PATTERN = re.compile("[\n\r\x85\u2028\u2029]")
-"""What ``.`` excludes in the service's pattern ``.*`` for hyperparameters."""
+from smlaunch.api.hyperparameter_text import hyperparameter_text
+from smlaunch.api.job_kinds import FieldPath, JobKind, runtime_entrypoint, set_at_path
 
 _EMPTY_VALUES: tuple[Any, ...] = ([], {})
 
@@ -39,7 +35,7 @@ class JobParameters(NamedTuple):
     role: str
     image: str
     has_runtime: bool
-    """Whether smlaunch's runtime replaces the image's own entry point."""
+    """Whether smlaunch's runtime replaces the image's own entry point, or ``entrypoint`` of the job."""
 
     hyperparameters: Mapping[str, Any]
     """JSON values, converted to the API's text here."""
@@ -65,8 +61,28 @@ class JobParameters(NamedTuple):
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
     tags: Mapping[str, str] = MappingProxyType({})
+    entrypoint: tuple[str, ...] = ()
+    """Without the runtime; empty for the image's own."""
+
     arguments: tuple[str, ...] = ()
     """Empty for the image's own."""
+
+    registry_credentials: str | None = None
+    """ARN of the function that returns the credentials of the image's registry."""
+
+    metrics: tuple[tuple[str, str], ...] = ()
+    """Name and regular expression of each metric."""
+
+    output_kms_key: str | None = None
+    output_compression: str | None = None
+    """GZIP or NONE."""
+
+    volume_kms_key: str | None = None
+    training_plan: str | None = None
+    retries: int | None = None
+    """After internal errors of the service."""
+
+    has_remote_debug: bool = False
 
     instance_preferences: tuple[str, ...] = ()
     """Types in order instead of ``instance_type``, each for ``hosts`` hosts."""
@@ -86,6 +102,7 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
     output_uri = parameters.output_uri
     if kind.output_suffix:
         output_uri = output_uri.rstrip("/") + kind.output_suffix.format(job=parameters.name)
+    entrypoint = runtime_entrypoint(kind.paths) if parameters.has_runtime else list(parameters.entrypoint)
     preferences = [{"InstanceType": name} for name in parameters.instance_preferences]
     value_by_field: dict[str, Any] = {
         **kind.constants,
@@ -96,15 +113,22 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
             for key, value in parameters.hyperparameters.items()
         },
         "image": parameters.image,
+        "image_registry_credentials": parameters.registry_credentials,
+        "metrics": [{"Name": name, "Regex": regex} for name, regex in parameters.metrics],
+        "container.entrypoint": entrypoint,
         "args": list(parameters.arguments),
         "role": parameters.role,
         "inputs": [_input_entry(kind, channel) for channel in parameters.channels],
         "output": output_uri,
+        "output.kms_key": parameters.output_kms_key,
+        "output.compression": parameters.output_compression,
         # The service takes the first available one of the preferred types; the number of hosts is the same.
         "compute.instance_type": None if preferences else parameters.instance_type,
         "compute.instance_preferences": preferences,
         "compute.hosts": parameters.host_count,
         "compute.volume_gb": parameters.volume_gb,
+        "compute.volume_kms_key": parameters.volume_kms_key,
+        "compute.training_plan": parameters.training_plan,
         "compute.keep_alive": parameters.keep_alive_seconds,
         "compute.spot": parameters.is_spot,
         "limits.max_runtime": parameters.max_runtime_seconds,
@@ -118,9 +142,11 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
         "subnets": list(parameters.subnets),
         "network_isolation": parameters.network_isolation,
         "encrypt_traffic": parameters.encrypt_traffic,
+        "retries": parameters.retries,
+        "remote_debug": parameters.has_remote_debug,
     }
-    if not parameters.has_runtime:
-        value_by_field["entrypoint"] = None
+    if parameters.registry_credentials is None:
+        value_by_field["image_registry_access"] = None
     return _build_document(kind.request_path_by_field, value_by_field, kind.fields_sent_empty)
 
 
@@ -151,46 +177,3 @@ def _build_document(
         if not is_absent or field_name in empty_fields:
             set_at_path(document, path, value)
     return document
-
-
-def hyperparameter_text(value: Any, is_verbatim: bool = False) -> str:
-    """Return the API's text of a hyperparameter; reading it as JSON if it is JSON gives the value back.
-
-    Text is sent unchanged, so that ``lr: "1e-3"`` arrives as those four characters, unless a reader would
-    parse it as something other than text or a number, or the service would reject its line breaks: then it
-    is sent as a JSON string. A number is sent as its job file has it (its ``repr``), if the reader takes that
-    for a number. Everything else is JSON. (The SageMaker SDK sends all values as JSON.)
-    ``is_verbatim``: another program than smlaunch's reads it, such as an algorithm: text is always sent
-    unchanged.
-    """
-    if isinstance(value, str) and is_verbatim:
-        return value
-    if isinstance(value, float) and (is_verbatim or _is_json(repr(value))):
-        return repr(value)
-    if not isinstance(value, str):
-        return json.dumps(value)
-    has_line_break = _LINE_BREAK_PATTERN.search(value) is not None
-    # Numbers stay as they are: a reader gets the same value from their text.
-    if has_line_break or _is_json_but_no_number(value):
-        return json.dumps(value)
-    return value
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_json_but_no_number(text: str) -> bool:
-    """Return whether the text is JSON other than a number."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        # Also what is a number to JSON and too long for Python: more than 4,300 digits.
-        return False
-    except RecursionError:
-        return True
-    return isinstance(value, bool) or not isinstance(value, (int, float))

@@ -85,7 +85,10 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
             "on_demand_fallback": options["on_demand_fallback"],
             "instance_preferences": options["instance_preferences"] or None,
             "keep_alive": options["keep_alive"],
+            "volume_kms_key": options["volume_kms_key"],
+            "training_plan": options["training_plan"],
         },
+        "output": {"uri": options["output"], "kms_key": options["kms_key"]},
         "checkpoints": {"uri": options["checkpoints"], "interval": options["checkpoint_interval"]},
         "limits": {
             "max_runtime": options["max_runtime"],
@@ -111,7 +114,6 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
         "image",
         "name",
         "deterministic",
-        "output",
         "role",
     )
     changes.update({key: options[key] for key in top_level_fields})

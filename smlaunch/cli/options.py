@@ -267,6 +267,15 @@ job_options = _combine_decorators(
             help="How long hosts are kept for the next job (warm pool).",
         ),
         grouped_option(
+            _HOSTS,
+            "--training-plan",
+            metavar="ARN",
+            help="Use the hosts that this training plan has reserved.",
+        ),
+        grouped_option(
+            _HOSTS, "--volume-kms-key", metavar="KEY", help="KMS key that encrypts the hosts' volumes."
+        ),
+        grouped_option(
             _DATA,
             "--input",
             "inputs",
@@ -283,6 +292,7 @@ job_options = _combine_decorators(
             help="Time between two checkpoints; default: from their cost.",
         ),
         grouped_option(_DATA, "--output", metavar="S3URI", help="S3 prefix of the model and other output."),
+        grouped_option(_DATA, "--kms-key", metavar="KEY", help="KMS key that encrypts model and output."),
         grouped_option(_LIMITS, "--max-runtime", metavar="TIME", help="Total training time: 90m, 24h, 60d."),
         grouped_option(
             _LIMITS,

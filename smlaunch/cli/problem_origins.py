@@ -15,6 +15,7 @@ _OPTION_BY_FIELD = {
     "options": "--option",
     "inputs": "--input",
     "checkpoints.uri": "--checkpoints",
+    "output.uri": "--output",
     "checkpoints.interval": "--checkpoint-interval",
     "compute.instance_preferences": "--instance-preference",
 }

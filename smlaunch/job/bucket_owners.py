@@ -40,7 +40,9 @@ def bucket_owners_in_job(job: Job) -> Iterator[BucketOwner]:
             account=checkpoints.bucket_owner,
         )
     if job.bucket_owner is not None:
-        yield BucketOwner(field="bucket_owner", bucket=_bucket_of_uri(job.output), account=job.bucket_owner)
+        yield BucketOwner(
+            field="bucket_owner", bucket=_bucket_of_uri(job.stored_output.uri), account=job.bucket_owner
+        )
 
 
 def owner_by_bucket(stated_owners: Iterable[BucketOwner]) -> dict[str, str]:

@@ -361,7 +361,7 @@ def _check_account_id(text: str) -> str:
     return text
 
 
-def _copy_as_json(value: Any) -> Any:
+def copy_as_json(value: Any) -> Any:
     """Return a read-only deep copy of a value in JSON's own types; tuples become lists. Raises FieldError for
     a value that JSON does not have. A number of a job file keeps its text."""
     copied = _copy_item_as_json(value, 0, count(1))
@@ -370,7 +370,7 @@ def _copy_as_json(value: Any) -> Any:
 
 
 def _copy_item_as_json(value: Any, depth: int, value_numbers: Iterator[int]) -> Any:
-    """Return a deep copy of a value, which is the field's or inside it; see ``_copy_as_json``.
+    """Return a deep copy of a value, which is the field's or inside it; see ``copy_as_json``.
 
     ``depth``: how many lists and mappings are around the value; its limit also ends a value that contains
     itself. ``value_numbers``: counts the values of the field: a list that occurs in a list many times, and
@@ -470,7 +470,7 @@ TextOrInteger = Annotated[str, FieldRule(_integer_as_text, {"type": ["string", "
 PathText = Annotated[str, _PATH, _TEXT, _NOT_EMPTY]
 S3Uri = Annotated[str, _TEXT, FieldRule(_check_s3_uri, {"pattern": _S3_PATTERN})]
 Duration = Annotated[str | None, FieldRule(_parse_duration_field, _DURATION_SCHEMA)]
-Hyperparameter = Annotated[Any, FieldRule(_copy_as_json)]
+Hyperparameter = Annotated[Any, FieldRule(copy_as_json)]
 ScriptPath = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_script, _SCRIPT_SCHEMA)]
 ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module, _MODULE_SCHEMA)]
 CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command, _COMMAND_SCHEMA)]

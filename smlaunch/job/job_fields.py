@@ -26,14 +26,19 @@ class JobFields(TypedDict, total=False):
     allow: Any
     requirements: Any
     image: Any
+    image_registry_credentials: Any
+    container: Any
     framework_version: Any
     environment: Any
     limits: Any
+    retries: Any
+    remote_debug: Any
     workload: Any
     deterministic: Any
     segments: Any
     checkpoints: Any
     output: Any
+    metrics: Any
     bucket_owner: Any
     role: Any
     network_isolation: Any
@@ -41,4 +46,5 @@ class JobFields(TypedDict, total=False):
     subnets: Any
     security_groups: Any
     tags: Any
+    request: Any
     name: Any

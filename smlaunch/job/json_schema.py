@@ -17,6 +17,8 @@ from inspect import cleandoc, getsource
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+from smlaunch.api.job_kinds import PROCESSING, TRAINING
+from smlaunch.api.validation.request_check import member_paths
 from smlaunch.catalog.strategies import known_strategies
 from smlaunch.job.model import Entry, Job
 from smlaunch.job.sections import Section, annotations_of
@@ -30,6 +32,7 @@ def job_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12), with the strategies that are installed here."""
     definitions: dict[str, Any] = {}
     schema = _section_schema(Job, definitions)
+    schema["properties"]["request"]["propertyNames"] = {"enum": _request_members()}
     schema["properties"]["strategy"]["anyOf"] = [{"enum": known_strategies()}, {"type": "null"}]
     return {
         "$schema": SCHEMA_DIALECT,
@@ -39,6 +42,12 @@ def job_schema() -> dict[str, Any]:
         "not": {"allOf": [_states("entry"), _states("algorithm")]},
         "$defs": definitions,
     }
+
+
+def _request_members() -> list[str]:
+    """Return the members of the requests that create jobs of any kind."""
+    operations = [kind.create_operation for kind in (TRAINING, PROCESSING)]
+    return sorted({path[0] for operation in operations for path in member_paths(operation)})
 
 
 def _states(field: str) -> dict[str, Any]:

@@ -8,7 +8,9 @@ mistake with its path. Other checks (does the script exist, is the prefix empty)
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -29,20 +31,27 @@ from smlaunch.job.field_types import (
     PositiveNumber,
     ProcessCount,
     RunId,
-    S3Uri,
     StrategyName,
     StrictBool,
     TextOrInteger,
     VariableName,
     at_most,
-    integer_from,
+    copy_as_json,
 )
 from smlaunch.job.field_types import format_duration as format_duration
 from smlaunch.job.field_types import parse_duration as parse_duration
+from smlaunch.job.program import Container as Container
 from smlaunch.job.program import Entry as Entry
-from smlaunch.job.sections import Section, expand_shorthand, section
+from smlaunch.job.read_only import ReadOnlyDict
+from smlaunch.job.results import DEFAULT_CHECKPOINT_PATH as DEFAULT_CHECKPOINT_PATH
+from smlaunch.job.results import Checkpoints as Checkpoints
+from smlaunch.job.results import Metric as Metric
+from smlaunch.job.results import Output as Output
+from smlaunch.job.results import UploadName as UploadName
+from smlaunch.job.sections import FieldError, Section, expand_shorthand, section
 from smlaunch.job.segment_changes import SegmentChange as SegmentChange
 from smlaunch.job.segment_changes import SegmentCompute as SegmentCompute
+from smlaunch.job.service_types import KmsKey, LambdaArn, RetryCount, TrainingPlanArn
 from smlaunch.job.workload import Workload as Workload
 
 if TYPE_CHECKING:
@@ -58,11 +67,6 @@ InputMode = Literal["File", "FastFile", "Pipe"]
 SplitName = Literal["key", "bytes"]
 
 SplitViaName = Literal["shards", "lists", "jobs"]
-
-UploadName = Literal["sync", "direct"]
-"""contract.segment.UPLOADS; a test compares them."""
-
-DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 
 # ---- the tree ------------------------------------------------------------------------------------
@@ -126,6 +130,11 @@ class Compute(Section):
     """Such as ml.g5.12xlarge. None lets the plan choose."""
     volume_gb: PositiveInt | None = None
     """Disk of each host, in GB. Types with their own NVMe disk ignore it."""
+    volume_kms_key: KmsKey | None = None
+    """The KMS key that encrypts the hosts' volumes: its id, its ARN, or an alias. Types with their own NVMe
+    disk take none."""
+    training_plan: TrainingPlanArn | None = None
+    """ARN of a training plan, which has reserved the hosts. Not with spot."""
     spot: StrictBool = False
     """Use managed spot capacity, which is cheaper and may be interrupted."""
     on_demand_fallback: StrictBool = False
@@ -186,49 +195,12 @@ class Limits(Section):
     starts; a chain ends at a checkpoint before it does. No further attempt starts once it is reached."""
 
 
-@section
-class Checkpoints(Section):
-    """Where and how a training saves its state while it runs."""
-
-    SHORTHAND_FIELD: ClassVar[str] = "uri"
-
-    uri: S3Uri | None = None
-    """The S3 prefix; by default one of the run's own."""
-    local_path: NonEmptyText = DEFAULT_CHECKPOINT_PATH
-    """Directory on every host that checkpoints are written to and read from."""
-    interval: Duration = None
-    """Time between two checkpoints. None derives it from the cost of a checkpoint and the rate of failures.
-    """
-    keep: Annotated[int, integer_from(3)] = 3
-    """Number of newest checkpoints that are not deleted."""
-    upload: UploadName | None = None
-    """How checkpoints reach S3. ``sync`` copies the whole prefix to every host before its start and keeps
-    both equal during the training (SageMaker's checkpoint sync: a file that is deleted locally is deleted in
-    S3 too). ``direct`` lets every rank transfer its own part. None lets the plan choose."""
-    bucket_owner: AccountId | None = None
-    """The account (twelve digits) that owns the bucket of uri, where it is not the caller's own."""
-
-    def __init__(
-        self,
-        uri: str | None = None,
-        *,
-        local_path: str = DEFAULT_CHECKPOINT_PATH,
-        interval: str | None = None,
-        keep: int = 3,
-        upload: UploadName | None = None,
-        bucket_owner: str | None = None,
-    ) -> None:
-        super().__init__(
-            uri=uri,
-            local_path=local_path,
-            interval=interval,
-            keep=keep,
-            upload=upload,
-            bucket_owner=bucket_owner,
-        )
+class OtherMembers(ReadOnlyDict[str, Any]):
+    """Members of a job's ``request`` that have no field of the job."""
 
 
 _PROGRAM_FIELDS = ("entry", "algorithm", "image")
+_ARGUMENTS_FIELD_BY_PROGRAM = {"entry": "args", "algorithm": "hyperparameters"}
 _NO_PROGRAM = Problem(
     "entry", "it is missing; name a script, or an algorithm, or an image with a program of its own"
 )
@@ -272,12 +244,22 @@ class Job(Section):
     image: ImageAddress | None = None
     """Container image. With neither entry nor algorithm it brings its own program, and smlaunch adds nothing
     to it. None takes AWS's image for the strategy."""
+    image_registry_credentials: LambdaArn | None = None
+    """ARN of the Lambda function that returns the credentials of a private registry outside Amazon ECR, which
+    the image is pulled from. Hosts reach the registry through ``subnets``."""
+    container: Container = Container()
+    """The command of an image that brings its own program."""
     framework_version: NonEmptyText | None = None
     """Version of AWS's image, such as 2.13."""
     environment: Mapping[VariableName, TextOrInteger] = field(default_factory=dict)
     """Environment variables of every process."""
     limits: Limits = Limits()
     """When the run is ended."""
+    retries: RetryCount | None = None
+    """How often the service starts a training job again after an internal error of its own, 1 to 30, within
+    the same time limit. None: never. ``limits.attempts`` counts jobs, each of which has these retries."""
+    remote_debug: StrictBool = False
+    """A shell on a host can be opened through AWS Systems Manager while the training job runs."""
     workload: Workload = Workload()
     """What only the user can know about the work."""
     deterministic: StrictBool = False
@@ -287,8 +269,10 @@ class Job(Section):
     """Changes of a chain's segments, in their order."""
     checkpoints: Checkpoints | None = None
     """Where and how the training saves its state."""
-    output: S3Uri | None = None
-    """The S3 prefix below which model and output are written."""
+    output: Output | None = None
+    """Where and how model and output are stored: an S3 prefix, or a mapping."""
+    metrics: tuple[Metric, ...] = ()
+    """Metrics that the service reads from what a training job prints."""
     bucket_owner: AccountId | None = None
     """The account (twelve digits) that owns the bucket of output, where it is not the caller's own."""
     role: NonEmptyText | None = None
@@ -303,6 +287,9 @@ class Job(Section):
     """Security groups of the VPC that hosts run in."""
     tags: Mapping[NonEmptyText, TextOrInteger] = field(default_factory=dict)
     """Tags of every job that is created."""
+    request: Mapping[NonEmptyText, Hyperparameter] = field(default_factory=dict)
+    """Members of the request that creates each job (CreateTrainingJob, CreateProcessingJob), as the API names
+    them. One that has a field of the job becomes that field's value."""
     name: RunId | None = None
     """The run's id. The same job and name attach to the existing run."""
 
@@ -310,8 +297,48 @@ class Job(Section):
     """Folder of the file that this job was read from, which sets its own; the working directory without one.
     """
 
+    _member_by_field: ClassVar[Mapping[str, str]] = {}
+    """Where the user has written values of fields that are not written as fields: ``compute.hosts`` is in
+    ``request.ResourceConfig.InstanceCount``. A job with any sets its own."""
+
     def __init__(self, /, **fields: Unpack[JobFields]) -> None:
         self._set_fields(fields)
+
+    def _set_fields(self, fields: Mapping[str, Any]) -> None:
+        problems: list[Problem] = []
+        request = fields.get("request")
+        # What is left of a request that was read, as of a job with changes, is not read again.
+        if request and isinstance(request, Mapping) and not isinstance(request, OtherMembers):
+            from smlaunch.job.request_members import fold_request
+
+            with suppress(FieldError):  # the field's own reader says what is wrong
+                folded = fold_request({**fields, "request": copy_as_json(request)})
+                fields, problems = folded.fields, folded.problems
+                object.__setattr__(self, "_member_by_field", folded.member_by_field())
+        try:
+            super()._set_fields(fields)
+        except JobError as error:
+            problems += error.problems
+        if problems:
+            raise self.as_written(JobError(problems))
+        object.__setattr__(self, "request", OtherMembers(self.request))
+
+    def written_path(self, field_path: str) -> str:
+        """Return where the user has written a field of the job, such as ``request.RoleArn`` for the role."""
+        matching_fields = [
+            name
+            for name in self._member_by_field
+            if field_path == name or field_path.startswith((f"{name}.", f"{name}["))
+        ]
+        if not matching_fields:
+            return field_path
+        name = max(matching_fields, key=len)
+        return self._member_by_field[name] + field_path[len(name) :]
+
+    def as_written(self, error: JobError) -> JobError:
+        """Return the error with its problems where the user has written the values."""
+        problems = (problem._replace(path=self.written_path(problem.path)) for problem in error.problems)
+        return JobError(dict.fromkeys(problems), error.job_mapping)
 
     @classmethod
     def find_contradictions(cls, fields: Mapping[str, Any]) -> Iterable[Problem]:
@@ -319,6 +346,18 @@ class Job(Section):
         if entry is not None and algorithm is not None:
             message = "a built-in algorithm brings its own program; leave out algorithm, or entry"
             yield Problem("algorithm", message)
+        container = fields.get("container")
+        stated_container = container.to_mapping() if isinstance(container, Container) else container
+        program = next((name for name in ("entry", "algorithm") if fields.get(name) is not None), None)
+        if stated_container and program is not None:
+            message = f"it is for an image that brings its own program, and {program} names one"
+            yield Problem(
+                "container", f"{message}; use {_ARGUMENTS_FIELD_BY_PROGRAM[program]}, or leave it out"
+            )
+        elif (
+            isinstance(stated_container, Mapping) and stated_container.get("arguments") and fields.get("args")
+        ):
+            yield Problem("container.arguments", "args states the arguments too; keep one of them")
 
     @property
     def program(self) -> str:
@@ -330,6 +369,16 @@ class Job(Section):
         """Whether hosts share the files of an input, instead of each getting all of them."""
         return any(channel.split is not None for channel in self.inputs.values())
 
+    @property
+    def stored_output(self) -> Output:
+        """``output``, with nothing stated if it is None."""
+        return self.output or Output()
+
+    @property
+    def image_arguments(self) -> tuple[str, ...]:
+        """Arguments of an image's own program."""
+        return self.container.arguments or self.args
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Job:
         """Return the job that a mapping with the keys of a job file describes. Raises JobError with every
@@ -340,11 +389,13 @@ class Job(Section):
         if not isinstance(mapping, Mapping):
             raise JobError([Problem("", f"a mapping with the key 'entry' is needed, not {mapping!r}")])
         job = object.__new__(cls)
-        problems = [] if any(mapping.get(name) is not None for name in _PROGRAM_FIELDS) else [_NO_PROGRAM]
+        problems: list[Problem] = []
         try:
             job._set_fields(mapping)
         except JobError as error:
             problems += error.problems
+        if all(getattr(job, name, None) is None for name in _PROGRAM_FIELDS):
+            problems.insert(0, _NO_PROGRAM)
         if problems:
             raise JobError(problems, mapping)
         return job
@@ -364,14 +415,22 @@ class Job(Section):
         from smlaunch.job.yaml_file import merge_mappings, read_job_file
 
         mapping = read_job_file(path)
-        if "checkpoints" in mapping:
+        changes = dict(changes or {})
+        for section_name in ("checkpoints", "output"):
             # So that an interval of the command line joins the address of the file.
-            mapping["checkpoints"] = expand_shorthand("uri", mapping["checkpoints"])
-        changes = changes or {}
+            for fields in (mapping, changes):
+                if section_name in fields:
+                    fields[section_name] = expand_shorthand("uri", fields[section_name])
         compute, compute_changes = mapping.get("compute"), changes.get("compute")
         if isinstance(compute, dict) and isinstance(compute_changes, Mapping):
             left_behind = Compute.fields_left_behind(compute, compute_changes)
             mapping["compute"] = {key: value for key, value in compute.items() if key not in left_behind}
+        if changes and mapping.get("request"):
+            from smlaunch.job.request_members import without_overridden_members
+
+            with suppress(FieldError):
+                request = copy_as_json(mapping["request"])
+                mapping = dict(without_overridden_members({**mapping, "request": request}, changes))
         job = cls.from_mapping(merge_mappings(mapping, changes))
         object.__setattr__(job, "_file_folder", Path(path).parent)
         return job
@@ -383,6 +442,14 @@ class Job(Section):
         field. Raises JobError."""
         job = super().with_changes(**changes)
         object.__setattr__(job, "_file_folder", self._file_folder)
+        retained_members = {
+            path: member
+            for path, member in self._member_by_field.items()
+            if re.split(r"[.\[]", path, maxsplit=1)[0] not in changes
+        }
+        if retained_members:
+            members = {**retained_members, **vars(job).get("_member_by_field", {})}
+            object.__setattr__(job, "_member_by_field", members)
         return job
 
     def to_mapping(self) -> dict[str, Any]:
@@ -391,6 +458,8 @@ class Job(Section):
         mapping = super().to_mapping()
         if self.entry is not None and self.entry.script is not None:
             mapping["entry"] = self.entry.script
+        if self.output is not None and mapping["output"].keys() <= {"uri"}:
+            mapping["output"] = self.output.uri
         if "workload" in mapping and "hosts" in self.compute.stated_fields:
             # With a workload the plan chooses the number of hosts, unless the job states it, even as 1.
             mapping.setdefault("compute", {})["hosts"] = self.compute.hosts

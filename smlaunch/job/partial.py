@@ -43,6 +43,8 @@ def parse_without_invalid_fields(
         if problem.path == "--input":
             # This input is missing in the mapping, so that the others are not all inputs of the job.
             removed_paths.append("inputs")
+        elif problem.path.startswith("request."):
+            removed_paths += _remove_request(valid_fields)
         elif not problem.path.startswith("--"):  # other options in error change nothing in the mapping
             removed_paths.append(_remove_field(valid_fields, problem.path))
     if not any(valid_fields.get(program_field) for program_field in _PROGRAM_FIELDS):
@@ -53,6 +55,15 @@ def parse_without_invalid_fields(
         return PartialJob(Job.from_mapping(valid_fields), removed_fields=tuple(removed_paths))
     except JobError:
         return None
+
+
+def _remove_request(job_mapping: dict[str, Any]) -> list[str]:
+    """Remove the job's ``request``, and return the fields that it may state."""
+    from smlaunch.api.job_kinds import JOB_KINDS
+
+    if job_mapping.pop("request", None) is None:
+        return []
+    return ["request", *(field for kind in JOB_KINDS.values() for field in kind.request_path_by_field)]
 
 
 def _remove_field(job_mapping: dict[str, Any], field_path: str) -> str:

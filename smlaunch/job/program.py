@@ -1,4 +1,4 @@
-"""What a job runs: the user's program."""
+"""What a job runs: the user's program, or a command of an image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from smlaunch.errors import Problem
-from smlaunch.job.field_types import CommandLine, ModuleName, ScriptPath
+from smlaunch.job.field_types import CommandLine, ModuleName, ScriptPath, TextOrInteger
 from smlaunch.job.sections import Section, section
 
 
@@ -16,6 +16,7 @@ class Entry(Section):
 
     SHORTHAND_FIELD: ClassVar[str] = "script"
     IS_USUALLY_TEXT: ClassVar[bool] = True
+    FIELDS_EXCLUDE_EACH_OTHER: ClassVar[bool] = True
 
     script: ScriptPath | None = None
     """A script, ``.py`` or ``.sh``, or an executable program."""
@@ -44,3 +45,13 @@ class Entry(Section):
             return self.script
         scripts = (word for word in self.command if word.endswith((".py", ".sh")))
         return next(scripts, self.command[0])
+
+
+@section
+class Container(Section):
+    """The command of an image that brings its own program."""
+
+    entrypoint: CommandLine = ()
+    """A program and its arguments, as a list, in place of the image's own entry point."""
+    arguments: tuple[TextOrInteger, ...] = ()
+    """Arguments of the entry point. The same as ``args``, of which a job states one."""

@@ -113,6 +113,9 @@ class Section:
     IS_USUALLY_TEXT: ClassVar[bool] = False
     """The bare string is the usual form: its problems have the section's path, without the field."""
 
+    FIELDS_EXCLUDE_EACH_OTHER: ClassVar[bool] = False
+    """A change of one field replaces the section."""
+
     def __init__(self, /, **fields: Any) -> None:
         self._set_fields(fields)
 
@@ -194,9 +197,8 @@ def _merge_changes(section: Section, changes: Mapping[str, Any]) -> dict[str, An
         del fields[name]
     for name, change in changes.items():
         before = fields.get(name)
-        # Members of a section that is usually a text, such as entry, exclude each other.
-        if isinstance(before, Section) and isinstance(change, Mapping) and not before.IS_USUALLY_TEXT:
-            change = _merge_changes(before, change)
+        if isinstance(before, Section) and isinstance(change, Mapping):
+            change = change if before.FIELDS_EXCLUDE_EACH_OTHER else _merge_changes(before, change)
         fields[name] = change
     return fields
 

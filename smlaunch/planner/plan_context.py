@@ -274,7 +274,7 @@ def relevant_quotas(job: Job, kind: JobKind | None = None) -> tuple[str, ...]:
     those of all instance types that the plan compares. Empty if nothing needs to be read. ``kind``: that of
     the job; by default that of the strategy that it states."""
     kind = kind or stated_job_kind(job)
-    if not kind.has_quotas:
+    if not kind.has_quotas or job.compute.training_plan is not None:  # its hosts are reserved
         return ()
     # Of all segments: the most hosts, and every instance type (the default if the job names none).
     compute, max_hosts, type_names = job.compute, max_hosts_of(job), instance_types_of(job)

@@ -195,7 +195,7 @@ def plan_single_run(
     )
     forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, shard_count, diagnostics)
     for compiled in compiled_segments:
-        check_compiled_request(compiled.variant.request, diagnostics)
+        check_compiled_request(job, compiled.variant.request, diagnostics)
         report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
     if diagnostics.problems:
         raise JobError(diagnostics.problems)

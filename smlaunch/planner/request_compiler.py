@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
+from smlaunch.api.request_merge import merge_members
 from smlaunch.catalog.efa import efa_settings
 from smlaunch.catalog.instances import InstanceChoice, find_instance_type
 from smlaunch.chain.workflow import SegmentVariant
@@ -95,7 +96,7 @@ class RequestCompiler:
         parameters = self._job_parameters(
             template, context, launch_spec, [*self.channels, *jumpstart_channels, *launch_channels]
         )
-        request = build_job_request(self.context.strategy.job_kind, parameters)
+        request = merge_members(build_job_request(self.context.strategy.job_kind, parameters), job.request)
         variant = SegmentVariant(
             first_segment=template.first_segment,
             request=request,
@@ -131,17 +132,28 @@ class RequestCompiler:
             image=context.image,
             # The runtime is the entry point, and gets the arguments from job.json.
             has_runtime=launch_spec is not None,
-            arguments=job.args if launch_spec is None else (),
+            entrypoint=job.container.entrypoint,
+            arguments=job.image_arguments if launch_spec is None else (),
+            registry_credentials=job.image_registry_credentials,
+            metrics=tuple((metric.name, metric.regex) for metric in job.metrics),
             # The job's, and those by which the strategy configures AWS's image.
             hyperparameters={**context.hyperparameters, **self.context.strategy.hyperparameters(context)},
             channels=tuple(channels),
-            output_uri=job.output or self.layout.output_prefix,
+            output_uri=job.stored_output.uri or self.layout.output_prefix,
+            output_kms_key=job.stored_output.kms_key,
+            output_compression=None
+            if job.stored_output.compression is None
+            else job.stored_output.compression.upper(),
             instance_type=context.instance_type,
             host_count=job.compute.hosts,
             instance_preferences=job.compute.instance_preferences,
             keep_alive_seconds=_seconds_or_none(job.compute.keep_alive),
             max_pending_seconds=_seconds_or_none(job.limits.max_pending),
             volume_gb=choose_volume_gb(job, instance_choice, self.facts, diagnostics),
+            volume_kms_key=job.compute.volume_kms_key,
+            training_plan=job.compute.training_plan,
+            retries=job.retries,
+            has_remote_debug=job.remote_debug,
             max_runtime_seconds=template.max_seconds,
             is_spot=job.compute.spot,
             max_wait_seconds=_choose_max_wait_seconds(
@@ -172,7 +184,7 @@ class RequestCompiler:
 
     def _owner_variables(self, job: Job) -> dict[str, str]:
         owners = bucket_owners_for_request(
-            self.context.stated_bucket_owners, job.output, self.checkpoint_spec, self.facts.account
+            self.context.stated_bucket_owners, job.stored_output.uri, self.checkpoint_spec, self.facts.account
         )
         return {BUCKET_OWNERS_VARIABLE: format_bucket_owners(owners)} if owners else {}
 

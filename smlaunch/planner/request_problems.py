@@ -8,12 +8,15 @@ from typing import Any
 
 from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of
 from smlaunch.api.validation.request_check import check_request
+from smlaunch.api.validation.violation import Violation, path_text
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Diagnostics
 
-_FIELDS_WITH_OTHER_MEMBERS = ("image", "output")
-"""Fields that also stand for the other members of the object that has theirs."""
+_FIELDS_WITH_CONSTANTS = ("image", "output")
+"""Fields that also stand for the object that has their member, and for the constants in it."""
+
+REQUEST_FIELD = "request"
 
 _INPUT_FIELDS_IN_MESSAGES = ("uri", "mode", "split", "content_type")
 
@@ -21,7 +24,7 @@ _RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_
 """Violations that are only warnings: the service knows new instance types before any client's tables."""
 
 
-def check_compiled_request(request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
+def check_compiled_request(job: Job, request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
     """Add a problem for each field of the job because of which the service would reject the request, unless
     the field already has one. The request is checked by the service's own model of its API."""
     reported_fields = {problem.path for problem in diagnostics.problems}
@@ -31,7 +34,7 @@ def check_compiled_request(request: Mapping[str, Any], diagnostics: Diagnostics)
         reported_fields.add("image")
     # A violation: a member of the request, and the limit of the model that it breaks.
     for violation in check_request(kind.create_operation, request):
-        field = job_field_of_member(violation.path, request)
+        field = _field_of_violation(job, violation, request)
         # The model may be older than the service, which knows newer instance types.
         is_left_to_service = (field, violation.rule) in _RULES_LEFT_TO_SERVICE
         if field in reported_fields or is_left_to_service:
@@ -40,6 +43,17 @@ def check_compiled_request(request: Mapping[str, Any], diagnostics: Diagnostics)
             continue  # the two exclude each other; that is reported for the other field
         diagnostics.add_problem(field, violation.to_problem().message)
         reported_fields.add(field)
+
+
+def _field_of_violation(job: Job, violation: Violation, request: Mapping[str, Any]) -> str:
+    """Return the field of the job that a violation is about, among those of which the job states one."""
+    field = job_field_of_member(violation.path, request)
+    section, _, name = field.partition(".")
+    if section == "inputs" and name and name.partition(".")[0] not in job.inputs and job.request:
+        return f"{REQUEST_FIELD}.{violation.dotted_path()}"  # only ``request`` has this input
+    if field.startswith("args") and job.container.arguments:
+        return f"container.arguments{field.removeprefix('args')}"
+    return field
 
 
 def report_endpoint_limits(
@@ -71,7 +85,7 @@ def report_endpoint_limits(
             continue  # the request does not have this member
         fields_without_effect = [field for field in fields_of_member if field in stated_fields]
         for field in fields_without_effect:
-            diagnostics.add_warning(f"{field}: {sentence}")
+            diagnostics.add_warning(f"{job.written_path(field)}: {sentence}")
         if not fields_without_effect:
             capitalized_sentence = sentence[:1].upper() + sentence[1:].rstrip(".") + "."
             diagnostics.add_reason(f"endpoint.{member_path}", capitalized_sentence)
@@ -107,16 +121,22 @@ def field_paths_of(mapping: Mapping[str, Any], prefix: str = "") -> set[str]:
 
 def job_field_of_member(member_path: tuple[str | int, ...], request: Mapping[str, Any]) -> str:
     """Return the name of the job's field that a member of a request comes from, such as ``compute.hosts`` or
-    ``inputs.train.uri``; the dotted path of the member if there is none.
+    ``inputs.train.uri``; its path in the job's ``request`` if there is none.
 
     ``member_path``: keys and list indices from the top of the request to the member.
     """
     kind = job_kind_of(request)
-    # Other members of the object that has the member of such a field, which stands for all of them.
-    field_by_path = {kind.request_path_by_field[field][:-1]: field for field in _FIELDS_WITH_OTHER_MEMBERS}
-    field_by_path |= {
-        path: field for field, path in kind.request_path_by_field.items() if field not in kind.constants
-    }
+    fields_by_path = {path: field for field, path in kind.request_path_by_field.items()}
+    # A constant, and the object around it, are reported by the field that has its member in that object.
+    field_by_path = {path: field for path, field in fields_by_path.items() if field not in kind.constants}
+    for field in _FIELDS_WITH_CONSTANTS:
+        object_path = kind.request_path_by_field[field][:-1]
+        constant_paths = [
+            path
+            for path, name in fields_by_path.items()
+            if name in kind.constants and path[: len(object_path)] == object_path
+        ]
+        field_by_path |= dict.fromkeys([object_path, *constant_paths], field)
     # The longest beginning of the path that belongs to a field.
     for length in range(len(member_path), 0, -1):
         matching_field = field_by_path.get(member_path[:length])
@@ -126,9 +146,11 @@ def job_field_of_member(member_path: tuple[str | int, ...], request: Mapping[str
         path_from_entry = member_path[length:]
         if not path_from_entry:
             return matching_field
+        if matching_field in _FIELDS_WITH_CONSTANTS:
+            break  # another member of the object
         entry = get_at_path(request, member_path[: length + 1])
         return matching_field + _entry_suffix(matching_field, kind, path_from_entry, entry)
-    return dotted_path(member_path)
+    return f"{REQUEST_FIELD}.{path_text(member_path)}"
 
 
 def dotted_path(member_path: tuple[str | int, ...]) -> str:

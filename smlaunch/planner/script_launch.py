@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from smlaunch.api.request_builder import hyperparameter_text
+from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
 from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.facts.script_arguments import ArgumentParserFacts, ScriptArgument, parse_script_arguments

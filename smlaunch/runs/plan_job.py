@@ -108,20 +108,23 @@ def prepare(
     target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(job)))
     source_facts, source_archive = pack_job_source(job, program)
     account_problem = find_account_problem(target)
-    with translate_call_errors(target):
-        discovered_facts = gather_facts(
-            job,
-            target,
-            source_facts,
-            fact_needs(job),
-            pending_channels,
-            None if program is None else program.analyzed_file,
-            account_problem=None if account_problem is None else str(account_problem),
-        )
-    if job.entry is not None:
-        discovered_facts = replace(discovered_facts, runtime_sha256=runtime_sha256())
     given_name = name or job.name
-    job_plan = Plan.of(make_plan(job, discovered_facts, given_name or generate_run_id(program_name)))
+    try:
+        with translate_call_errors(target):
+            discovered_facts = gather_facts(
+                job,
+                target,
+                source_facts,
+                fact_needs(job),
+                pending_channels,
+                None if program is None else program.analyzed_file,
+                account_problem=None if account_problem is None else str(account_problem),
+            )
+        if job.entry is not None:
+            discovered_facts = replace(discovered_facts, runtime_sha256=runtime_sha256())
+        job_plan = Plan.of(make_plan(job, discovered_facts, given_name or generate_run_id(program_name)))
+    except JobError as error:
+        raise job.as_written(error) from error.__cause__
     # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.
     if account_problem is not None:
         require_plan_without_account(job, account_problem)
@@ -179,9 +182,8 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
             )
     except SmlaunchError:
         return error
-    return JobError(
-        [*error.problems, *check_partial_job(partial_job.job, discovered_facts, partial_job.removed_fields)]
-    )
+    partial_problems = check_partial_job(partial_job.job, discovered_facts, partial_job.removed_fields)
+    return partial_job.job.as_written(JobError([*error.problems, *partial_problems]))
 
 
 def generate_run_id(program: str) -> str:

@@ -34,6 +34,25 @@ def checkable_operations(service: str = "sagemaker") -> frozenset[str]:
     return frozenset(_load_service_tables().get(service, {}).get("operations", ()))
 
 
+@lru_cache(maxsize=8)
+def member_paths(operation: str, service: str = "sagemaker") -> tuple[tuple[str, ...], ...]:
+    """Return the paths of all members that a request of an operation may have, through structures and lists.
+    A structure in itself is followed once."""
+    service_tables = _load_service_tables()[service]
+    shapes: Shapes = service_tables["shapes"]
+
+    def walk(shape_name: str, path: tuple[str, ...], around: frozenset[str]) -> Iterator[tuple[str, ...]]:
+        shape = shapes[shape_name]
+        if shape["type"] == "list":
+            yield from walk(shape["member"], path, around)
+        elif shape["type"] == "structure" and shape_name not in around:
+            for member, member_shape in shape["members"].items():
+                yield (*path, member)
+                yield from walk(member_shape, (*path, member), around | {shape_name})
+
+    return tuple(walk(service_tables["operations"][operation], (), frozenset()))
+
+
 def check_request(operation: str, request: Mapping[str, Any], service: str = "sagemaker") -> list[Violation]:
     """Return all violations of a request, in the order of its members.
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from smlaunch.api.validation.pattern_words import pattern_text
 from smlaunch.errors import Problem
 
 _MAX_SHOWN_LENGTH = 80
@@ -41,13 +42,7 @@ class Violation(NamedTuple):
 
     def dotted_path(self) -> str:
         """Return the violation's path in the request as text, such as ``InputDataConfig[0].ChannelName``."""
-        text = ""
-        for element in self.path:
-            if isinstance(element, int):
-                text += f"[{element}]"
-            else:
-                text += f".{element}" if text else element
-        return text
+        return path_text(self.path)
 
     def aws_text(self) -> str:
         """Return the violation in AWS's words: ``Value 'x' at 'trainingJobName' failed to satisfy
@@ -68,6 +63,17 @@ class Violation(NamedTuple):
             constraint = f"Map {'keys' if is_about_key else 'value'} must satisfy constraint: [{constraint}]"
         quoted_value = value_text if self.value is None else f"'{value_text}'"
         return f"Value {quoted_value} at '{_aws_path_text(path)}' failed to satisfy constraint: {constraint}"
+
+
+def path_text(path: Iterable[str | int]) -> str:
+    """Return a path in a request as text, such as ``InputDataConfig[0].ChannelName``."""
+    text = ""
+    for element in path:
+        if isinstance(element, int):
+            text += f"[{element}]"
+        else:
+            text += f".{element}" if text else element
+    return text
 
 
 def aws_message(violations: Iterable[Violation]) -> str:
@@ -139,7 +145,7 @@ _CLIENT_MESSAGE_BY_RULE: dict[str, Callable[[Any, Any], str]] = {
         + ("; leave the field out instead" if not value else "")
     ),
     "max_items": lambda value, limit: f"has {len(value)} entries; at most {limit} allowed",
-    "pattern": lambda value, limit: f"{_abbreviated_json(value)} does not match {limit}",
+    "pattern": lambda value, limit: f"{_abbreviated_json(value)} is not {pattern_text(limit)}",
     "enum": lambda value, limit: (
         f"{_abbreviated_json(value)} is not an allowed value{_name_suggestion(value, limit)}"
     ),

@@ -6,6 +6,7 @@ from smlaunch.catalog import algorithms
 from smlaunch.catalog.instances import find_instance_type
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
+from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning, is_accelerated, is_neuron
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.segments import MAX_JOB_SECONDS, needs_several_segments
@@ -21,6 +22,7 @@ DEFAULT_MAX_RUNTIME = 86_400
 """All in seconds, from the API model."""
 
 _SPOT_FIELD, _PREFERENCES_FIELD = "compute.spot", "compute.instance_preferences"
+_TRAINING_PLAN_FIELD = "compute.training_plan"
 _KEEP_ALIVE_FIELD, _MAX_PENDING_FIELD = "compute.keep_alive", "limits.max_pending"
 
 
@@ -182,6 +184,58 @@ def reject_preferences_without_common_image(context: PlanContext) -> Problems:
             _PREFERENCES_FIELD,
             f"a job has one image, and AWS has none for {types_text} together; name types of one kind, or "
             "an image",
+        )
+
+
+@rule(
+    "training-plan.spot",
+    summary="a training plan on spot",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html",
+    quote="Training plans reserve capacity; managed spot training uses spare capacity",
+    fields=(_TRAINING_PLAN_FIELD, _SPOT_FIELD),
+)
+def reject_training_plan_on_spot(context: PlanContext) -> Problems:
+    if context.job.compute.training_plan is not None and context.job.compute.spot:
+        message = "its hosts are reserved, and compute.spot asks for spare ones; keep one of them"
+        yield Problem(_TRAINING_PLAN_FIELD, message)
+
+
+@rule(
+    "training-plan.type",
+    summary="a training plan without the instance type that it has reserved",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="TrainingPlanArn: The Amazon Resource Name (ARN); of the training plan to use for this resource",
+    fields=(_TRAINING_PLAN_FIELD, "compute.instance_type", _PREFERENCES_FIELD),
+)
+def reject_training_plan_without_type(context: PlanContext) -> Problems:
+    compute = context.job.compute
+    if compute.training_plan is None:
+        return
+    if compute.instance_preferences:
+        yield Problem(
+            _TRAINING_PLAN_FIELD,
+            "a plan has reserved hosts of one type, and compute.instance_preferences leaves the type open; "
+            "name one compute.instance_type",
+        )
+    elif compute.instance_type is None:
+        message = "a plan has reserved hosts of one type; name that type in compute.instance_type"
+        yield Problem(_TRAINING_PLAN_FIELD, message)
+
+
+@rule(
+    "training-plan.cost",
+    phase="advise",
+    summary="the cost of hosts that a training plan has reserved",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html",
+    quote="paid for up front",
+    fields=(_TRAINING_PLAN_FIELD,),
+)
+def explain_cost_of_training_plan(context: PlanContext) -> Findings:
+    if context.job.compute.training_plan is not None and context.facts.target == "aws":
+        yield Reason(
+            "training-plan.cost",
+            "The hosts are those that the training plan has reserved and that were paid for with it; the "
+            "cost here is that of as many hours on demand. Quotas for hosts on demand are not compared.",
         )
 
 

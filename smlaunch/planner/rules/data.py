@@ -329,7 +329,7 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
             "download them with the checkpoints, and what a host deletes is deleted in S3 too; name a "
             "prefix outside, or none for a chain",
         )
-    output = context.job.output
+    output = context.job.stored_output.uri
     if output is not None and _as_folder_prefix(output).startswith(checkpoint_prefix):
         yield Problem(
             "checkpoints.uri",
@@ -354,7 +354,7 @@ def _as_folder_prefix(uri: str) -> str:
 def warn_of_output_inside_input(context: PlanContext) -> Findings:
     """Report each input in which a later job would find what this one writes: its output, which by default is
     in a folder of smlaunch's own in the default bucket, with the run's other files."""
-    stated_output = context.job.output
+    stated_output = context.job.stored_output.uri
     output_prefix = stated_output or f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
     for name, channel in context.job.inputs.items():
         if not channel.is_local and _as_folder_prefix(output_prefix).startswith(channel.uri):

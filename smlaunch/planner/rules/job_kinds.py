@@ -6,7 +6,7 @@ from __future__ import annotations
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.catalog import algorithms
 from smlaunch.errors import Problem
-from smlaunch.job.model import format_duration, parse_duration
+from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_job_kind
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
@@ -29,6 +29,12 @@ from smlaunch.planner.rules.rule import Findings, Problems, rule
         "segments",
         "limits.segment",
         "limits.max_pending",
+        "compute.training_plan",
+        "output.compression",
+        "image_registry_credentials",
+        "metrics",
+        "retries",
+        "remote_debug",
     ),
 )
 def reject_training_only_fields(context: PlanContext) -> Problems:
@@ -39,15 +45,29 @@ def reject_training_only_fields(context: PlanContext) -> Problems:
         yield Problem("hyperparameters", f"a {kind.noun} has none; give the script args instead")
     # Each field, whether the job states it, and the field that a kind's requests must have for it.
     for field, is_stated, needed_field in (
-        ("compute.spot", job.compute.spot, "compute.spot"),
-        ("compute.keep_alive", job.compute.keep_alive is not None, "compute.keep_alive"),
         ("checkpoints", job.checkpoints is not None, "checkpoints.uri"),
         ("segments", bool(job.segments), "checkpoints.uri"),
         ("limits.segment", job.limits.segment is not None, "checkpoints.uri"),
-        ("limits.max_pending", job.limits.max_pending is not None, "limits.max_pending"),
+        *((field, is_stated, field) for field, is_stated in _stated_request_fields(job).items()),
     ):
         if is_stated and needed_field not in kind.request_path_by_field:
             yield Problem(field, _unsupported_text(kind))
+
+
+def _stated_request_fields(job: Job) -> dict[str, bool]:
+    """Return whether the job states each field that only some kinds of jobs have a member of the request
+    for."""
+    return {
+        "compute.spot": job.compute.spot,
+        "compute.keep_alive": job.compute.keep_alive is not None,
+        "compute.training_plan": job.compute.training_plan is not None,
+        "limits.max_pending": job.limits.max_pending is not None,
+        "output.compression": job.stored_output.compression is not None,
+        "image_registry_credentials": job.image_registry_credentials is not None,
+        "metrics": bool(job.metrics),
+        "retries": job.retries is not None,
+        "remote_debug": job.remote_debug,
+    }
 
 
 @rule(

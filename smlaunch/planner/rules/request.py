@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.api.job_kinds import set_at_path
-from smlaunch.api.request_builder import hyperparameter_text
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
@@ -23,6 +24,7 @@ _REMEDY_BY_MEMBER = {
     "Environment": "what is long or many goes into a file of the source, or of an input",
     "Tags": "shorten it, or leave some out",
 }
+_DIRECTORY_BUCKET_SUFFIX = "--x-s3"
 _RESERVED_PREFIXES = ("smlaunch:", "aws:")
 
 _FIELD_BY_VARIABLE = {
@@ -156,6 +158,106 @@ def reject_incomplete_network(context: PlanContext) -> Problems:
             ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
         )
         yield Problem(missing_field, f"it goes together with {stated_field}; give both or neither")
+
+
+@rule(
+    "image.registry",
+    summary="credentials of a registry without an image, or without a network that reaches it",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_TrainingImageConfig.html",
+    quote="Set this to Vpc if your image is hosted in a private Docker registry in your VPC",
+    fields=("image_registry_credentials", "image", "subnets", "security_groups"),
+)
+def reject_unreachable_registry(context: PlanContext) -> Problems:
+    job = context.job
+    if job.image_registry_credentials is None:
+        return
+    if job.image is None:
+        message = "it is for the registry of an image, and the job names none; give image, or leave it out"
+        yield Problem("image_registry_credentials", message)
+    if not job.subnets and not job.security_groups:
+        message = "hosts reach a private registry through a VPC; give subnets and security_groups of it"
+        yield Problem("subnets", message)
+
+
+@rule(
+    "output.key-region",
+    summary="a key of another region or partition",
+    source="https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html",
+    quote="KMS keys are never transmitted outside of the AWS Regions in which they were created",
+    fields=("output", "compute.volume_kms_key"),
+)
+def reject_key_of_another_region(context: PlanContext) -> Problems:
+    facts = context.facts
+    key_by_field = {
+        "output.kms_key": context.job.stored_output.kms_key,
+        "compute.volume_kms_key": context.job.compute.volume_kms_key,
+    }
+    for field, key in key_by_field.items():
+        if facts.target != "aws" or key is None or not key.startswith("arn:"):
+            continue
+        _, partition, _, region, *_ = key.split(":")
+        if (partition, region) != (facts.partition, facts.region):
+            message = f"it is a key of {region} ({partition}), and the job runs in {facts.region}"
+            yield Problem(field, f"{message}; a key encrypts in its own region only, so name one of there")
+
+
+@rule(
+    "output.key-express",
+    summary="a key for a directory bucket (S3 Express One Zone)",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_OutputDataConfig.html",
+    quote="KmsKeyId: KMS key is not supported for Amazon S3 Express One Zone",
+    fields=("output",),
+)
+def reject_key_for_directory_bucket(context: PlanContext) -> Problems:
+    output = context.job.stored_output
+    bucket_and_key = split_s3_uri(output.uri or "")
+    if output.kms_key is None or bucket_and_key is None:
+        return
+    bucket, _ = bucket_and_key
+    if bucket.endswith(_DIRECTORY_BUCKET_SUFFIX):
+        message = f"{bucket} is a directory bucket (S3 Express One Zone), which takes no key of KMS"
+        yield Problem("output.kms_key", f"{message}; leave it out, or take another bucket")
+
+
+@rule(
+    "metrics.unique",
+    summary="two metrics of one name",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_MetricDefinition.html",
+    quote="Name: The name of the metric",
+    fields=("metrics",),
+)
+def reject_metrics_of_one_name(context: PlanContext) -> Problems:
+    names = [metric.name for metric in context.job.metrics]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            message = f"metrics[{names.index(name)}] has the name {name!r} too; give one of them another"
+            yield Problem(f"metrics[{index}].name", message)
+
+
+@rule(
+    "retries.attempts",
+    phase="advise",
+    summary="the service's own retries beside smlaunch's attempts",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="When RetryStrategy is specified, MaxRuntimeInSeconds is the maximum time for all of the attempts",
+    fields=("retries", "limits"),
+)
+def explain_retries(context: PlanContext) -> Findings:
+    job = context.job
+    if job.retries is None:
+        return
+    times = "once" if job.retries == 1 else f"up to {job.retries} times"
+    yield Reason(
+        "retries.attempts",
+        f"After an internal error the service starts the same job again, {times}, within its time limit; "
+        "smlaunch sees one job. Only when the service gives up does one of limits.attempts end.",
+    )
+    if job.limits.segment is not None:
+        yield PlanWarning(
+            "retries: the time limit counts all of the service's tries of a segment together, and a host "
+            "knows its own try only: a segment that was tried again may be ended by the service before it "
+            "ends itself, and lose what it computed since its last checkpoint."
+        )
 
 
 @rule(

@@ -1,0 +1,65 @@
+"""Types of fields whose values only the service can look up: keys, plans and functions of the account, and
+the regular expressions that it applies."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated
+
+from smlaunch.job.field_types import NonEmptyText, integer_from
+from smlaunch.job.sections import FieldError, FieldRule
+
+_KMS_KEY = r"[a-zA-Z0-9:/_-]{1,2048}"
+_KMS_ARN = r"arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:(key|alias)/.+"
+_TRAINING_PLAN = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/\S+"
+_LAMBDA_FUNCTION = r"arn:[A-Za-z0-9-]+:lambda:[A-Za-z0-9-]+:[0-9]{12}:function:\S+"
+
+
+def _check_form(pattern: str, needed: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise FieldError(f"{{}} is not {needed}", repr(text))
+    return text
+
+
+def _check_kms_key(text: str) -> str:
+    is_wrong_arn = text.startswith("arn:") and not re.fullmatch(_KMS_ARN, text)
+    if is_wrong_arn or not re.fullmatch(_KMS_KEY, text):
+        raise FieldError(
+            "{} is not a KMS key; write its id, its ARN (arn:aws:kms:REGION:ACCOUNT:key/ID), or alias/NAME",
+            repr(text),
+        )
+    return text
+
+
+def _check_metric_regex(text: str) -> str:
+    try:
+        compiled = re.compile(text)
+    except re.error as error:
+        raise FieldError(f"{{}} is not a regular expression: {error}", repr(text)) from None
+    if not compiled.groups:
+        raise FieldError("{} has no group; put the number in parentheses, such as loss=([0-9.]+)", repr(text))
+    return text
+
+
+def _arn_rule(pattern: str, needed: str) -> FieldRule:
+    return FieldRule(partial(_check_form, pattern, needed), {"pattern": f"^{pattern}$"})
+
+
+KmsKey = Annotated[NonEmptyText, FieldRule(_check_kms_key, {"pattern": f"^{_KMS_KEY}$"})]
+TrainingPlanArn = Annotated[
+    NonEmptyText,
+    _arn_rule(
+        _TRAINING_PLAN,
+        "the ARN of a training plan, such as arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    ),
+]
+LambdaArn = Annotated[
+    NonEmptyText,
+    _arn_rule(
+        _LAMBDA_FUNCTION,
+        "the ARN of a Lambda function, such as arn:aws:lambda:REGION:ACCOUNT:function:NAME",
+    ),
+]
+MetricRegex = Annotated[NonEmptyText, FieldRule(_check_metric_regex)]
+RetryCount = Annotated[int, integer_from(1, 30)]
