@@ -137,7 +137,9 @@ def _gather_local_input_facts(uri: str, needs_file_names: bool, include_secrets:
         bytes=total_bytes,
         sha256=digest.hexdigest(),
         is_directory=path.is_dir(),
-        problem=None if files else f"{uri} is empty{hint}",
+        problem=None
+        if files
+        else f"{path.absolute()} is empty{hint}; put files into it, or name another folder",
         files=tuple(files),
         shard_names=_read_local_shard_names(path) if needs_file_names else None,
         warnings=(excluded_secrets_warning(excluded_secrets),) if excluded_secrets else (),

@@ -851,6 +851,29 @@ def test_files_that_are_lost_with_the_host(text: str, expected: str, tmp_path: P
     assert (expected in warnings[0]) if expected else warnings == []
 
 
+@table(
+    ("checkpoints", "remedy"),
+    [
+        (
+            None,
+            "write it to /opt/ml/checkpoints, which is uploaded while the job runs if the job has",
+        ),
+        (
+            {"uri": "s3://b/c", "local_path": "/opt/ml/state"},
+            "write it to /opt/ml/state, which is uploaded while",
+        ),
+    ],
+)
+def test_a_checkpoint_belongs_in_the_folder_that_is_uploaded_while_the_job_runs(
+    checkpoints: dict[str, str] | None, remedy: str, tmp_path: Path
+) -> None:
+    text = "import torch\ntorch.save(m, 'model.pt')\ntorch.save(s, './checkpoints/last.pt')"
+    job = {} if checkpoints is None else {"checkpoints": checkpoints}
+    result, checkpoint = [line for line in plan_of(tmp_path, text, job).warnings if "saves to" in line]
+    assert "'model.pt', which is lost" in result and "SM_MODEL_DIR" in result
+    assert "'./checkpoints/last.pt', which is lost" in checkpoint and remedy in checkpoint
+
+
 def test_a_path_that_the_job_states_is_not_the_default(tmp_path: Path) -> None:
     text = (
         "import torch, argparse\np = argparse.ArgumentParser()\n"

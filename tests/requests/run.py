@@ -118,7 +118,7 @@ def judge_bad(case: str, file: str, entry: dict[str, Any], answer: Answer) -> Re
     if case.endswith("-misspelt"):
         right = [p for p in at_field if has_words(p["message"], words)]
     unknown = [p for p in answer.problems if "unknown key" in p["message"]]
-    shown = (right or at_field or unknown or answer.problems or [{"path": "", "message": ""}])[0]
+    reported = (right or at_field or unknown or answer.problems or [{"path": "", "message": ""}])[0]
     if answer.code is None:
         verdict = f"longer than {SECONDS} s"
     elif answer.code == 0:
@@ -128,11 +128,13 @@ def judge_bad(case: str, file: str, entry: dict[str, Any], answer: Answer) -> Re
     elif right:
         verdict = "refused"
     elif unknown:
-        verdict, shown = UNKNOWN_FIELD, unknown[0]
+        verdict, reported = UNKNOWN_FIELD, unknown[0]
     else:
         verdict = "other words" if at_field else "other field"
-    others = len([p for p in answer.problems if p is not shown])
-    return Result(case, answer.code, shown["path"], " or ".join(fields), verdict, shown["message"], others)
+    others = len([p for p in answer.problems if p is not reported])
+    return Result(
+        case, answer.code, reported["path"], " or ".join(fields), verdict, reported["message"], others
+    )
 
 
 def find_member(value: Any, path: str) -> Any:
@@ -150,10 +152,10 @@ def find_member(value: Any, path: str) -> Any:
     return value
 
 
-def is_value(found: Any, expected: Any) -> bool:
+def is_value(sent_value: Any, expected: Any) -> bool:
     if isinstance(expected, str) and expected.startswith("~"):
-        return isinstance(found, str) and re.search(expected[1:], found) is not None
-    return bool(found == expected)
+        return isinstance(sent_value, str) and re.search(expected[1:], sent_value) is not None
+    return bool(sent_value == expected)
 
 
 def judge_good(case: str, entry: dict[str, Any], answer: Answer) -> Result:
@@ -161,15 +163,15 @@ def judge_good(case: str, entry: dict[str, Any], answer: Answer) -> Result:
         return Result(case, None, "", "", f"longer than {SECONDS} s", "", 0)
     if answer.code != 0:
         unknown = [p for p in answer.problems if "unknown key" in p["message"]]
-        shown = (unknown or answer.problems or [{"path": "", "message": ""}])[0]
+        reported = (unknown or answer.problems or [{"path": "", "message": ""}])[0]
         verdict = UNKNOWN_FIELD if unknown else "refused" if answer.code == 2 else "other exit code"
         others = max(len(answer.problems) - 1, 0)
-        return Result(case, answer.code, shown["path"], "", verdict, shown["message"], others)
+        return Result(case, answer.code, reported["path"], "", verdict, reported["message"], others)
     requests = answer.document.get("requests") or [{}]
     for path, expected in entry["request"].items():
-        found = find_member(requests[0], path)
-        if not is_value(found, expected):
-            message = f"the request has {found!r}, expected {expected!r}"
+        sent_value = find_member(requests[0], path)
+        if not is_value(sent_value, expected):
+            message = f"the request has {sent_value!r}, expected {expected!r}"
             return Result(case, 0, path, "", "other request", message, 0)
     return Result(case, 0, "", "", "accepted", "", 0)
 

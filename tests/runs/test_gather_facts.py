@@ -178,7 +178,9 @@ def test_local_inputs_that_cannot_be_sent(script: Path, tmp_path: Path) -> None:
         name: facts.problem for name, facts in gather_needed_facts(job, target_with(), SOURCE).inputs.items()
     }
     assert problem_by_input["typo"] == f"{tmp_path}/digit does not exist, did you mean '{tmp_path}/digits'?"
-    assert problem_by_input["empty"] == f"{tmp_path}/digits is empty"
+    assert (
+        problem_by_input["empty"] == f"{tmp_path}/digits is empty; put files into it, or name another folder"
+    )
     assert (
         problem_by_input["far"] == f"{tmp_path}/no/where does not exist (nor does its folder {tmp_path}/no)"
     )

@@ -16,8 +16,8 @@ from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ignored_reason
 from smlaunch.facts.interpreter_call import arguments_of_python_file, interpreter_call
 from smlaunch.facts.script_arguments import ArgumentParserFacts, find_abbreviations, find_argument_mistakes
-from smlaunch.facts.script_program import ProgramFacts, VariableUse, distribution_of
-from smlaunch.job.model import Job
+from smlaunch.facts.script_program import ProgramFacts, SavedFile, VariableUse, distribution_of
+from smlaunch.job.model import DEFAULT_CHECKPOINT_PATH, Job
 from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import (
@@ -409,19 +409,42 @@ def warn_of_lost_files(context: PlanContext) -> Findings:
         # The job states another path.
         and _attribute_of_option(saved_file.option) not in stated_attributes
     ]
-    if not lost_files:
-        return
-    first_file = lost_files[0]
-    other_places = [f"{file.place} to {file.path!r}" for file in lost_files[1:_MAX_NAMED_FILES]]
-    unnamed_count = len(lost_files) - 1 - len(other_places)
-    others_text = ", ".join(["", *other_places]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
-    remedy = 'write it to the folder os.environ["SM_MODEL_DIR"], /opt/ml/model, which is'
-    if first_file.option is not None:
-        model_path = f"/opt/ml/model{_suffix_of_file(first_file.path)}"
-        remedy = f"give the script {first_file.option} {model_path}, whose folder is"
-    yield PlanWarning(
-        f"{first_file.place} saves to {first_file.path!r}{others_text}, which is lost with the host: "
-        f"{remedy} uploaded at the end."
+    checkpoints = [file for file in lost_files if _is_checkpoint(file.path)]
+    results = [file for file in lost_files if file not in checkpoints]
+    if results:
+        yield PlanWarning(_lost_files_text(results, _result_remedy(results[0])))
+    if checkpoints:
+        yield PlanWarning(_lost_files_text(checkpoints, _checkpoint_remedy(context.job)))
+
+
+def _is_checkpoint(path: str) -> bool:
+    """Whether a path's own name, or that of its folder, says so: ``checkpoints/last.pt``."""
+    return any(word in name.lower() for name in path.split("/")[-2:] for word in ("checkpoint", "ckpt"))
+
+
+def _lost_files_text(files: Sequence[SavedFile], remedy: str) -> str:
+    places = [f"{file.place} to {file.path!r}" for file in files[1:_MAX_NAMED_FILES]]
+    unnamed_count = len(files) - 1 - len(places)
+    others_text = ", ".join(["", *places]) + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
+    return f"{files[0].place} saves to {files[0].path!r}{others_text}, which is lost with the host: {remedy}."
+
+
+def _result_remedy(file: SavedFile) -> str:
+    if file.option is None:
+        return (
+            'write it to the folder os.environ["SM_MODEL_DIR"], /opt/ml/model, which is uploaded at the end'
+        )
+    model_path = f"/opt/ml/model{_suffix_of_file(file.path)}"
+    return f"give the script {file.option} {model_path}, whose folder is uploaded at the end"
+
+
+def _checkpoint_remedy(job: Job) -> str:
+    """Name the folder that is uploaded while the job runs, and the option without which none is."""
+    if job.checkpoints is not None:
+        return f"write it to {job.checkpoints.local_path}, which is uploaded while the job runs"
+    return (
+        f"write it to {DEFAULT_CHECKPOINT_PATH}, which is uploaded while the job runs if the job has "
+        "--checkpoints s3://BUCKET/PREFIX"
     )
 
 
