@@ -258,8 +258,9 @@ def _may_need_several_jobs(job: Job) -> bool:
 
 
 def _exceeds_default_runtime_quota(job: Job) -> bool:
-    """Return whether a job may run longer than every account allows."""
-    texts = (job.limits.max_runtime, job.limits.segment)
+    """Return whether a job may run longer than every account allows. Without a limit the plan sets one by the
+    job's measured time."""
+    texts = (job.limits.max_runtime or job.workload.time_on_one, job.limits.segment)
     seconds = [parse_duration(text) for text in texts if text is not None]
     return min(seconds, default=0) > DEFAULT_RUNTIME_QUOTA
 

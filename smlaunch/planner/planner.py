@@ -277,13 +277,15 @@ def _divide_into_segments(
     # Processing jobs, and images with their own program, cannot be continued by another job.
     can_be_continued = strategy.job_kind.has_checkpoints and job.entry is not None
     if not can_be_continued:
+        if segments.is_runtime_quota_unknown(facts, total_seconds):
+            diagnostics.add_warning(f"{segments.unknown_runtime_quota_text(facts)}.")
         return segments.single_job_template(job, total_seconds), False
     job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
     if not segments.needs_several_segments(job, total_seconds, job_limit_seconds):
         return segments.single_job_template(job, total_seconds), False
     templates = segments.plan_segment_templates(job, facts, total_seconds, job_limit_seconds, diagnostics)
     if len(templates) > 1 or total_seconds > templates[0].max_seconds:
-        field, reason = _cause_of_several_jobs(job, job_limit_seconds)
+        field, reason = _cause_of_several_jobs(job, facts, job_limit_seconds)
         check_resumability(job, facts, strategy, field, reason, diagnostics)
     return templates, True
 
@@ -325,17 +327,18 @@ def _run_policy(job: Job, is_multi_segment: bool, total_seconds: int) -> RunPoli
     )
 
 
-def _cause_of_several_jobs(job: Job, limit_seconds: int) -> tuple[str, str]:
+def _cause_of_several_jobs(job: Job, facts: DiscoveredFacts, limit_seconds: int) -> tuple[str, str]:
     """The field that makes the run take several jobs, and the beginning of a sentence about it."""
     if job.limits.segment is not None:
         return "limits.segment", f"the run takes several jobs of {job.limits.segment}"
     if job.segments:
         return "segments", "the run takes several jobs"
-    limit_text = format_duration(limit_seconds)
-    return (
-        "limits.max_runtime",
-        f"{job.limits.max_runtime} is longer than the {limit_text} a training job may run",
-    )
+    limit_text = f"{format_duration(limit_seconds)} a training job may run"
+    if segments.is_runtime_quota_unknown(facts, limit_seconds + 1):
+        limit_text += (
+            " by AWS's default quota (the account's is not known; limits.segment states a longer one)"
+        )
+    return "limits.max_runtime", f"{job.limits.max_runtime} is longer than the {limit_text}"
 
 
 def _plan_first_attempts(

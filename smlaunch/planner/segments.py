@@ -109,7 +109,8 @@ def total_training_seconds(job: Job, diagnostics: Diagnostics) -> int:
 def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagnostics: Diagnostics) -> int:
     """Return the longest training time of one job in seconds: by the service's limit of 28 days, the
     account's quota and the length of a segment that the job states; a segment is one of the sequential jobs
-    of a long run. ``total_seconds``: training time of the whole run.
+    of a long run. An unknown quota is AWS's default of 5 days for segments that smlaunch cuts.
+    ``total_seconds``: training time of the whole run.
     """
     stated_segment_seconds = None if job.limits.segment is None else parse_duration(job.limits.segment)
     if stated_segment_seconds is not None and stated_segment_seconds > MAX_JOB_SECONDS:
@@ -118,8 +119,8 @@ def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagno
         )
     # Without the quota, that is what one job would take.
     wanted_seconds = min(total_seconds, stated_segment_seconds or total_seconds)
-    quota, quota_problem = facts.max_runtime_quota, facts.max_runtime_quota_problem
-    limit_seconds = MAX_JOB_SECONDS
+    quota, limit_seconds = facts.max_runtime_quota, MAX_JOB_SECONDS
+    states_lengths = stated_segment_seconds is not None or any(change.length for change in job.segments)
     if quota is not None and quota < MAX_JOB_SECONDS:
         limit_seconds = quota
         if wanted_seconds > quota:
@@ -127,13 +128,30 @@ def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagno
                 "segment.quota",
                 f"The account's quota lets a training job run for {format_duration(quota)} at most.",
             )
-    elif wanted_seconds > DEFAULT_RUNTIME_QUOTA and facts.target == "aws" and quota_problem is not None:
+    elif is_runtime_quota_unknown(facts, wanted_seconds) and states_lengths:
+        diagnostics.add_warning(f"{unknown_runtime_quota_text(facts)}.")
+    elif is_runtime_quota_unknown(facts, wanted_seconds):
+        limit_seconds = DEFAULT_RUNTIME_QUOTA
         diagnostics.add_warning(
-            "The account's quota for the longest run of a training job could not be read "
-            f"({quota_problem}); AWS's default is 5d, and longer jobs are refused then: state "
-            "limits.segment if yours is lower."
+            f"{unknown_runtime_quota_text(facts)}. So no segment is longer; limits.segment states another "
+            "length."
         )
     return min(limit_seconds, stated_segment_seconds or limit_seconds)
+
+
+def is_runtime_quota_unknown(facts: DiscoveredFacts, job_seconds: float) -> bool:
+    """Whether a job of ``job_seconds`` may be longer than the account's quota, which is not known."""
+    return facts.target == "aws" and facts.max_runtime_quota is None and job_seconds > DEFAULT_RUNTIME_QUOTA
+
+
+def unknown_runtime_quota_text(facts: DiscoveredFacts) -> str:
+    """Return what is assumed about the account's quota for the longest run of a job, a sentence."""
+    cause = f" ({facts.max_runtime_quota_problem})" if facts.max_runtime_quota_problem else ""
+    return (
+        f"The account's quota for the longest run of a job is not known{cause}: AWS's default is "
+        f"{format_duration(DEFAULT_RUNTIME_QUOTA)}, a quota that can be raised, and the service refuses "
+        "longer jobs until it is"
+    )
 
 
 def needs_several_segments(job: Job, total_seconds: int, limit_seconds: int) -> bool:

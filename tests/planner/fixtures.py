@@ -32,6 +32,7 @@ def region(**changes: Any) -> DiscoveredFacts:
         role=ROLE.replace("arn:aws:", f"arn:{changes.get('partition', 'aws')}:"),
         source=SourceFacts("src", "train.py", "ab" * 32, file_count=12, bytes=40_321),
         script=TORCH,
+        max_runtime_quota=28 * 86400,
     )
     return dataclasses.replace(well, **changes)
 

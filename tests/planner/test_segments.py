@@ -55,6 +55,8 @@ CUTS = [
     ({"max_runtime": "60d", "segment": "24h"}, {}, 61, "24h", "1435m"),
     ({"max_runtime": "60d"}, {}, 3, "28d", "671h55m"),
     ({"max_runtime": "60d"}, {"max_runtime_quota": 5 * 86400}, 13, "5d", "119h55m"),
+    ({"max_runtime": "60d"}, {"max_runtime_quota": None}, 13, "5d", "119h55m"),
+    ({"max_runtime": "60d", "segment": "28d"}, {"max_runtime_quota": None}, 3, "28d", "671h55m"),
     ({"max_runtime": "60d", "segment": "28d"}, {"max_runtime_quota": 28 * 86400}, 3, "28d", "671h55m"),
     ({"max_runtime": "3d", "segment": "7d"}, {}, 1, "3d", "71h55m"),
     ({"segment": "7d"}, {}, 1, "24h", "1435m"),
@@ -192,13 +194,25 @@ def test_a_stated_interval_is_kept() -> None:
     assert "checkpoints.interval" not in rules(job_plan)
 
 
-def test_a_quota_nobody_could_read_is_told_and_not_assumed() -> None:
-    job_plan = chain(
-        {"limits": {"max_runtime": "60d"}},
-        region(max_runtime_quota_problem="ListServiceQuotas: AccessDenied"),
+UNREAD_QUOTA = (
+    "is not known (ListServiceQuotas: AccessDenied): AWS's default is 5d, a quota that can be raised"
+)
+
+
+def test_a_quota_nobody_could_read_is_the_default() -> None:
+    unread = region(
+        max_runtime_quota=None, max_runtime_quota_problem="ListServiceQuotas: AccessDenied", script=OURS
     )
-    assert job_plan.segments[0].max_runtime == 28 * 86400
-    assert any("could not be read (ListServiceQuotas: AccessDenied)" in text for text in job_plan.warnings)
+    job_plan = chain({"limits": {"max_runtime": "60d"}}, unread)
+    assert job_plan.segments[0].max_runtime == 5 * 86400
+    assert any(UNREAD_QUOTA in text for text in job_plan.warnings)
+    stated = chain({"limits": {"max_runtime": "60d", "segment": "20d"}}, unread)
+    assert stated.segments[0].max_runtime == 20 * 86400
+    assert any(UNREAD_QUOTA in text for text in stated.warnings)
+    short = chain({"limits": {"max_runtime": "60d", "segment": "5d"}}, unread)
+    assert not any("quota for the longest run" in text for text in short.warnings)
+    in_one_job = plan({"strategy": "processing", "limits": {"max_runtime": "6d"}}, unread)
+    assert any(UNREAD_QUOTA in text for text in in_one_job.warnings)
     known_quota = chain({"limits": {"max_runtime": "60d"}}, region(max_runtime_quota=5 * 86400))
     assert "segment.quota" in rules(known_quota)
 

@@ -28,7 +28,6 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 WITH_DATA = [name for name, workload in WORKLOADS.items() if workload["data"]]
 NOT_YET = {
     "04-xgboost-500gb",
-    "06-molecular-dynamics-90d",
     "08-spark-10tb",
 }
 NOT_YET_SIZED = {"08-spark-10tb"}
