@@ -276,6 +276,12 @@ job_options = _combine_decorators(
             _HOSTS, "--volume-kms-key", metavar="KEY", help="KMS key that encrypts the hosts' volumes."
         ),
         grouped_option(
+            _HOSTS,
+            "--price",
+            metavar="USD",
+            help="What a host of the job's instance type costs an hour, where the plan does not know it.",
+        ),
+        grouped_option(
             _DATA,
             "--input",
             "inputs",

@@ -18,6 +18,7 @@ _OPTION_BY_FIELD = {
     "output.uri": "--output",
     "checkpoints.interval": "--checkpoint-interval",
     "compute.instance_preferences": "--instance-preference",
+    "compute.price_per_hour": "--price",
 }
 """Of fields that are not called like their options."""
 

@@ -141,8 +141,8 @@ class Compute(Section):
     """Retry a segment on demand when no spot capacity is available for it."""
     price_per_hour: PositiveNumber | None = None
     """US dollars for one host and hour of instance_type, or of the first of instance_preferences, where the
-    catalog has no price or an old one. Other types, of segments and preferences, have the catalog's price. A
-    change of the type, by ``with_changes`` or an option of the command line, that states no price drops it.
+    price in the region is not known, or an old one. Other types, of segments and preferences, keep their own.
+    A change of the type, by ``with_changes`` or an option of the command line, that states no price drops it.
     """
     instance_preferences: Annotated[tuple[InstanceTypeName, ...], at_most(5)] = ()
     """Instance types in order of preference, instead of one instance_type: the service uses the first with

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
+from smlaunch.catalog.prices import HourlyPrice, find_price, reference_price
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.script_capability import ScriptCapability, script_capability
 from smlaunch.job.field_types import parse_size
@@ -172,10 +173,7 @@ class ComputeOption:
     @cached_property
     def price_per_hour(self) -> EstimateRange | None:
         """Dollars per hour of all hosts, as a range; None if unknown."""
-        stated_price = self.demand.job.compute.price_per_hour
-        if stated_price is not None and self.demand.names_instance_type:
-            return EstimateRange(low=stated_price * self.host_count, high=stated_price * self.host_count)
-        return estimate_hourly_price(self.instance, self.host_count)
+        return None if self.price is None else estimate_hourly_price(self.price, self.host_count)
 
     @cached_property
     def estimated_dollars(self) -> EstimateRange | None:
@@ -184,12 +182,24 @@ class ComputeOption:
             return None
         return estimate_price(self.price_per_hour, self.estimated_seconds)
 
+    @cached_property
+    def price(self) -> HourlyPrice | None:
+        """Price of one host, by the job or of the region; None if unknown."""
+        stated_price = self.demand.job.compute.price_per_hour
+        if stated_price is not None and self.demand.names_instance_type:
+            return HourlyPrice(stated_price, relative_error=0.0, source="by compute.price_per_hour")
+        return find_price(self.instance.name, self.demand.facts.region)
+
+    @cached_property
+    def ranking_price(self) -> HourlyPrice | None:
+        """Price of one host by which the option is compared with others; in a region whose prices are not
+        known it is that of another region. None for a type that cannot be compared."""
+        return self.price or reference_price(self.instance.name)
+
     @property
     def listed_price_per_hour(self) -> float:
-        """Dollars per hour of all hosts, by the catalog or the job."""
-        stated_price = self.demand.job.compute.price_per_hour if self.demand.names_instance_type else None
-        price = self.instance.usd_per_hour if stated_price is None else stated_price
-        return (price or 0.0) * self.host_count
+        """Dollars per hour of all hosts, to compare options."""
+        return (self.ranking_price.dollars if self.ranking_price else 0.0) * self.host_count
 
     @cached_property
     def rejection(self) -> Rejection | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smlaunch.catalog.instances import price_region
 from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE
+from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE
 from smlaunch.text.format import format_dollar_range, format_size
 
 
@@ -69,7 +70,7 @@ def suggest_preferences(
     diagnostics.add_reason(
         "capacity.preferences",
         f"If capacity is short, compute.instance_preferences: [{', '.join(type_names)}] uses the first type "
-        "with free capacity; they cost about the same here.",
+        f"with free capacity; they cost about the same{_price_basis_text(chosen)}.",
     )
 
 
@@ -189,7 +190,11 @@ def _in_memory_reason(chosen: ComputeOption, needed_bytes: float) -> str:
     )
     if chosen.host_count > 1:
         need_text += f", shared among {chosen.host_count} hosts"
-    price_text = "" if chosen.demand.names_instance_type else " at about the lowest hourly price"
+    price_text = (
+        ""
+        if chosen.demand.names_instance_type
+        else f" at about the lowest hourly price{_price_basis_text(chosen)}"
+    )
     return (
         f"{need_text}: {chosen.instance.name} ({chosen.instance.describe()}) has enough memory{price_text}."
     )
@@ -227,9 +232,17 @@ def _comparison_text(chosen: ComputeOption, suitable: Sequence[ComputeOption]) -
     if not other_count or chosen.demand.names_instance_type:
         return ""
     measured = chosen.demand.measurement
-    if measured is not None and measured.is_same_kind(chosen.instance):
-        return f"; of {other_count + 1} suitable ones it is among the cheapest, and of the measured kind"
-    return f"; of {other_count + 1} suitable ones it is among the cheapest"
+    is_of_measured_kind = measured is not None and measured.is_same_kind(chosen.instance)
+    kind_text = ", and of the measured kind" if is_of_measured_kind else ""
+    basis_text = _price_basis_text(chosen)
+    return f"; of {other_count + 1} suitable ones it is among the cheapest{basis_text}{kind_text}"
+
+
+def _price_basis_text(chosen: ComputeOption) -> str:
+    """Return by which prices machines are compared, where they are not the region's; empty if they are."""
+    if chosen.price_per_hour is not None:
+        return ""
+    return f" by the prices of {price_region()}, as those of {chosen.demand.facts.region} are not known"
 
 
 def _assumptions_text(chosen: ComputeOption) -> str:
@@ -245,14 +258,13 @@ def _assumptions_text(chosen: ComputeOption) -> str:
         reference_text = f"{reference.name} (assumed; workload.measured_on states it)"
     else:
         reference_text = f"a host of {reference.name} (assumed; workload.measured_on states it)"
-    # The catalog says how certain each price is; without a word it counts as uncertain.
-    relative_error = PRICE_ERROR_BY_CONFIDENCE.get(
-        chosen.instance.price_confidence, PRICE_ERROR_BY_CONFIDENCE["low"]
-    )
     is_local = demand.facts.target == "local"
     region_text = " They are of a region's machines, and not of this one." if is_local else ""
+    assumptions = ["how accelerators compare", "what several lose", "1 to 10 minutes until training begins"]
+    if chosen.price is not None and chosen.price.relative_error:
+        assumptions.append(f"a price within {chosen.price.relative_error:.0%}")
     return (
-        f"Estimates start from {job.workload.time_on_one} on {reference_text}; how accelerators compare, "
-        f"what several lose, 1 to 10 minutes until training begins and a price within {relative_error:.0%} "
+        f"Estimates start from {job.workload.time_on_one} on {reference_text}; "
+        f"{', '.join(assumptions[:-1])} and {assumptions[-1]} "
         f"are rough assumptions (docs/planner.md).{region_text}"
     )

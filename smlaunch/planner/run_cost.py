@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceChoice
+from smlaunch.catalog.prices import find_price, unknown_price_text
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
@@ -27,11 +28,11 @@ class PriceRate(NamedTuple):
 
 def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts) -> PriceRate:
     """Return the price per hour of all of the job's hosts, with its source: the job itself for the type that
-    it names, otherwise the catalog's on-demand price; None if it is unknown. On the local endpoint only a
+    it names, otherwise the region's on-demand price; None if it is unknown. On the local endpoint only a
     price that the job states counts, to rehearse a cost cap."""
     if len(job.compute.instance_preferences) > 1:
         return _rate_of_most_expensive_preference(job, facts)
-    instance_type, catalog_entry = instance_choice
+    instance_type = instance_choice.name
     # Of one host; None if the job states none.
     host_price = job.compute.price_per_hour
     if facts.target == "local" and host_price is None:
@@ -40,14 +41,10 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
         source = f"by compute.price_per_hour, for {instance_type}; nothing is really billed here"
     elif host_price is not None:
         source = f"by compute.price_per_hour, for {instance_type}"
-    elif catalog_entry is not None and catalog_entry.usd_per_hour is not None:
-        host_price = catalog_entry.usd_per_hour
-        source = (
-            f"an estimate: on-demand price of {instances.price_region()} as of {instances.catalog_month()}, "
-            f"{catalog_entry.price_confidence} confidence"
-        )
+    elif (price := find_price(instance_type, facts.region)) is not None:
+        host_price, source = price.dollars, price.source
     else:
-        source = f"the price of {instance_type} is not known"
+        source = unknown_price_text(instance_type, facts.region)
     if facts.target != "local" and host_price is not None and job.compute.spot:
         source += "; spot is billed lower, by an unknown amount"
     return PriceRate(
@@ -170,18 +167,20 @@ def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: 
     """Return the cost of a run whose price is unknown, and add a problem if the job states a cap, which then
     cannot be enforced."""
     type_name, own_type = rate_without_price.instance_type, job.compute.own_instance_type
-    note, remedy = rate_without_price.source, "state compute.price_per_hour"
-    if type_name == own_type:
-        note += "; compute.price_per_hour states it"
-    else:
+    note, remedy = rate_without_price.source, "state it with compute.price_per_hour or --price"
+    if type_name != own_type:
         remedy = (
             f"compute.price_per_hour would be that of {own_type}: take a type with a known price, or leave "
             "the cap out"
         )
+    elif "compute.instance_type" in diagnostics.fields_chosen_by_plan:
+        remedy = "name compute.instance_type, and its price with compute.price_per_hour or --price"
+        note += "; a job that names the type states it with compute.price_per_hour or --price"
+    else:
+        note += "; compute.price_per_hour or --price states it"
     if job.limits.max_cost is not None:
         diagnostics.add_problem(
-            "limits.max_cost",
-            f"the price of {type_name} is unknown, so that the cap cannot be enforced; {remedy}",
+            "limits.max_cost", f"{rate_without_price.source}, so that the cap cannot be enforced; {remedy}"
         )
     return Cost(is_known=False, per_hour=None, maximum=None, note=note)
 

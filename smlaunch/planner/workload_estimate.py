@@ -7,7 +7,6 @@ marked as an assumption. Plans rely on the slow end of a range; the fast end is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smlaunch.catalog.accelerators import (
@@ -18,10 +17,8 @@ from smlaunch.catalog.accelerators import (
     scaling_efficiency,
 )
 from smlaunch.catalog.instances import InstanceType
+from smlaunch.catalog.prices import HourlyPrice
 from smlaunch.storage.read_time_estimates import ZERO_SECONDS, DataShare, EstimateRange, HostProfile
-
-PRICE_ERROR_BY_CONFIDENCE: Mapping[str | None, float] = {"high": 0.05, "medium": 0.15, "low": 0.30}
-"""Relative error of the catalog's prices, by confidence: an assumption."""
 
 STARTUP_RANGE = EstimateRange(low=60.0, high=600.0)
 """Seconds billed before training begins, without data: image download and imports. An assumption."""
@@ -139,13 +136,10 @@ def estimate_duration(
     return work_seconds + STARTUP_RANGE + download_seconds
 
 
-def estimate_hourly_price(instance: InstanceType, host_count: int) -> EstimateRange | None:
-    """Dollars per hour of all hosts; None if the price is unknown."""
-    if instance.usd_per_hour is None:
-        return None
-    spread = PRICE_ERROR_BY_CONFIDENCE.get(instance.price_confidence, PRICE_ERROR_BY_CONFIDENCE["low"])
-    listed_price = instance.usd_per_hour * host_count
-    return EstimateRange(low=listed_price * (1 - spread), high=listed_price * (1 + spread))
+def estimate_hourly_price(price: HourlyPrice, host_count: int) -> EstimateRange:
+    """Dollars per hour of all hosts."""
+    dollars = price.dollars * host_count
+    return EstimateRange(low=dollars * (1 - price.relative_error), high=dollars * (1 + price.relative_error))
 
 
 def estimate_price(per_hour: EstimateRange, seconds: EstimateRange) -> EstimateRange:

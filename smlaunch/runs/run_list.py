@@ -120,7 +120,7 @@ def _describe_run(summary: RunSummary, oldest_listed_job: str, target: Target) -
         summary = summary._replace(
             instance_type=last_job.instance_type,
             hosts=last_job.host_count,
-            dollars=estimate_dollars(outcome, target.kind),
+            dollars=estimate_dollars(outcome, target),
             metrics={name: value for name, value in outcome.metrics.items() if name != DATA_WAIT_METRIC},
         )
         if parse_job_name(summary.job) is None:

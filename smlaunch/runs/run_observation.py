@@ -156,7 +156,7 @@ class RunObservation:
             return [("cost", "nothing: it runs on this machine")]
         from smlaunch.runs.run_cost import estimate_dollars
 
-        dollars = None if self.outcome is None else estimate_dollars(self.outcome, target.kind)
+        dollars = None if self.outcome is None else estimate_dollars(self.outcome, target)
         if self.outcome is None or dollars is None:
             return [("cost", "not known")]
         so_far = " so far" if self.outcome.exit_code is None else ""

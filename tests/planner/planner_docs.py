@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from smlaunch.catalog.catalog_tables import load_catalog_table
+from smlaunch.catalog.prices import PRICE_ERROR_BY_CONFIDENCE
 from smlaunch.planner.rules import rules_of
 from smlaunch.planner.rules.rule import Rule
-from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, PRICE_ERROR_BY_CONFIDENCE, STARTUP_RANGE
+from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, STARTUP_RANGE
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan import Plan
 from smlaunch.render.plan_text import plan_headline

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from smlaunch.catalog import accelerators
 from smlaunch.catalog.instances import find_instance_type, known_types
+from smlaunch.catalog.prices import find_price
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
 from smlaunch.job.model import Job, parse_duration
@@ -468,18 +469,36 @@ def test_the_speed_of_what_was_measured_is_one() -> None:
 
 
 def test_prices_are_ranges_by_their_confidence() -> None:
-    known_type, unknown_type = find_instance_type("ml.g5.12xlarge"), find_instance_type("ml.trn1.32xlarge")
-    assert known_type is not None
-    assert unknown_type is not None
-    assert (known_type.price_confidence, unknown_type.price_confidence) == ("high", "low")
-    narrow_price, wide_price = estimate_hourly_price(known_type, 2), estimate_hourly_price(unknown_type, 1)
-    assert narrow_price is not None
-    assert wide_price is not None
+    sure, unsure = find_price("ml.g5.12xlarge", "us-east-1"), find_price("ml.trn1.32xlarge", "us-east-1")
+    assert sure is not None
+    assert unsure is not None
+    narrow_price, wide_price = estimate_hourly_price(sure, 2), estimate_hourly_price(unsure, 1)
     assert narrow_price.high / narrow_price.low < wide_price.high / wide_price.low
     assert narrow_price.low < 14.18 < narrow_price.high
     assert estimate_price(narrow_price, EstimateRange(3600, 7200)).high == pytest.approx(
         narrow_price.high * 2
     )
-    unknown = find_instance_type("ml.p5e.48xlarge")
-    assert unknown is not None
-    assert estimate_hourly_price(unknown, 1) is None
+    assert find_price("ml.p5e.48xlarge", "us-east-1") is None
+
+
+def test_the_price_of_one_region_stands_for_no_other() -> None:
+    job = {"workload": {"time_on_one": "10h"}}
+    ireland = region(region="eu-west-1", script=ONE_ACCELERATOR_SCRIPT)
+    there, here = plan(job, ireland), plan(job, region(script=ONE_ACCELERATOR_SCRIPT))
+    # The prices of us-east-1 only say which machine costs more than which.
+    assert there.instance_type == here.instance_type
+    assert {(row.dollars, row.per_hour) for row in there.candidates} == {(None, None)}
+    assert "$" not in str(there)
+    reasons = {reason.rule: reason.explanation for reason in there.reasons}
+    assert reasons["compute.one-accelerator"].count("by the prices of us-east-1, as those of eu-west-1") == 1
+    assert "by the prices of us-east-1, as those of eu-west-1" in reasons["capacity.preferences"]
+    assert " a price " not in reasons["estimate.assumed"]
+    (line,) = refusals({**job, "limits": {"max_cost": 100}}, ireland)
+    assert line == (
+        f"limits.max_cost: the price of {there.instance_type} in eu-west-1 is not known, only that in "
+        "us-east-1, so that the cap cannot be enforced; name compute.instance_type, and its price with "
+        "compute.price_per_hour or --price"
+    )
+    stated = {"instance_type": there.instance_type, "price_per_hour": 2}
+    named = plan({**job, "compute": stated, "limits": {"max_cost": 100}}, ireland)
+    assert named.candidates[0].per_hour == (2, 2)

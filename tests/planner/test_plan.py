@@ -85,7 +85,7 @@ def test_an_unknown_type_is_warned_of_and_counts_its_own_accelerators() -> None:
     )
     assert "-cu133-" in job_plan.image
     assert not job_plan.cost.is_known
-    assert " unknown: the price of ml.g5.13xlarge is not known" in str(job_plan)
+    assert " unknown: the price of ml.g5.13xlarge in us-east-1 is not known" in str(job_plan)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_what_attempts_may_take_is_what_the_plan_says() -> None:
 def test_a_cap_needs_a_price() -> None:
     job: dict[str, Any] = {"compute": {"instance_type": "ml.m4.xlarge"}, "limits": {"max_cost": 100}}
     (line,) = refusals(job)
-    assert line.startswith("limits.max_cost: the price of ml.m4.xlarge is unknown")
+    assert line.startswith("limits.max_cost: the price of ml.m4.xlarge in us-east-1 is not known, so")
     job["compute"]["price_per_hour"] = 0.3
     assert plan(job).cost.per_hour == pytest.approx(0.3)
     assert plan(job, local()).cost.per_hour == pytest.approx(0.3), "a cap can be rehearsed"

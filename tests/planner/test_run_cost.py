@@ -8,7 +8,7 @@ from typing import Any
 
 from smlaunch.catalog.instances import known_types
 from smlaunch.contract.run_names import JobName
-from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts, StoredFile
+from smlaunch.facts.discovered_facts import InputFacts, StoredFile
 from smlaunch.job.model import Job
 from smlaunch.runs.run_state import observed_job_from_description
 from tests.planner.fixtures import TORCH, local, plan, region, with_inputs
@@ -86,15 +86,15 @@ def test_a_price_is_of_the_type_that_the_job_names(
         (
             NAMED,
             [{"until_step": 1}, {"compute": {"instance_type": "ml.g99.xlarge"}}],
-            "the price of ml.g99.xlarge is unknown, so that the cap cannot be enforced; "
+            "the price of ml.g99.xlarge in us-east-1 is not known, so that the cap cannot be enforced; "
             "compute.price_per_hour would be that of ml.g5.xlarge: take a type with a known price, or leave "
             "the cap out",
         ),
         (
             {"instance_type": "ml.g99.xlarge"},
             [{}],
-            "the price of ml.g99.xlarge is unknown, so that the cap cannot be enforced; state "
-            "compute.price_per_hour",
+            "the price of ml.g99.xlarge in us-east-1 is not known, so that the cap cannot be enforced; state "
+            "it with compute.price_per_hour or --price",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_without_a_workload_the_price_is_of_the_default_type() -> None:
             9.0,
             "by compute.price_per_hour, for ml.p4d",
         ),
-        ({"instance_type": "ml.g99.xlarge"}, None, "the price of ml.g99.xlarge is not known"),
+        ({"instance_type": "ml.g99.xlarge"}, None, "the price of ml.g99.xlarge in us-east-1 is not known"),
     ],
 )
 def test_a_type_that_replaces_another_is_not_counted_by_the_others_price(
@@ -150,11 +150,27 @@ def test_a_type_that_replaces_another_is_not_counted_by_the_others_price(
 ) -> None:
     job = Job.from_mapping({"entry": "train.py", "compute": NAMED, "limits": {"max_runtime": "1h"}})
     mapping = job.with_changes(compute=changes).to_mapping()
-    cost = plan(mapping, IRELAND).cost
+    cost = plan(mapping, RESUMES).cost
     assert cost.per_hour == price and cost.note.startswith(note)
     if price is None:
-        (line,) = refusals({**mapping, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND)
-        assert line.endswith("the cap cannot be enforced; state compute.price_per_hour")
+        (line,) = refusals({**mapping, "limits": {"max_runtime": "1h", "max_cost": 100}}, RESUMES)
+        assert line.endswith("the cap cannot be enforced; state it with compute.price_per_hour or --price")
+
+
+def test_a_region_whose_prices_are_not_known_has_none_of_another_region() -> None:
+    job = {"compute": {"instance_type": "ml.g5.xlarge"}, "limits": {"max_runtime": "1h"}}
+    cost = plan(job, IRELAND).cost
+    assert not cost.is_known
+    assert cost.note == (
+        "the price of ml.g5.xlarge in eu-west-1 is not known, only that in us-east-1; "
+        "compute.price_per_hour or --price states it"
+    )
+    (line,) = refusals({**job, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND)
+    assert line.startswith(
+        "limits.max_cost: the price of ml.g5.xlarge in eu-west-1 is not known, only that in us-east-1, so"
+    )
+    stated = {**job, "compute": {"instance_type": "ml.g5.xlarge", "price_per_hour": 2}}
+    assert plan({**stated, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND).cost.maximum == 2
 
 
 # ---- warm pools ------------------------------------------------------------------------------------------
@@ -198,25 +214,21 @@ def test_the_cap_counts_the_time_in_which_hosts_waited(members: dict[str, Any], 
 
 
 @table(
-    ("limits", "facts"),
+    "limits",
     [
-        ({"max_cost": 20}, IRELAND),
-        ({"max_cost": 20, "max_runtime": "38m"}, IRELAND),
-        ({"max_cost": 66, "max_runtime": "24h"}, IRELAND),
-        ({"max_cost": 100}, IRELAND),
-        ({"max_cost": 20}, region(script=TORCH)),
-        ({"max_cost": 100}, region(script=TORCH)),
+        {"max_cost": 20},
+        {"max_cost": 20, "max_runtime": "38m"},
+        {"max_cost": 100},
     ],
 )
 def test_a_refusal_for_cost_names_machines_on_offer_and_its_advice_works(
-    limits: dict[str, Any], facts: DiscoveredFacts
+    limits: dict[str, Any],
 ) -> None:
     workload = {"time_on_one": "40h", "measured_on": "ml.g5.xlarge", "wanted_time": "12h"}
     job: dict[str, Any] = {"workload": workload, "limits": limits}
+    facts = region(script=TORCH)
     (line,) = refusals(job, facts)
     assert line.startswith("limits.max_cost: "), line
-    if facts is IRELAND:
-        assert "p4de" not in line, "EC2 does not offer it there"
     raised = re.search(r"raise it to \$([0-9,.]+[0-9])", line)
     assert raised is not None, line
     needed = float(raised[1].replace(",", ""))

@@ -18,7 +18,7 @@ from smlaunch.planner.plan_context import fact_needs
 from smlaunch.runs.job_poller import Polling
 from smlaunch.runs.launch_target import Target
 
-REGION = "eu-west-1"
+REGION = "us-east-1"
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
 BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"

@@ -413,7 +413,7 @@ def test_any_training_job_can_be_attached_by_name(target: Target) -> None:
 
 def test_an_unknown_name_is_reported(job: Job, target: Target) -> None:
     launch(job, target)
-    with pytest.raises(JobError, match=r"there is no run 'demmo' on eu-west-1, did you mean 'demo'\?"):
+    with pytest.raises(JobError, match=r"there is no run 'demmo' on us-east-1, did you mean 'demo'\?"):
         attach("demmo", target)
 
 

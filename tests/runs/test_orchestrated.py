@@ -109,7 +109,7 @@ def test_jobs_of_any_name_are_found_by_their_tag() -> None:
         job("mine-1", "nightly", 1), job("mine-2", "nightly", 2), tags={TAG_RUN: "nightly", TAG_FORMAT: "1.0"}
     )
     assert attach("nightly", target).jobs == ("mine-1", "mine-2")
-    with pytest.raises(JobError, match="there is no run 'nightlies' on eu-west-1"):
+    with pytest.raises(JobError, match="there is no run 'nightlies' on us-east-1"):
         attach("nightlies", target)
 
 

@@ -129,7 +129,7 @@ def test_an_interrupted_wait_leaves_the_status_that_it_has_read(target: Target) 
     control(target).describe_job = describe_and_log  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         run.wait(interrupt)
-    assert repr(run) == "Run('demo', InProgress, 1 job, eu-west-1)"
+    assert repr(run) == "Run('demo', InProgress, 1 job, us-east-1)"
 
 
 def test_the_log_of_a_run_that_has_ended_is_read_once(target: Target) -> None:
@@ -264,9 +264,9 @@ def test_the_wait_for_it_is_logged_once_without_a_callback(
 def test_it_is_shown_as_one_line_with_the_status_that_was_read_last(target: Target) -> None:
     control(target).descriptions_by_job[JOB] = [COMPLETED]
     run = attach("demo", target)
-    assert repr(run) == str(run) == "Run('demo', attached, 1 job, eu-west-1)"
+    assert repr(run) == str(run) == "Run('demo', attached, 1 job, us-east-1)"
     assert run.status == "Completed"
-    assert repr(run) == "Run('demo', Completed, 1 job, eu-west-1)"
+    assert repr(run) == "Run('demo', Completed, 1 job, us-east-1)"
     chain = undriven_chain(local(target))
     chain.describe()
     assert repr(chain) == f"Run('{RUN}', InProgress, 1 job, local)"
@@ -274,7 +274,7 @@ def test_it_is_shown_as_one_line_with_the_status_that_was_read_last(target: Targ
 
 def test_a_target_is_shown_as_one_short_line(target: Target) -> None:
     assert repr(target) == (
-        "Target(kind='aws', region_name='eu-west-1', account=None, role=None, bucket=None)"
+        "Target(kind='aws', region_name='us-east-1', account=None, role=None, bucket=None)"
     )
 
 

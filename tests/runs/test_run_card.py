@@ -67,8 +67,8 @@ def html_of(**fields: Any) -> str:
     [
         ({}, ["digits: in progress (Training)"]),
         (
-            {"rows": [("cost", "not known"), ("where", "region eu-west-1")]},
-            ["cost", "not known", "eu-west-1"],
+            {"rows": [("cost", "not known"), ("where", "region us-east-1")]},
+            ["cost", "not known", "us-east-1"],
         ),
         ({"progress": "step 3/4 (75%)", "fraction_done": 0.75}, ["step 3/4 (75%)"]),
         ({"metrics": {"loss": 0.25, "lr": 1e-5}}, ["loss", "0.25", "1e-05"]),
@@ -446,9 +446,9 @@ class ForbiddenClients:
 
 
 def test_a_run_of_which_nothing_was_read_is_shown_without_a_request() -> None:
-    target = Target("aws", "eu-west-1", polling=None, session=ForbiddenClients())  # type: ignore[arg-type]
+    target = Target("aws", "us-east-1", polling=None, session=ForbiddenClients())  # type: ignore[arg-type]
     html = run_of_single_job("digits", target, "digits-<b>", attached=False)._repr_html_()
-    for text in ("digits", "launched", "region eu-west-1", "digits-&lt;b&gt;"):
+    for text in ("digits", "launched", "region us-east-1", "digits-&lt;b&gt;"):
         assert text in html
     assert "attached to it" in run_of_single_job("digits", target, "a", attached=True)._repr_html_()
 

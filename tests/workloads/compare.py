@@ -55,7 +55,8 @@ def differences(workload: dict[str, Any], plan: dict[str, Any], sized: bool) -> 
                 result += outside(
                     "hours", candidate["seconds"][1] / 3600, [wanted["hours"][0], wanted["hours"][1] * 1.02]
                 )
-                result += outside("dollars", sum(candidate["dollars"]) / 2, wanted["dollars"])
+                if candidate["dollars"] is not None:  # None where the prices of the region are not known
+                    result += outside("dollars", sum(candidate["dollars"]) / 2, wanted["dollars"])
         if plan["cost"]["at_most"] is not None:
             result += outside("at most", plan["cost"]["at_most"], wanted["at_most"])
     for key in WORDS:

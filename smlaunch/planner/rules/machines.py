@@ -88,7 +88,7 @@ def reject_type_missing_in_region(option: ComputeOption) -> Iterator[Objection]:
     fields=("limits.max_cost", "compute.price_per_hour"),
 )
 def reject_unknown_price(option: ComputeOption) -> Objections:
-    if option.price_per_hour is None:
+    if option.ranking_price is None:
         yield Objection("its price is unknown; name the type and compute.price_per_hour to use it anyway")
 
 
@@ -325,8 +325,8 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     """Two costs must be within the cap: the most that a single job can cost, until its time limit, and what
     the work is estimated to cost."""
     demand, estimated = option.demand, option.estimated_dollars
-    # Nothing is billed for local hosts.
-    if demand.max_cost is None or demand.facts.target == "local":
+    # Nothing is billed for local hosts; without a price the plan asks for one.
+    if demand.max_cost is None or demand.facts.target == "local" or option.price_per_hour is None:
         return
     estimated_dollars = 0.0 if estimated is None else estimated.high
     keep_alive = demand.job.compute.keep_alive
