@@ -1,33 +1,35 @@
-"""``smlaunch shell``: a shell in a running host."""
+"""``smlaunch shell``: a shell in a running host, of this machine or, by AWS Systems Manager, of a region."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from smlaunch.cli.options import GroupedCommand, complete_runs, connection_options, grouped_option
-from smlaunch.errors import EndpointError, JobError, Problem
+from smlaunch.errors import EndpointError, JobError, MachineError, Problem
 
 
-@click.command(cls=GroupedCommand, short_help="Open a shell in a running local host.")
+@click.command(cls=GroupedCommand, short_help="Open a shell in a running host.")
 @click.argument("run", shell_complete=complete_runs)
 @connection_options
 @grouped_option("Which", "--host", metavar="NAME", help="Host, such as algo-2; default: the first.")
 def shell(run: str, host: str | None, **options: Any) -> int:
-    """Open a shell in a running host of a run on this machine: with the processes, files, host name,
-    environment and working directory that its script has. In a container it is the engine's exec.
+    """Open a shell in a running host of a run. On this machine (--local) it has the processes, files, host
+    name, environment and working directory that the host's script has. In a container it is the engine's
+    exec. In a region AWS Systems Manager opens it: for jobs with remote_debug, by the AWS CLI and its Session
+    Manager plugin.
 
-    Without a terminal, standard input is a script:  echo 'df -h /opt/ml' | smlaunch shell RUN --local
+    Without a terminal, standard input of a local shell is a script:
+    echo 'df -h /opt/ml' | smlaunch shell RUN --local
 
     The exit code is that of the shell.
     """
-    if not options["local"]:
-        raise JobError([Problem("shell", _NOT_IN_A_REGION.format(run=run))])
     from smlaunch.connection.open_connection import open_connection
     from smlaunch.runs.attach_run import attach
 
@@ -39,10 +41,40 @@ def shell(run: str, host: str | None, **options: Any) -> int:
                 f"run {run} has ended ({outcome.status}), and its hosts with it; its log: smlaunch logs {run}"
             )
             raise JobError([Problem("", f"{text}{connection.cli_flag}")])
-        assert connection.state_dir is not None  # a local endpoint has one
-        command = _shell_command(connection.state_dir, f"{job}.{connection.target.region_name}", run, host)
+        region = connection.target.region_name
+        if connection.state_dir is not None:  # that of a local endpoint
+            command = _shell_command(connection.state_dir, f"{job}.{region}", run, host)
+        else:
+            description = connection.target.control_plane.describe_job(job)
+            command = _session_command(job, description, host, region, options["profile"])
     sys.stdout.flush()
-    os.execv(command[0], command)  # noqa: S606
+    os.execvp(command[0], command)  # noqa: S606
+
+
+def _session_command(
+    job: str, description: Mapping[str, Any], host: str | None, region: str, profile: str | None
+) -> list[str]:
+    """Return the AWS CLI's command for a shell in a host of a region's job; the first host without a name.
+    ``description``: of DescribeTrainingJob. Raises JobError for a job without remote debugging or without
+    that host, and MachineError where the AWS CLI is missing."""
+    if not description.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"):
+        message = f"{job} was started without it; state remote_debug: true in the job of a new run"
+        raise JobError([Problem("remote_debug", message)])
+    resources = description.get("ResourceConfig", {})
+    groups = resources.get("InstanceGroups") or [resources]
+    host_count = sum(group.get("InstanceCount") or 1 for group in groups)
+    host_names = [f"algo-{number}" for number in range(1, host_count + 1)]
+    if host is not None and host not in host_names:
+        raise JobError([Problem("--host", f"{job} has no host {host!r}; hosts: {', '.join(host_names)}")])
+    session_target = f"sagemaker-training-job:{job}_{host or host_names[0]}"
+    command = ["aws", "ssm", "start-session", "--target", session_target, "--region", region]
+    command += [] if profile is None else ["--profile", profile]
+    if shutil.which(command[0]) is None:
+        raise MachineError(
+            "the AWS CLI and its Session Manager plugin open shells in a region, and there is no program aws "
+            f"on this machine; install both, and run this command again, or elsewhere: {' '.join(command)}"
+        )
+    return command
 
 
 def _shell_command(state_root: Path, job: str, run: str, host: str | None) -> list[str]:
@@ -78,10 +110,3 @@ def _job_folders(hosts_folder: Path, job: str) -> Iterator[Path]:
     for endpoint_folder in hosts_folder.iterdir():
         if (endpoint_folder / job).is_dir():
             yield endpoint_folder / job
-
-
-_NOT_IN_A_REGION = (
-    "opens a shell on hosts of this machine only (--local). Shells on the hosts of a region, through "
-    "SageMaker's remote debugging (AWS Systems Manager), will come in a later release; until then "
-    "`smlaunch logs {run} -f` follows the log of run {run}"
-)

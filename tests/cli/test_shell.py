@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,6 @@ def test_what_has_no_shell(running: tuple[str, Shell]) -> None:
     cases = [
         (("waits", "--local", "--host", "algo-3"), 2, "has no host 'algo-3'; hosts: algo-1, algo-2"),
         (("wait", "--local"), 2, "did you mean 'waits'"),
-        (("waits", "--region", "eu-west-1"), 2, "remote debugging (AWS Systems Manager), will come in a"),
     ]
     for arguments, code, message in cases:
         result = shell("shell", *arguments)
@@ -110,3 +110,51 @@ def test_a_run_that_has_ended(shell: Shell) -> None:
     assert shell("run", "train.py", "--local", "--name", "ended").code == 0
     result = shell("shell", "ended", "--local")
     assert result.code == 2 and "run ended has ended (Completed)" in result.err
+
+
+JOB = """\
+entry: wait.py
+name: remote
+remote_debug: true
+compute: {hosts: 2}
+strategy: ddp
+"""
+FAKE_AWS = '#!/bin/sh\necho "$@"\n'
+
+
+def test_the_session_of_a_region(endpoint_shell: Shell, tmp_path: Path) -> None:
+    """The endpoint stands for the region, and a script for the AWS CLI."""
+    shell = endpoint_shell
+    (shell.folder / "wait.py").write_text(WAITS)
+    (shell.folder / "remote.yaml").write_text(JOB)
+    (shell.folder / "plain.yaml").write_text(
+        JOB.replace("remote", "plain", 1).replace("remote_debug: true", "")
+    )
+    for name in ("remote", "plain"):
+        assert shell("run", f"{name}.yaml", "--local", "--detach").code == 0
+    exports = [line.removeprefix("export ").partition("=") for line in shell("local", "env").out.splitlines()]
+    (tmp_path / "aws").write_text(FAKE_AWS)
+    (tmp_path / "aws").chmod(0o755)
+    environment = {
+        **shell.environment,
+        **{name: value.strip("'\"") for name, _, value in exports if name.startswith("AWS_")},
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+
+    def open_shell(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, "shell", *arguments, "--region", "us-east-1"]
+        return subprocess.run(command, env={**environment, **changes}, capture_output=True, text=True)
+
+    target = "sagemaker-training-job:remote-s1-a1_algo-"
+    for host, number in (([], 1), (["--host", "algo-2"], 2)):
+        result = open_shell("remote", *host)
+        expected = f"ssm start-session --target {target}{number} --region us-east-1\n"
+        assert (result.returncode, result.stdout) == (0, expected), result.stderr
+    unknown = open_shell("remote", "--host", "algo-3")
+    assert unknown.returncode == 2 and "no host 'algo-3'; hosts: algo-1, algo-2" in unknown.stderr
+    plain = open_shell("plain")
+    assert plain.returncode == 2 and "remote_debug: true" in plain.stderr
+    missing = open_shell("remote", PATH=str(tmp_path / "empty"))
+    assert missing.returncode == 8 and f"aws ssm start-session --target {target}1" in missing.stderr
+    for name in ("remote", "plain"):
+        assert shell("stop", name, "--local").code in (0, 5)

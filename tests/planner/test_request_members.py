@@ -158,13 +158,13 @@ EVERY_FIELD: dict[str, Any] = {
 
 
 def test_all_that_a_request_states_is_in_the_request_and_in_the_plan() -> None:
-    made = plan({"request": EVERY_FIELD})
-    assert (made.instance_type, made.hosts, made.processes_per_host) == ("ml.g5.12xlarge", 2, 4)
-    request = made.requests[0]
+    job_plan = plan({"request": EVERY_FIELD})
+    assert (job_plan.instance_type, job_plan.hosts, job_plan.processes_per_host) == ("ml.g5.12xlarge", 2, 4)
+    request = job_plan.requests[0]
     for member in ("RoleArn", "OutputDataConfig", "CheckpointConfig", "RetryStrategy", "DebugHookConfig"):
         if member != "RoleArn":  # the role is a fact, which discovery reads from the job
             assert request[member] == EVERY_FIELD[member]
-    assert made.job.role == EVERY_FIELD["RoleArn"]
+    assert job_plan.job.role == EVERY_FIELD["RoleArn"]
     assert request["ResourceConfig"] == EVERY_FIELD["ResourceConfig"]
     assert request["StoppingCondition"] == EVERY_FIELD["StoppingCondition"]
     assert request["HyperParameters"] == EVERY_FIELD["HyperParameters"]
@@ -209,8 +209,11 @@ def test_every_segment_of_a_chain_has_the_members() -> None:
         "limits": {"max_runtime": "3d", "segment": "24h"},
         "checkpoints": "s3://b/ckpt/",
     }
-    made = plan(job)
-    requests = [*made.requests, build_job_request(made.workflow, 2, attempt=2, newest_checkpoint_step=5)]
+    job_plan = plan(job)
+    requests = [
+        *job_plan.requests,
+        build_job_request(job_plan.workflow, 2, attempt=2, newest_checkpoint_step=5),
+    ]
     assert len(requests) > 4
     assert all(request["DebugHookConfig"] == {"S3OutputPath": "s3://b/debug/"} for request in requests)
 
@@ -416,10 +419,10 @@ PREFERENCES = [
 
 
 def test_preferences_with_members_of_their_own_are_sent_as_they_are() -> None:
-    made = plan({"request": {"ResourceConfig": {"InstancePreferences": PREFERENCES}}})
-    assert made.job.compute.instance_preferences == ("ml.g5.xlarge", "ml.g6.xlarge")
-    assert made.requests[0]["ResourceConfig"]["InstancePreferences"] == PREFERENCES
-    assert Job.from_mapping(made.job.to_mapping()) == made.job
+    job_plan = plan({"request": {"ResourceConfig": {"InstancePreferences": PREFERENCES}}})
+    assert job_plan.job.compute.instance_preferences == ("ml.g5.xlarge", "ml.g6.xlarge")
+    assert job_plan.requests[0]["ResourceConfig"]["InstancePreferences"] == PREFERENCES
+    assert Job.from_mapping(job_plan.job.to_mapping()) == job_plan.job
     counted = [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 2}]
     job = Job(entry="t.py", request={"ResourceConfig": {"InstancePreferences": counted}})
     assert (job.compute.hosts, job.compute.instance_preferences, dict(job.request)) == (
