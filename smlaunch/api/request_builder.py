@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from smlaunch.api.file_system_folder import FileSystemFolder
 from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.api.job_kinds import FieldPath, JobKind, runtime_entrypoint, set_at_path
 
@@ -25,6 +26,25 @@ class InputChannel(NamedTuple):
 
     content_type: str | None = None
     is_manifest: bool = False
+    file_system: FileSystemFolder | None = None
+    """The folder that is mounted, instead of data in S3."""
+
+    access: str = "ro"
+    """To the file system: ro or rw."""
+
+    attributes: tuple[str, ...] = ()
+    """Of an augmented manifest."""
+
+    shuffle_seed: int | None = None
+    record_wrapper: str | None = None
+    is_gzipped: bool = False
+
+    @property
+    def data_type(self) -> str:
+        """How the service reads ``uri``."""
+        if self.attributes:
+            return "AugmentedManifestFile"
+        return "ManifestFile" if self.is_manifest else "S3Prefix"
 
 
 class JobParameters(NamedTuple):
@@ -152,15 +172,31 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
 
 def _input_entry(kind: JobKind, channel: InputChannel) -> dict[str, Any]:
     """Return the entry of a request's inputs for this channel."""
-    value_by_field = {
+    # The plan rejects a file system for a kind that cannot mount one.
+    folder = channel.file_system if "file_system" in kind.input_path_by_field else None
+    value_by_field: dict[str, Any] = {
         "name": channel.name,
-        "uri": channel.uri,
         "local_path": kind.paths.channel_dir(channel.name),
-        "data_type": "ManifestFile" if channel.is_manifest else "S3Prefix",
         "mode": channel.mode if channel.mode in kind.input_modes else kind.input_modes[0],
-        "split": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
         "content_type": channel.content_type,
+        "compression": "Gzip" if channel.is_gzipped else None,
+        "record_wrapper": channel.record_wrapper,
+        "shuffle_seed": channel.shuffle_seed,
     }
+    if folder is not None:
+        value_by_field |= {
+            "file_system": folder.id,
+            "file_system_type": folder.type,
+            "directory": folder.directory,
+            "access": channel.access,
+        }
+    else:
+        value_by_field |= {
+            "uri": channel.uri,
+            "data_type": channel.data_type,
+            "split": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
+            "attributes": list(channel.attributes),
+        }
     return _build_document(kind.input_path_by_field, value_by_field)
 
 
@@ -172,7 +208,7 @@ def _build_document(
     """Return the object with these values at these paths, without those that are None, False or empty."""
     document: dict[str, Any] = {}
     for field_name, path in path_by_field.items():
-        value = value_by_field[field_name]
+        value = value_by_field.get(field_name)
         is_absent = value is None or value is False or value in _EMPTY_VALUES
         if not is_absent or field_name in empty_fields:
             set_at_path(document, path, value)

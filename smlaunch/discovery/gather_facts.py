@@ -94,7 +94,7 @@ def gather_facts(
     for name, channel in job.inputs.items():
         if name in pending_channels:
             inputs[name] = InputFacts(channel.uri, kind="s3", is_pending=True)
-        elif account_problem is not None and not channel.is_local:
+        elif account_problem is not None and channel.is_in_s3:
             inputs[name] = InputFacts(channel.uri, kind="s3")  # not known without an account
         else:
             inputs[name] = gather_input_facts(channel, target, job.include_secrets)

@@ -7,9 +7,9 @@ import hashlib
 import os
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.discovery.discovery_target import DiscoveryTarget
 from smlaunch.discovery.gitignore import SMLAUNCHIGNORE
 from smlaunch.discovery.local_files import INCLUDE_HINT, excluded_secrets_warning, list_local_files
@@ -33,7 +33,25 @@ def gather_input_facts(channel: Channel, target: DiscoveryTarget, include_secret
     needs_file_names = channel.split == "bytes"
     if channel.is_local:
         return _gather_local_input_facts(channel.uri, needs_file_names, include_secrets)
-    return _gather_s3_input_facts(channel.uri, target.input_storage, needs_file_names)
+    if channel.file_system is not None:
+        return InputFacts(channel.uri, kind="file system")  # only its own network can read it
+    unsupported_bucket = _unsupported_bucket(channel.uri) if target.kind == "local" else None
+    if unsupported_bucket is not None:
+        problem = f"{channel.uri}: the local endpoint has no {unsupported_bucket}; name a bucket"
+        return InputFacts(channel.uri, kind="s3", problem=problem)
+    input_facts = _gather_s3_input_facts(channel.uri, target.input_storage, needs_file_names)
+    if channel.is_listed and input_facts.problem is None:
+        # The manifest's own size says nothing about the data.
+        return InputFacts(channel.uri, kind="s3")
+    return input_facts
+
+
+def _unsupported_bucket(uri: str) -> str | None:
+    """Return what kind of bucket an address names that only a region has; None for an ordinary one."""
+    bucket, _ = split_s3_uri(uri) or ("", "")
+    if bucket.startswith("arn:"):
+        return "access points"
+    return "directory buckets (S3 Express One Zone)" if bucket.endswith("--x-s3") else None
 
 
 def _gather_s3_input_facts(uri: str, storage: ObjectStorage, needs_file_names: bool) -> InputFacts:
@@ -42,8 +60,7 @@ def _gather_s3_input_facts(uri: str, storage: ObjectStorage, needs_file_names: b
 
     A shard is one of the large files into which `smlaunch data pack` puts many small ones.
     """
-    bucket = urlsplit(uri, allow_fragments=False).netloc
-    prefix = uri[len(f"s3://{bucket}/") :]
+    bucket, prefix = split_s3_uri(uri) or ("", "")
     # Names are needed to split the files among hosts or runs, for which all of them have to be known.
     max_objects = MAX_SPLIT_OBJECTS if needs_file_names else MAX_LISTED_OBJECTS
     try:

@@ -39,7 +39,7 @@ class InputFacts:
     uri: str
     """The address as the job states it."""
 
-    kind: Literal["s3", "local"]
+    kind: Literal["s3", "local", "file system"]
     exists: bool = True
     objects: int | None = None
     """Number of files or S3 objects; None if not counted."""

@@ -28,9 +28,10 @@ def bucket_owners_in_job(job: Job) -> Iterator[BucketOwner]:
     states it. The bucket is None if the field is about local data, or the job names no address."""
     for name, channel in job.inputs.items():
         if channel.bucket_owner is not None:
-            uri = None if channel.is_local else channel.uri
             yield BucketOwner(
-                field=f"inputs.{name}.bucket_owner", bucket=_bucket_of_uri(uri), account=channel.bucket_owner
+                field=f"inputs.{name}.bucket_owner",
+                bucket=_bucket_of_uri(channel.uri),
+                account=channel.bucket_owner,
             )
     checkpoints = job.checkpoints
     if checkpoints is not None and checkpoints.bucket_owner is not None:

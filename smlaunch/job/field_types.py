@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from smlaunch.catalog.strategies import STRATEGIES, known_strategies
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
+from smlaunch.job.file_system import FILE_SYSTEM_SCHEMA, check_file_system_uri, has_file_system_scheme
 from smlaunch.job.read_only import ReadOnlyDict, ReadOnlyList
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
 from smlaunch.job.written_float import WrittenFloat
@@ -231,8 +232,10 @@ def _similar_s3_uri(text: str) -> str:
 
 
 def _parse_data_uri(text: str) -> str:
-    """Return an S3 address or a local path; that of a ``file://`` address. Raises FieldError for other
-    addresses."""
+    """Return an S3 address, that of a file system, or a local path; that of a ``file://`` address. Raises
+    FieldError for other addresses."""
+    if has_file_system_scheme(text):
+        return check_file_system_uri(text)
     scheme_match = _SCHEME.match(text)
     if scheme_match is not None and scheme_match.group().lower() == "file://":
         return _path_of_file_uri(text)
@@ -450,6 +453,7 @@ _DATA_SCHEMA = {
             "anyOf": [
                 {"not": {"pattern": f"^{_SCHEME.pattern}"}},
                 {"pattern": _S3_PATTERN},
+                FILE_SYSTEM_SCHEMA,
                 {
                     "pattern": f"^{_in_either_case('file://')}({_in_either_case('localhost')})?/",
                     "not": {"pattern": "%00"},

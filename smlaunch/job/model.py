@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE
 from smlaunch.errors import JobError, Problem
+from smlaunch.job.channel import Channel as Channel
+from smlaunch.job.channel import InputMode as InputMode
 from smlaunch.job.field_types import (
     AccountId,
     ChannelName,
-    DataUri,
     Duration,
     Hyperparameter,
     ImageAddress,
@@ -62,60 +63,8 @@ if TYPE_CHECKING:
 LauncherName = Literal["runtime", "torchrun"]
 """Those of contract.launch_spec.LAUNCHERS that a job may ask for; a test compares them."""
 
-InputMode = Literal["File", "FastFile", "Pipe"]
-
-SplitName = Literal["key", "bytes"]
-
-SplitViaName = Literal["shards", "lists", "jobs"]
-
 
 # ---- the tree ------------------------------------------------------------------------------------
-
-
-@section
-class Channel(Section):
-    """One input: data that every host finds at ``/opt/ml/input/data/<name>``."""
-
-    SHORTHAND_FIELD: ClassVar[str] = "uri"
-
-    uri: DataUri
-    """An S3 prefix, or a local file or directory, which is uploaded to the run's bucket first."""
-    mode: InputMode = "File"
-    """How the data reaches the hosts: File (copied before the start), FastFile (read on demand) or Pipe."""
-    split: SplitName | None = None
-    """How data is divided among hosts: by key (the service deals out the objects by number) or by bytes
-    (about the same number of bytes for every host). None gives every host all data."""
-    split_via: SplitViaName | None = None
-    """How a split by bytes reaches the hosts. ``shards``: the prefix is packed in shards of one size
-    (``smlaunch data pack``), which the service deals out. ``lists``: every host sees all data and reads its
-    own list (``smlaunch.train.shard_files``). ``jobs``: one job for each shard. None lets the plan choose."""
-    content_type: NonEmptyText | None = None
-    """Passed to built-in algorithms, such as text/csv."""
-    bucket_owner: AccountId | None = None
-    """The account (twelve digits) that must own the bucket. None accepts any owner, as for public data."""
-
-    def __init__(
-        self,
-        uri: str | os.PathLike[str],
-        *,
-        mode: InputMode = "File",
-        split: SplitName | None = None,
-        split_via: SplitViaName | None = None,
-        content_type: str | None = None,
-        bucket_owner: str | None = None,
-    ) -> None:
-        super().__init__(
-            uri=uri,
-            mode=mode,
-            split=split,
-            split_via=split_via,
-            content_type=content_type,
-            bucket_owner=bucket_owner,
-        )
-
-    @property
-    def is_local(self) -> bool:
-        return not self.uri.startswith("s3://")
 
 
 @section

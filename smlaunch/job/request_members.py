@@ -29,6 +29,7 @@ from smlaunch.catalog.strategies import STRATEGIES
 from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SOURCE_CHANNEL
 from smlaunch.errors import Problem
 from smlaunch.job.nested_members import paths_without_value, remove_at_path
+from smlaunch.job.request_inputs import channel_members
 from smlaunch.job.sections import Section, expand_shorthand, shorten_value
 from smlaunch.text.did_you_mean import nearest_match
 
@@ -87,10 +88,6 @@ _READER_BY_FIELD: Mapping[str, Callable[[Any], Any]] = {
     "output.compression": str.lower,
 }
 """How a field's value is made of that of the member, where they differ."""
-
-_READER_BY_INPUT_FIELD: Mapping[str, Callable[[Any], Any]] = {
-    "split": lambda distribution: "key" if distribution == "ShardedByS3Key" else None,
-}
 
 
 @dataclasses.dataclass
@@ -350,7 +347,7 @@ class _Folding:
 
     def fold_inputs(self) -> None:
         """Move what an input's entry says of a channel to the job's ``inputs``. An entry without an address
-        in S3, or whose address is that of a manifest, stays."""
+        that a channel can have stays."""
         inputs_path = self.kind.request_path_by_field["inputs"]
         given_inputs = self.result.fields.get("inputs")
         if given_inputs is not None and not isinstance(given_inputs, Mapping):
@@ -360,31 +357,24 @@ class _Folding:
         }
         if any(not channel for channel in inputs.values()):
             return  # the reader says what is wrong with it
-        paths = self.kind.input_path_by_field
         remaining_entries = []
         for index, entry in self._entries(inputs_path):
             name = entry.get(self._name_of_inputs)
-            is_prefix = get_at_path(entry, paths["data_type"]) in (None, "S3Prefix")
-            if name not in inputs and not (is_prefix and get_at_path(entry, paths["uri"])):
+            members = list(channel_members(entry, self.kind.input_path_by_field))
+            if name not in inputs and not any(member.field == "uri" for member in members):
                 remaining_entries.append(entry)
                 continue
             if name not in inputs:
                 self.result.note_member(f"inputs.{name}", (*inputs_path, index))
             channel = inputs.setdefault(name, {})
-            for field, path in paths.items():
-                value = get_at_path(entry, path)
-                if field in ("name", "local_path") or value is None:
-                    continue
+            for path, field, value in members:
                 member = (*inputs_path, index, *path)
-                if field == "data_type":
-                    if is_prefix:
-                        remove_at_path(entry, path)
-                    continue
-                if channel.get(field) is not None:
+                if field and channel.get(field) is not None:
                     self._refuse_both(member, f"inputs.{name}.{field}")
                     continue
-                channel[field] = _READER_BY_INPUT_FIELD.get(field, lambda value: value)(value)
-                self.result.note_member(f"inputs.{name}.{field}", member)
+                if field:
+                    channel[field] = value
+                    self.result.note_member(f"inputs.{name}.{field}", member)
                 remove_at_path(entry, path)
             if set(entry) != {self._name_of_inputs}:
                 remaining_entries.append(entry)

@@ -39,7 +39,12 @@ _FILE_LIST_IMPORTS = ("smlaunch.train.shard_files", "smlaunch.train.shard_files.
 def plan_sharding(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) -> dict[str, InputSharding]:
     """Return, by channel name, how the files of each input with ``split: bytes`` are distributed over the
     hosts; empty for a single host. Adds a problem for each input that cannot be distributed."""
-    split_channels = {name: channel for name, channel in job.inputs.items() if channel.split == "bytes"}
+    split_channels = {
+        name: channel
+        for name, channel in job.inputs.items()
+        # Only a folder's files are distributed; rules reject the split of other data.
+        if channel.split == "bytes" and not channel.is_listed and channel.file_system is None
+    }
     for name, channel in job.inputs.items():
         if channel.split_via is not None and channel.split != "bytes":
             diagnostics.add_problem(
@@ -54,7 +59,7 @@ def plan_sharding(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) ->
         input_facts = facts.inputs.get(name)
         if input_facts is None or input_facts.problem is not None or not input_facts.exists:
             continue  # plan_inputs, which checks all inputs, reports that
-        if facts.account_problem is not None and not channel.is_local:
+        if facts.account_problem is not None and channel.is_in_s3:
             continue  # no objects were listed: who planned says that this needs an account
         files = _files_to_distribute(f"inputs.{name}", channel, input_facts, diagnostics)
         if files is not None:

@@ -171,6 +171,13 @@ def _to_request_channel(
         mode=channel.mode,
         is_sharded=channel.split == "key",  # the service distributes the objects by their number
         content_type=channel.content_type,
+        is_manifest=channel.manifest,
+        file_system=channel.file_system,
+        access=channel.access,
+        attributes=channel.attributes or (),
+        shuffle_seed=channel.shuffle_seed,
+        record_wrapper=channel.record_wrapper,
+        is_gzipped=channel.compression is not None,
     )
     if sharding is None:
         return request_channel, []

@@ -18,7 +18,11 @@ _FIELDS_WITH_CONSTANTS = ("image", "output")
 
 REQUEST_FIELD = "request"
 
-_INPUT_FIELDS_IN_MESSAGES = ("uri", "mode", "split", "content_type")
+_INPUT_FIELDS_IN_MESSAGES = (
+    *("uri", "mode", "split", "content_type"),
+    *("access", "attributes", "compression", "record_wrapper", "shuffle_seed"),
+)
+_INPUT_FIELD_BY_DATA_TYPE = {"AugmentedManifestFile": "attributes", "ManifestFile": "manifest"}
 
 _RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_preferences", "enum")}
 """Violations that are only warnings: the service knows new instance types before any client's tables."""
@@ -178,6 +182,10 @@ def _entry_suffix(field: str, kind: JobKind, path_from_entry: tuple[str | int, .
     for name in _INPUT_FIELDS_IN_MESSAGES:
         if kind.input_path_by_field.get(name) == tuple(path_in_entry):
             return f"{input_suffix}.{name}"
+    data_type_path = kind.input_path_by_field["data_type"]
+    if data_type_path == tuple(path_in_entry):
+        field_of_type = _INPUT_FIELD_BY_DATA_TYPE.get(get_at_path(entry, data_type_path))
+        return input_suffix if field_of_type is None else f"{input_suffix}.{field_of_type}"
     return input_suffix
 
 

@@ -412,6 +412,8 @@ def _input_text(
         )
     if input_facts.bytes is not None:
         amount_texts.append(format_size(input_facts.bytes))
+    if channel.file_system is not None:
+        return f"{channel.uri}, mounted on every host ({channel.access})"
     return ", ".join([channel.uri, *amount_texts, f"{input_mode} mode", distribution_text])
 
 

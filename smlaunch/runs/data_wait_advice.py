@@ -69,7 +69,19 @@ def _data_wait_suggestions(request: Mapping[str, Any], has_real_hosts: bool) -> 
         return
     instance_type_name = request.get("ResourceConfig", {}).get("InstanceType", "")
     instance = instances.find_instance_type(instance_type_name) if has_real_hosts else None
-    names_by_mode = _channel_names_by_mode(request, data_channels)
+    mounted_names = [
+        channel["ChannelName"]
+        for channel in data_channels
+        if "FileSystemDataSource" in channel.get("DataSource", {})
+    ]
+    if mounted_names:
+        yield (
+            f"{', '.join(mounted_names)} is read over the network from a file system: open several files at "
+            "once (num_workers of the DataLoader) to overlap its latency"
+        )
+    names_by_mode = _channel_names_by_mode(
+        request, [channel for channel in data_channels if channel["ChannelName"] not in mounted_names]
+    )
     # FastFile and Pipe read from S3 while training goes on; File copies to the disk before it.
     streamed_names = [*names_by_mode.get("FastFile", []), *names_by_mode.get("Pipe", [])]
     copied_names = names_by_mode.get("File", [])

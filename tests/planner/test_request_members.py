@@ -25,6 +25,7 @@ from tests.test_validate import paths_of_model, shapes_of_operation
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 TRAINING_PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/winter"
 LOGIN = "arn:aws:lambda:us-east-1:123456789012:function:login"
+DATASET = "arn:aws:sagemaker:us-east-1:123456789012:hub-content/hub/DataSet/reviews/1.0.0"
 NETWORK = "subnets: [subnet-1]\nsecurity_groups: [sg-1]\n"
 IMAGE = "image: registry.example/trainer:1\n"
 
@@ -219,24 +220,16 @@ def test_every_segment_of_a_chain_has_the_members() -> None:
 
 
 def test_named_entries_are_merged_and_other_lists_replaced() -> None:
-    file_system = {
-        "FileSystemDataSource": {
-            "FileSystemId": "fs-0123456789abcdef0",
-            "FileSystemType": "EFS",
-            "FileSystemAccessMode": "ro",
-            "DirectoryPath": "/data",
-        }
-    }
+    dataset = {"DatasetSource": {"DatasetArn": DATASET}}
+    accepted = {"S3DataSource": {"ModelAccessConfig": {"AcceptEula": True}}}
     request = plan(
         {
             "inputs": {"train": "s3://b/train/"},
             "metrics": [{"name": "loss", "regex": "loss=(.+)"}],
-            "subnets": ["subnet-1"],
-            "security_groups": ["sg-1"],
             "request": {
                 "InputDataConfig": [
-                    {"ChannelName": "train", "RecordWrapperType": "None"},
-                    {"ChannelName": "shared", "DataSource": file_system},
+                    {"ChannelName": "train", "DataSource": accepted},
+                    {"ChannelName": "shared", "DataSource": dataset},
                 ],
                 "AlgorithmSpecification": {"MetricDefinitions": [{"Name": "acc", "Regex": "acc=(.+)"}]},
             },
@@ -244,9 +237,9 @@ def test_named_entries_are_merged_and_other_lists_replaced() -> None:
     ).requests[0]
     channels = {entry["ChannelName"]: entry for entry in request["InputDataConfig"]}
     assert list(channels) == ["train", "smlaunch", "code", "shared"]
-    assert channels["train"]["RecordWrapperType"] == "None"
-    assert channels["train"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://b/train/"
-    assert channels["shared"] == {"ChannelName": "shared", "DataSource": file_system}
+    source = channels["train"]["DataSource"]["S3DataSource"]
+    assert (source["S3Uri"], source["ModelAccessConfig"]) == ("s3://b/train/", {"AcceptEula": True})
+    assert channels["shared"] == {"ChannelName": "shared", "DataSource": dataset}
     names = [metric["Name"] for metric in request["AlgorithmSpecification"]["MetricDefinitions"]]
     assert sorted(names) == ["acc", "loss"]
     rules = [{"RuleConfigurationName": "a", "RuleEvaluatorImage": "image"}]

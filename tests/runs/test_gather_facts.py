@@ -133,6 +133,26 @@ def test_inputs_in_s3(script: Path) -> None:
     assert inputs["gone"].problem == "s3://no-such-bucket/x/: there is no bucket 'no-such-bucket'"
 
 
+def test_inputs_that_are_not_listed_by_a_bucket_name(script: Path) -> None:
+    access_point = "arn:aws:s3:eu-west-1:123456789012:accesspoint/team"
+    storage = FakeStorage([BUCKET, access_point, "data"])
+    storage.objects[access_point] = {"train/1": b"12345"}
+    storage.objects["data"] = {"one.manifest": b"[]"}
+    job = Job(
+        entry=script,
+        role=ROLE,
+        inputs={
+            "point": f"s3://{access_point}/train/",
+            "disk": "efs://fs-1a2b3c4d/x",
+            "listed": {"uri": "s3://data/one.manifest", "manifest": True},
+        },
+    )
+    inputs = gather_needed_facts(job, target_with(storage=storage), SOURCE).inputs
+    assert (inputs["point"].objects, inputs["point"].bytes, inputs["point"].problem) == (1, 5, None)
+    assert (inputs["disk"].kind, inputs["disk"].bytes, inputs["disk"].problem) == ("file system", None, None)
+    assert (inputs["listed"].bytes, inputs["listed"].problem) == (None, None)
+
+
 def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_facts, "MAX_LISTED_OBJECTS", 3)
     storage = FakeStorage(["data"])

@@ -212,7 +212,7 @@ def _unasked_things(context: PlanContext) -> Iterator[str]:
         quotas_text = quota_names[0] if len(quota_names) == 1 else f"{len(quota_names)} quotas"
         note = f", though {_default_hosts_text(context)}" if context.hosts > DEFAULT_HOSTS_PER_JOB else ""
         yield f"the account's quotas ({quotas_text}): they are assumed to suffice{note}"
-    unlisted_inputs = [name for name, channel in context.job.inputs.items() if not channel.is_local]
+    unlisted_inputs = [name for name, channel in context.job.inputs.items() if channel.is_in_s3]
     if unlisted_inputs:
         yield f"whether there is data for {', '.join(unlisted_inputs)}, and how much"
     if context.job.checkpoints is not None and context.job.checkpoints.uri is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 
+from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import CheckpointedRun
 from smlaunch.planner.file_sharding import too_few_files_message
@@ -162,7 +163,8 @@ def reject_more_hosts_than_objects(context: PlanContext) -> Problems:
 )
 def reject_fastfile_without_folder(context: PlanContext) -> Problems:
     for name, channel in context.job.inputs.items():
-        if channel.mode == "FastFile" and not channel.is_local and not channel.uri.endswith("/"):
+        _, prefix = split_s3_uri(channel.uri) or ("", "")
+        if channel.mode == "FastFile" and prefix and not prefix.endswith("/") and not channel.is_listed:
             message = f"FastFile shows a whole folder; end {channel.uri} with a slash, or take mode File"
             yield Problem(f"inputs.{name}.uri", message)
 
@@ -297,7 +299,7 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
     # With one slash at the end, so that only whole folder names are compared.
     checkpoint_prefix = _as_folder_prefix(checkpoints.uri)
     for name, channel in context.job.inputs.items():
-        if channel.is_local:
+        if not channel.is_in_s3:
             continue
         if _as_folder_prefix(channel.uri) == checkpoint_prefix:
             yield Problem(
@@ -357,7 +359,7 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
     stated_output = context.job.stored_output.uri
     output_prefix = stated_output or f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
     for name, channel in context.job.inputs.items():
-        if not channel.is_local and _as_folder_prefix(output_prefix).startswith(channel.uri):
+        if channel.is_in_s3 and _as_folder_prefix(output_prefix).startswith(channel.uri):
             content = "output" if stated_output else "the run's own files"
             yield PlanWarning(
                 f"inputs.{name}: {channel.uri} contains {output_prefix}, where {content} will be: jobs that "

@@ -1,5 +1,5 @@
-"""Rules about features that a kind of job lacks (smlaunch.api.job_kinds), such as processing jobs, and that
-algorithms and images with their own program lack."""
+"""Rules about features that a kind of job lacks (smlaunch.api.job_kinds), such as processing jobs, that
+algorithms and images with their own program lack, and that a kind of input lacks."""
 
 from __future__ import annotations
 
@@ -70,9 +70,12 @@ def _stated_request_fields(job: Job) -> dict[str, bool]:
     }
 
 
+_INPUT_FIELDS_OF_SOME_KINDS = ("content_type", "attributes", "shuffle_seed", "record_wrapper", "compression")
+
+
 @rule(
     "processing.inputs",
-    summary="inputs that a processing job does not copy, or content types",
+    summary="inputs that a processing job does not copy, or fields of training's inputs",
     source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJob.html",
     quote="LocalPaths must start with /opt/ml/processing/.",
     fields=("strategy", "entry", "algorithm"),
@@ -85,12 +88,116 @@ def reject_unsupported_processing_inputs(context: PlanContext) -> Problems:
             modes_text = ", ".join(kind.input_modes)
             message = f"a {kind.noun} takes inputs in mode {modes_text}, not {channel.mode}"
             yield Problem(f"inputs.{name}.mode", message)
-        if channel.content_type is not None and "content_type" not in kind.input_path_by_field:
-            yield Problem(f"inputs.{name}.content_type", _unsupported_text(kind))
+        if channel.file_system is not None and "file_system" not in kind.input_path_by_field:
+            message = f"a {kind.noun} cannot mount a file system; copy the data to S3"
+            yield Problem(f"inputs.{name}.uri", message)
+        for field in _INPUT_FIELDS_OF_SOME_KINDS:
+            if getattr(channel, field) is not None and field not in kind.input_path_by_field:
+                yield Problem(f"inputs.{name}.{field}", _unsupported_text(kind))
 
 
 def _unsupported_text(kind: JobKind) -> str:
     return f"a {kind.noun} does not support it; leave it out, or use another strategy"
+
+
+@rule(
+    "inputs.file-system",
+    summary="a file system without the network that it is in, or with what only data in S3 can have",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_FileSystemDataSource.html",
+    quote="EFS/FSxLustre, id fs-[0-9a-f]{8,}, rw/ro; File mode, needs VPC",
+    fields=("inputs.*", "subnets", "security_groups"),
+)
+def reject_unreachable_file_system(context: PlanContext) -> Problems:
+    job = context.job
+    for name, channel in job.inputs.items():
+        field = f"inputs.{name}"
+        if channel.file_system is None:
+            if channel.access != "ro":
+                message = "it is for a file system (fsx://, efs://); hosts only read other data; leave it out"
+                yield Problem(f"{field}.access", message)
+            continue
+        if context.facts.target == "aws" and not job.subnets and not job.security_groups:
+            message = "hosts reach a file system in its VPC; give subnets and security_groups of it"
+            yield Problem(field, message)
+        if channel.mode != "File":
+            message = f"hosts mount a file system, and mode {channel.mode} is for data in S3; leave it out"
+            yield Problem(f"{field}.mode", message)
+        for other_field in _FIELDS_OF_INPUTS_IN_S3:
+            if other_field in channel.stated_fields and getattr(channel, other_field) not in (None, False):
+                message = "it is for data in S3, and hosts mount this file system as it is; leave it out"
+                yield Problem(f"{field}.{other_field}", message)
+
+
+_FIELDS_OF_INPUTS_IN_S3 = (
+    *("split", "split_via", "manifest", "attributes", "shuffle_seed", "record_wrapper", "compression"),
+    "bucket_owner",
+)
+
+
+@rule(
+    "inputs.pipe",
+    summary="attributes, a record wrapper or compression in another mode than Pipe",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html",
+    quote="CompressionType is used only in Pipe input mode. In File mode, leave this field unset",
+    fields=("inputs.*",),
+)
+def reject_pipe_only_fields(context: PlanContext) -> Problems:
+    for name, channel in context.job.inputs.items():
+        if channel.mode == "Pipe" or channel.file_system is not None:
+            continue
+        for field in ("attributes", "record_wrapper", "compression"):
+            if getattr(channel, field) is not None and field in context.job_kind.input_path_by_field:
+                message = f"only mode Pipe has it, and this input has mode {channel.mode}; change one of them"
+                yield Problem(f"inputs.{name}.{field}", message)
+
+
+@rule(
+    "inputs.manifest",
+    summary="a manifest that is not in S3, that FastFile cannot read, or without attributes",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html",
+    quote="S3Uri identifies an object that is a manifest file containing a list of object keys",
+    fields=("inputs.*",),
+)
+def reject_unreadable_manifests(context: PlanContext) -> Problems:
+    for name, channel in context.job.inputs.items():
+        if not channel.is_listed or channel.file_system is not None:
+            continue
+        field = f"inputs.{name}.{'manifest' if channel.manifest else 'attributes'}"
+        if channel.manifest and channel.attributes is not None:
+            message = "attributes make it an augmented manifest, which is another format; keep one of them"
+            yield Problem(field, message)
+        elif channel.attributes == ():
+            yield Problem(field, "no attribute is named; name those that are read of each line")
+        elif channel.is_local:
+            message = f"{channel.uri} is on this machine, and a manifest is read in S3; upload it first"
+            yield Problem(field, message)
+        elif channel.manifest and channel.mode == "FastFile":
+            yield Problem(field, "FastFile shows a folder, and reads no manifest; take mode File")
+        if channel.split == "bytes":
+            message = "it divides the files of a folder, and a manifest names them itself; take split: key"
+            yield Problem(f"inputs.{name}.split", message)
+
+
+@rule(
+    "inputs.unmeasured",
+    phase="advise",
+    summary="inputs whose size is not known",
+    source="docs/data-modes.md",
+    quote="What a manifest lists, and what is in a file system, is not counted.",
+    fields=("inputs.*",),
+)
+def warn_of_unmeasured_inputs(context: PlanContext) -> Findings:
+    for name, channel in context.job.inputs.items():
+        if channel.file_system is not None:
+            yield Reason(
+                f"inputs.{name}",
+                f"Hosts mount {channel.uri} ({channel.access}); nothing is copied, its size is not known.",
+            )
+        elif channel.is_listed and channel.mode == "File":
+            yield PlanWarning(
+                f"inputs.{name}: what the manifest lists is not counted, and is not part of this plan's "
+                "figures. compute.volume_gb sets the disk size of the hosts."
+            )
 
 
 @rule(
