@@ -30,6 +30,7 @@ from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
+from smlaunch.planner.request_problems import request_channels
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import AddedArguments, added_arguments, all_imports_are_known, reads_hosts
 from smlaunch.planner.segments import SegmentTemplate
@@ -229,6 +230,7 @@ class RequestCompiler:
             image=image,
             framework_version=job.framework_version,
             channels=job.inputs,
+            request_channels=request_channels(job, self.context.job_kind),
             hyperparameters=hyperparameters,
             is_spot=job.compute.spot,
             target=facts.target,

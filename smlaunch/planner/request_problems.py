@@ -60,6 +60,14 @@ def _field_of_violation(job: Job, violation: Violation, request: Mapping[str, An
     return field
 
 
+def request_channels(job: Job, kind: JobKind) -> frozenset[str]:
+    """Return the names of the inputs that only the job's ``request`` has."""
+    entries = get_at_path(job.request, kind.request_path_by_field["inputs"]) or ()
+    return frozenset(get_at_path(entry, kind.input_path_by_field["name"]) for entry in entries) - set(
+        job.inputs
+    )
+
+
 def report_endpoint_limits(
     job: Job, request: Mapping[str, Any], facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> None:

@@ -100,6 +100,9 @@ class LaunchContext(NamedTuple):
     channels: Mapping[str, Channel] = MappingProxyType({})
     """The job's inputs by name."""
 
+    request_channels: frozenset[str] = frozenset()
+    """Names of inputs that only the job's ``request`` has, of which nothing else is known."""
+
     hyperparameters: Mapping[str, Any] = MappingProxyType({})
     is_spot: bool = False
     target: Literal["aws", "local"] = "aws"

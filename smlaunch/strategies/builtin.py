@@ -134,7 +134,7 @@ def _find_channel_problems(algorithm: Algorithm, context: LaunchContext) -> Iter
     that are missing, and names, input modes and content types that the algorithm does not know.
     """
     for alternative_names in algorithm.required_channels:  # one channel of these names is needed
-        if context.channels.keys().isdisjoint(alternative_names):
+        if (context.channels.keys() | context.request_channels).isdisjoint(alternative_names):
             names_text = " or ".join(map(repr, alternative_names))
             message = f"{context.algorithm} needs a channel {names_text}; it has none"
             yield Problem("inputs", message)

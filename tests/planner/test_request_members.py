@@ -248,6 +248,32 @@ def test_named_entries_are_merged_and_other_lists_replaced() -> None:
     )
 
 
+def test_an_algorithm_knows_of_the_inputs_of_the_request() -> None:
+    manifest = {"S3DataType": "ManifestFile", "S3Uri": "s3://b/train.manifest"}
+    job = {
+        "entry": None,
+        "algorithm": "xgboost",
+        "hyperparameters": {"num_round": 10},
+        "request": {
+            "InputDataConfig": [
+                {"ChannelName": "train", "DataSource": {"S3DataSource": manifest}, "ContentType": "text/csv"}
+            ]
+        },
+    }
+    job_plan = plan(job, region(source=NO_SOURCE))
+    (channel,) = job_plan.requests[0]["InputDataConfig"]
+    assert channel["DataSource"]["S3DataSource"] == manifest
+    (warning,) = [sentence for sentence in job_plan.warnings if sentence.startswith("request: ")]
+    assert "train is not measured" in warning and "compute.volume_gb" in warning
+
+
+def test_members_without_a_field_are_named_in_the_plan() -> None:
+    debug_hook = {"DebugHookConfig": {"S3OutputPath": "s3://b/debug/"}}
+    reasons = plan({"request": {**debug_hook, "RetryStrategy": {"MaximumRetryAttempts": 2}}}).reasons
+    (reason,) = [reason.explanation for reason in reasons if reason.rule == "request.members"]
+    assert "DebugHookConfig" in reason and "RetryStrategy" not in reason
+
+
 def test_outputs_of_a_processing_job_are_merged_by_name() -> None:
     output = {
         "OutputName": "clean",

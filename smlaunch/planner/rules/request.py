@@ -15,7 +15,7 @@ from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
-from smlaunch.planner.request_problems import job_field_of_member
+from smlaunch.planner.request_problems import job_field_of_member, request_channels
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _SMLAUNCH_TAGS = (TAG_FORMAT, TAG_RUN, TAG_SEGMENT, TAG_ATTEMPT, TAG_JOB)
@@ -158,6 +158,30 @@ def reject_incomplete_network(context: PlanContext) -> Problems:
             ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
         )
         yield Problem(missing_field, f"it goes together with {stated_field}; give both or neither")
+
+
+@rule(
+    "request.members",
+    phase="advise",
+    summary="members of the request that no field of the job stands for",
+    source="docs/request.md",
+    quote="Members that only `request` states",
+    fields=("request", "inputs.*", "compute.volume_gb"),
+)
+def explain_members_of_request(context: PlanContext) -> Findings:
+    job, kind = context.job, context.job_kind
+    members = [name for name in job.request if (name,) not in kind.request_path_by_field.values()]
+    if members:
+        names = ", ".join(members)
+        yield Reason(
+            "request.members", f"The job's request states {names}, which each job has as it is written."
+        )
+    unmeasured_inputs = ", ".join(sorted(request_channels(job, kind)))
+    if unmeasured_inputs and job.compute.volume_gb is None:
+        yield PlanWarning(
+            f"request: the data of {unmeasured_inputs} is not measured, and the plan decides without it; "
+            "state compute.volume_gb if hosts copy it."
+        )
 
 
 @rule(
