@@ -14,7 +14,7 @@ from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.prices import reference_price
 from smlaunch.facts.discovered_facts import DiscoveredFacts
-from smlaunch.job.model import Job
+from smlaunch.job.model import Job, format_duration
 from smlaunch.planner.compute_demand import (
     ComputeDemand,
     ComputeOption,
@@ -94,7 +94,21 @@ def choose_compute(
         *(_to_candidate(option, rejection=None) for option in others_by_price),
         *(_to_candidate(option, rejection) for option, rejection in rejected),
     ]
-    return _job_with_option(job, chosen), tuple(candidates)
+    return _job_with_limit(_job_with_option(job, chosen), chosen, diagnostics), tuple(candidates)
+
+
+def _job_with_limit(job: Job, chosen: ComputeOption, diagnostics: Diagnostics) -> Job:
+    """The job with the time limit that the plan sets by its estimate, unless the job states one."""
+    is_limit_estimated = chosen.estimated_seconds is not None and chosen.demand.facts.target != "local"
+    if chosen.demand.stated_limit_seconds is not None or not is_limit_estimated:
+        return job
+    limit_text = format_duration(chosen.limit_seconds)
+    diagnostics.add_reason(
+        "limit.estimate",
+        f"The job states no limits.max_runtime: the plan sets {limit_text}, a tenth more than the slow end "
+        f"of its estimate ({chosen.estimated_seconds}), in full hours.",
+    )
+    return job.with_changes(limits=job.limits.with_changes(max_runtime=limit_text))
 
 
 def _job_with_option(job: Job, option: ComputeOption) -> Job:
@@ -196,15 +210,17 @@ def _smallest_sufficient_option(
 def _min_useful_hosts(smallest_option: ComputeOption) -> int:
     """Return a lower bound for the number of hosts that finish in the wanted time: n times as many hosts are
     at most n times as fast. 1 if nothing is known about the speed."""
-    measurement, wanted_seconds = smallest_option.demand.measurement, smallest_option.demand.wanted_seconds
-    if measurement is None or wanted_seconds is None:
+    demand, measurement = smallest_option.demand, smallest_option.demand.measurement
+    allowed_seconds = (demand.wanted_seconds, demand.stated_limit_seconds, demand.longest_job_seconds)
+    longest_seconds = min((seconds for seconds in allowed_seconds if seconds is not None), default=math.inf)
+    if measurement is None or longest_seconds == math.inf:
         return 1
     # Relative to the machine that the user measured; None if the catalog cannot compare the two.
     speed_ratio = speedup(smallest_option.host_group, measurement)
     if speed_ratio is None:
         return 1
     seconds_on_smallest = measurement.seconds / speed_ratio.low
-    return math.ceil(smallest_option.host_count * seconds_on_smallest / wanted_seconds)
+    return math.ceil(smallest_option.host_count * seconds_on_smallest / longest_seconds)
 
 
 def _instance_types_to_compare(demand: ComputeDemand) -> Iterator[InstanceType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from smlaunch.facts.script_capability import ScriptCapability, script_capability
 from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
-from smlaunch.planner.plan_context import Diagnostics, Objection, PlanContext
+from smlaunch.planner.plan_context import Objection, PlanContext
 from smlaunch.planner.rules import AnyRule, allowing_option, is_allowed, rules_of
 from smlaunch.planner.workload_estimate import (
     MODEL_MEMORY_SHARE,
@@ -31,6 +32,9 @@ from smlaunch.strategies.base import Strategy, find_imported_library
 ASSUMED_ACCELERATOR_TYPE = "ml.g5.xlarge"
 ASSUMED_CPU_TYPE = "ml.m5.xlarge"
 """Used if the job does not state where time_on_one was measured."""
+
+LIMIT_RESERVE = 1.1
+"""A time limit that the plan sets, as a multiple of the slow end of the estimate: an assumption."""
 
 HEAVY_VCPU_PER_ACCELERATOR = 16
 """vCPU per accelerator that heavy preprocessing keeps busy if not measured: an assumption. The Alliance
@@ -60,14 +64,17 @@ class ComputeDemand(PlanContext):
     wanted_seconds: float | None
     """Longest duration that the user accepts."""
 
-    limit_seconds: float
-    """Longest duration that the time limit allows."""
+    stated_limit_seconds: int | None
+    """Time limit of the run that the job states."""
+
+    longest_job_seconds: float | None
+    """Longest duration of a program that another job cannot continue; None for one that it can."""
 
     max_cost: float | None
     """Dollars."""
 
-    is_multi_segment: bool
-    """The run may take several jobs and stops itself before it exceeds its cap."""
+    asks_for_segments: bool
+    """The job states how it is cut into several jobs."""
 
     model_bytes: float | None
     """Memory of one replica of the model."""
@@ -171,6 +178,20 @@ class ComputeOption:
         return estimate_duration(self.host_group, self.demand.measurement, host_data)
 
     @cached_property
+    def limit_seconds(self) -> int:
+        """Time limit of the run: the job's, or one that the slow end of the estimate leaves free."""
+        if self.demand.stated_limit_seconds is not None:
+            return self.demand.stated_limit_seconds
+        if self.estimated_seconds is None or self.demand.facts.target == "local":
+            return segments.DEFAULT_MAX_RUNTIME
+        return 3600 * math.ceil(LIMIT_RESERVE * self.estimated_seconds.high / 3600)
+
+    @property
+    def is_multi_segment(self) -> bool:
+        """Whether the run may take several jobs, and stops itself before it exceeds its cap."""
+        return self.demand.asks_for_segments or self.limit_seconds > segments.MAX_JOB_SECONDS
+
+    @cached_property
     def price_per_hour(self) -> EstimateRange | None:
         """Dollars per hour of all hosts, as a range; None if unknown."""
         return None if self.price is None else estimate_hourly_price(self.price, self.host_count)
@@ -264,12 +285,6 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
     measurement = _read_measurement(job, type_name, on_accelerators)
     if measurement is not None:
         on_accelerators = measurement.on_accelerator
-    # Total of all jobs of the run. Another caller reports how it is determined: these diagnostics are
-    # dropped.
-    limit_seconds = segments.total_training_seconds(job, Diagnostics())
-    takes_several_jobs = (
-        job.limits.segment is not None or bool(job.segments) or limit_seconds > segments.MAX_JOB_SECONDS
-    )
     return ComputeDemand(
         job=job,
         facts=facts,
@@ -282,9 +297,10 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         ),
         measurement=measurement,
         wanted_seconds=None if workload.wanted_time is None else parse_duration(workload.wanted_time),
-        limit_seconds=limit_seconds,
+        stated_limit_seconds=segments.stated_training_seconds(job),
+        longest_job_seconds=_longest_job_seconds(job, strategy, facts),
         max_cost=job.limits.max_cost,
-        is_multi_segment=takes_several_jobs,
+        asks_for_segments=job.limits.segment is not None or bool(job.segments),
         model_bytes=None if workload.model_memory is None else parse_size(workload.model_memory),
         in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
         # Data of File channels, which hosts copy before training.
@@ -308,6 +324,15 @@ def _states_criteria(job: Job, strategy: Strategy) -> bool:
     # that loads all of it also where the job names the type.
     is_sized_by_data = strategy.sized_by_data or workload.kind == "preparation"
     return is_sized_by_data and (instance_type_of_job(job) is None or strategy.loads_all_data)
+
+
+def _longest_job_seconds(job: Job, strategy: Strategy, facts: DiscoveredFacts) -> float | None:
+    """Longest duration of a program that another job cannot continue: by the service, or by the account's
+    quota; None for one that it can, and on this machine."""
+    kind = strategy.job_kind
+    if facts.target == "local" or (kind.has_checkpoints and job.entry is not None):
+        return None
+    return min(facts.max_runtime_quota or math.inf, kind.max_runtime_seconds or math.inf)
 
 
 def _uses_accelerated_types(job: Job, strategy: Strategy, capability: ScriptCapability) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smlaunch.catalog.instances import price_region
+from smlaunch.job.model import format_duration
 from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
 from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE
@@ -36,10 +37,10 @@ def explain_choice(
             f"{chosen.describe()} takes {estimated}: it may be more than the "
             f"{demand.job.workload.wanted_time} that are wanted."
         )
-    if estimated.high > demand.limit_seconds:
+    if estimated.high > chosen.limit_seconds:
         diagnostics.add_warning(
             f"It may take {estimated}, and limits.max_runtime ends it after "
-            f"{demand.limit_seconds / 3600:g} h: state a longer one."
+            f"{format_duration(chosen.limit_seconds)}: state a longer one."
         )
 
 

@@ -25,7 +25,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts, ScriptFacts
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import RequirementsChoice, choose_requirements
 from smlaunch.job.bucket_owners import BucketOwner, bucket_owners_in_job
-from smlaunch.job.model import Job, Workload, parse_duration
+from smlaunch.job.model import Job, Workload, format_duration, parse_duration
 from smlaunch.planner.plan import Reason
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy, find_imported_library
@@ -263,6 +263,19 @@ def _exceeds_default_runtime_quota(job: Job) -> bool:
     texts = (job.limits.max_runtime or job.workload.time_on_one, job.limits.segment)
     seconds = [parse_duration(text) for text in texts if text is not None]
     return min(seconds, default=0) > DEFAULT_RUNTIME_QUOTA
+
+
+def unknown_quota_text(facts: DiscoveredFacts, job_seconds: float) -> str:
+    """Return what is assumed about the account's quota for the longest run of a job, a sentence without its
+    full stop; empty if the quota is known, or too high to matter for a job of ``job_seconds``."""
+    if facts.target != "aws" or facts.max_runtime_quota is not None or job_seconds <= DEFAULT_RUNTIME_QUOTA:
+        return ""
+    cause = f" ({facts.max_runtime_quota_problem})" if facts.max_runtime_quota_problem else ""
+    return (
+        f"The account's quota for the longest run of a job is not known{cause}: AWS's default is "
+        f"{format_duration(DEFAULT_RUNTIME_QUOTA)}, a quota that can be raised, and the service refuses "
+        "longer jobs until it is"
+    )
 
 
 def instance_quota_pattern(job: Job, kind: JobKind) -> str:

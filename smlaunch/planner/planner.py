@@ -31,7 +31,7 @@ from smlaunch.planner.plan import (
     Schedule,
     job_hash,
 )
-from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext
+from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext, unknown_quota_text
 from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler, warn_of_differing_segments
 from smlaunch.planner.request_problems import check_compiled_request, field_paths_of, report_endpoint_limits
 from smlaunch.planner.rules import apply_rules, rules_of
@@ -277,8 +277,9 @@ def _divide_into_segments(
     # Processing jobs, and images with their own program, cannot be continued by another job.
     can_be_continued = strategy.job_kind.has_checkpoints and job.entry is not None
     if not can_be_continued:
-        if segments.is_runtime_quota_unknown(facts, total_seconds):
-            diagnostics.add_warning(f"{segments.unknown_runtime_quota_text(facts)}.")
+        quota_text = unknown_quota_text(facts, total_seconds)
+        if quota_text:
+            diagnostics.add_warning(f"{quota_text}.")
         return segments.single_job_template(job, total_seconds), False
     job_limit_seconds = segments.max_job_seconds(job, facts, total_seconds, diagnostics)
     if not segments.needs_several_segments(job, total_seconds, job_limit_seconds):
@@ -334,7 +335,7 @@ def _cause_of_several_jobs(job: Job, facts: DiscoveredFacts, limit_seconds: int)
     if job.segments:
         return "segments", "the run takes several jobs"
     limit_text = f"{format_duration(limit_seconds)} a training job may run"
-    if segments.is_runtime_quota_unknown(facts, limit_seconds + 1):
+    if unknown_quota_text(facts, limit_seconds + 1):
         limit_text += (
             " by AWS's default quota (the account's is not known; limits.segment states a longer one)"
         )

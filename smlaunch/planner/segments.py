@@ -18,7 +18,7 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
-from smlaunch.planner.plan_context import Diagnostics, max_hosts_of
+from smlaunch.planner.plan_context import Diagnostics, max_hosts_of, unknown_quota_text
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -91,19 +91,28 @@ class SegmentTemplate(NamedTuple):
         )
 
 
-def total_training_seconds(job: Job, diagnostics: Diagnostics) -> int:
-    """Training time of all segments together."""
+def stated_training_seconds(job: Job) -> int | None:
+    """Training time of all segments together, as the job states it; None if it does not."""
     if job.limits.max_runtime is not None:
         return parse_duration(job.limits.max_runtime)
     lengths = [change.length for change in job.segments]
     stated_lengths = [parse_duration(length) for length in lengths if length is not None]
-    if stated_lengths and len(stated_lengths) == len(lengths):
+    return sum(stated_lengths) if stated_lengths and len(stated_lengths) == len(lengths) else None
+
+
+def total_training_seconds(job: Job, diagnostics: Diagnostics) -> int:
+    """Training time of all segments together."""
+    stated_seconds = stated_training_seconds(job)
+    if stated_seconds is None:
+        diagnostics.add_reason(
+            "limit.default", "The job states no limits.max_runtime; 24h is the API's default."
+        )
+        return DEFAULT_MAX_RUNTIME
+    if job.limits.max_runtime is None:
         diagnostics.add_reason(
             "limit.lengths", "The job states no limits.max_runtime; its segments' lengths add up."
         )
-        return sum(stated_lengths)
-    diagnostics.add_reason("limit.default", "The job states no limits.max_runtime; 24h is the API's default.")
-    return DEFAULT_MAX_RUNTIME
+    return stated_seconds
 
 
 def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagnostics: Diagnostics) -> int:
@@ -128,30 +137,12 @@ def max_job_seconds(job: Job, facts: DiscoveredFacts, total_seconds: int, diagno
                 "segment.quota",
                 f"The account's quota lets a training job run for {format_duration(quota)} at most.",
             )
-    elif is_runtime_quota_unknown(facts, wanted_seconds) and states_lengths:
-        diagnostics.add_warning(f"{unknown_runtime_quota_text(facts)}.")
-    elif is_runtime_quota_unknown(facts, wanted_seconds):
-        limit_seconds = DEFAULT_RUNTIME_QUOTA
-        diagnostics.add_warning(
-            f"{unknown_runtime_quota_text(facts)}. So no segment is longer; limits.segment states another "
-            "length."
-        )
+    elif quota_text := unknown_quota_text(facts, wanted_seconds):
+        if not states_lengths:
+            limit_seconds = DEFAULT_RUNTIME_QUOTA
+            quota_text += ". So no segment is longer; limits.segment states another length"
+        diagnostics.add_warning(f"{quota_text}.")
     return min(limit_seconds, stated_segment_seconds or limit_seconds)
-
-
-def is_runtime_quota_unknown(facts: DiscoveredFacts, job_seconds: float) -> bool:
-    """Whether a job of ``job_seconds`` may be longer than the account's quota, which is not known."""
-    return facts.target == "aws" and facts.max_runtime_quota is None and job_seconds > DEFAULT_RUNTIME_QUOTA
-
-
-def unknown_runtime_quota_text(facts: DiscoveredFacts) -> str:
-    """Return what is assumed about the account's quota for the longest run of a job, a sentence."""
-    cause = f" ({facts.max_runtime_quota_problem})" if facts.max_runtime_quota_problem else ""
-    return (
-        f"The account's quota for the longest run of a job is not known{cause}: AWS's default is "
-        f"{format_duration(DEFAULT_RUNTIME_QUOTA)}, a quota that can be raised, and the service refuses "
-        "longer jobs until it is"
-    )
 
 
 def needs_several_segments(job: Job, total_seconds: int, limit_seconds: int) -> bool:

@@ -218,7 +218,7 @@ def test_the_cap_counts_the_time_in_which_hosts_waited(members: dict[str, Any], 
     [
         {"max_cost": 20},
         {"max_cost": 20, "max_runtime": "38m"},
-        {"max_cost": 100},
+        {"max_cost": 100, "max_runtime": "24h"},
     ],
 )
 def test_a_refusal_for_cost_names_machines_on_offer_and_its_advice_works(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.job.model import parse_duration
+from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan_context import (
     Objection,
     PlanContext,
@@ -280,6 +280,61 @@ def reject_too_slow_machines(option: ComputeOption) -> Objections:
         )
 
 
+@rule(
+    "time.beyond-limit",
+    phase="choose machines",
+    summary="machines that take longer than the `limits.max_runtime` that the job states",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="the maximum length of time that a training job can run before it is stopped",
+    fields=("limits.max_runtime", "segments", "workload.time_on_one", "workload.measured_on"),
+)
+def reject_machines_beyond_limit(option: ComputeOption) -> Objections:
+    """The estimate is of a region's machines, and says nothing of this one."""
+    limit_seconds = option.demand.stated_limit_seconds
+    if limit_seconds is not None and option.demand.facts.target != "local":
+        yield from _object_to_duration(
+            option, limit_seconds, f"the job's time limit ends it after {format_duration(limit_seconds)}"
+        )
+
+
+@rule(
+    "time.longest-job",
+    phase="choose machines",
+    summary="machines that take longer than a job may last, for a program that another job cannot continue",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    quote="MaxRuntimeInSeconds ≥1 (≤2419200 by doc, default 86400; spans all retries)",
+    fields=("workload.time_on_one", "workload.measured_on", "strategy", "algorithm"),
+    facts=("quotas",),
+)
+def reject_machines_beyond_longest_job(option: ComputeOption) -> Objections:
+    demand, longest_seconds = option.demand, option.demand.longest_job_seconds
+    if longest_seconds is not None and longest_seconds < math.inf:
+        kind = demand.strategy.job_kind
+        yield from _object_to_duration(
+            option,
+            longest_seconds,
+            f"a {kind.noun} may run for {format_duration(int(longest_seconds))}, and another job cannot "
+            "continue this program",
+        )
+
+
+def _object_to_duration(option: ComputeOption, longest_seconds: float, limit_clause: str) -> Objections:
+    """Yield an objection if the work may take longer. A type that the job names is rejected only if even the
+    fast end of the estimate is too slow; otherwise the plan warns. ``limit_clause``: what limits it."""
+    estimated = option.estimated_seconds
+    if estimated is None:
+        return
+    decisive_seconds = estimated.low if option.demand.names_instance_type else estimated.high
+    if decisive_seconds > longest_seconds:
+        yield Objection(
+            f"takes {estimated}, and {limit_clause}",
+            _remedy_for_speed(option),
+            holds_for_named_type=True,
+            may_more_hosts_help=True,
+            distance=estimated.high,
+        )
+
+
 def _remedy_for_speed(option: ComputeOption) -> str:
     """Return what the user can change if all machines are too slow."""
     capability = option.demand.capability
@@ -331,16 +386,16 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     estimated_dollars = 0.0 if estimated is None else estimated.high
     keep_alive = demand.job.compute.keep_alive
     keep_alive_seconds = 0 if keep_alive is None else parse_duration(keep_alive)
-    dollars_until_limit = option.listed_price_per_hour * (demand.limit_seconds + keep_alive_seconds) / 3600
+    dollars_until_limit = option.listed_price_per_hour * (option.limit_seconds + keep_alive_seconds) / 3600
     is_estimate_over_cap = estimated_dollars > demand.max_cost
     # A run of several segments stops itself before its cap.
-    is_limit_over_cap = not demand.is_multi_segment and dollars_until_limit > demand.max_cost
+    is_limit_over_cap = not option.is_multi_segment and dollars_until_limit > demand.max_cost
     if not is_limit_over_cap and not is_estimate_over_cap:
         return
     needed_dollars = max(estimated_dollars, dollars_until_limit if is_limit_over_cap else 0.0)
     limit_text = ""
     if needed_dollars > estimated_dollars:
-        limit_text = f" until the time limit of {demand.limit_seconds / 3600:g} h"
+        limit_text = f" until the time limit of {format_duration(option.limit_seconds)}"
     remedy = f"raise it to {format_dollars(math.ceil(needed_dollars * 100) / 100)}"
     # A shorter time limit is enough if the work itself is expected to cost less than the cap.
     affordable_seconds = demand.max_cost / option.listed_price_per_hour * 3600 - keep_alive_seconds
