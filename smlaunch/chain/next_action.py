@@ -29,6 +29,7 @@ from smlaunch.chain.workflow import (
     SegmentVariant,
     Workflow,
     build_job_request,
+    reached_step,
     variant_of_segment,
 )
 from smlaunch.contract.run_names import JobName
@@ -108,6 +109,8 @@ class FinishRun:
     raisable_limit: str = ""
     """The member of the job's ``limits`` that ended the run, if the same job with a higher one continues it
     under the same name."""
+    is_final: bool = False
+    """No request of a person continues the run."""
     deleted_job: str = ""
     """Name of the job that trained to the end and has the model, if its record was deleted."""
 
@@ -157,10 +160,8 @@ class _NextActionDecision:
         if ending is None:
             return FollowJob(self.newest_job_name)
         if self._deleted_last_job is not None:
-            return FinishRun(
-                exit_code=EXIT_COMPLETED,
-                status="Completed",
-                summary=f"completed by {self._deleted_last_job}, whose record was deleted since",
+            return self._finish_completed(
+                f"completed by {self._deleted_last_job}, whose record was deleted since",
                 deleted_job=str(self._deleted_last_job),
             )
         # How a job ended may decide the whole run, even if a person has asked to stop it. The texts end the
@@ -170,10 +171,8 @@ class _NextActionDecision:
             if finish_or_wait is not None:
                 return finish_or_wait
         if ending is JobEnding.STOPPED and self._has_finished_training:
-            return FinishRun(
-                exit_code=EXIT_COMPLETED,
-                status="Completed",
-                summary=f"completed: it had finished when it was stopped{self._result_archives_text()}",
+            return self._finish_completed(
+                f"completed: it had finished when it was stopped{self._result_archives_text()}"
             )
         if ending is JobEnding.TIME_LIMIT and not self.workflow.is_multi_segment:
             return FinishRun(
@@ -205,11 +204,7 @@ class _NextActionDecision:
         # CONTINUE: the job stopped itself at its planned end, before training was done.
         stopped_itself = job_outcome is not None and job_outcome.result == CONTINUE
         if is_training_finished or (is_single_job and not stopped_itself):
-            return FinishRun(
-                exit_code=EXIT_COMPLETED,
-                status="Completed",
-                summary=f"completed{self._result_archives_text()}",
-            )
+            return self._finish_completed(f"completed{self._result_archives_text()}")
         if is_single_job:
             return FinishRun(
                 exit_code=EXIT_LIMIT,
@@ -223,6 +218,34 @@ class _NextActionDecision:
             if self.observed.now < grace_end:
                 return WaitUntil(until=grace_end, reason=f"{self.newest_job_name} has written no outcome yet")
         return None
+
+    def _finish_completed(self, summary: str, deleted_job: str = "") -> FinishRun:
+        """Finish a run whose training has come to its end. It has failed if it came there with settings that
+        apply until an earlier training step (``until_step``)."""
+        exit_code, status = EXIT_COMPLETED, "Completed"
+        variants = [job.variant_in(self.workflow) for job in self.jobs]
+        # The jobs before the newest variant's first one, and what was trained since.
+        first_of_variant = variants.index(variants[-1])
+        start = self.jobs[first_of_variant]
+        start_step = reached_step(start.from_step, start.from_reported_step) or 0
+        end_step = self.texts.highest_trained_step or 0
+        last_step, job = variants[-1].until_step, self.newest_job
+        if first_of_variant and end_step <= start_step:  # it has only seen that nothing is left
+            last_step, job = variants[first_of_variant - 1].until_step, self.jobs[first_of_variant - 1]
+        if last_step is not None and end_step > last_step:
+            exit_code, status = EXIT_TRAINING_FAILED, "Failed"
+            summary = (
+                f"{JobName(self.workflow.run, job.segment, job.attempt)} trained to its end, step {end_step}"
+                f", with settings that apply until step {last_step}: the script did not exit there, and what "
+                "segments state from there on was never used; let it report each step, and exit on SIGTERM "
+                "or when the stop file appears"
+            )
+        elif last_step is not None and end_step < last_step:
+            summary += (
+                f"; step {last_step} was not reached or not reported, so that what segments state from there "
+                "on was never used"
+            )
+        return FinishRun(exit_code, status, summary, is_final=True, deleted_job=deleted_job)
 
     @property
     def _has_finished_training(self) -> bool:
@@ -314,9 +337,7 @@ class _NextActionDecision:
         newest_job = self.newest_job
         ended_at = newest_job.ended_at if newest_job.ended_at is not None else self.observed.now
         # The planned request of this segment.
-        planned_variant = variant_of_segment(
-            self.workflow, newest_job.segment, self.observed.newest_checkpoint_step
-        )
+        planned_variant = self._variant_from_now_on(newest_job.segment)
         # A segment that lacked spot capacity once stays on demand.
         was_moved_to_on_demand = planned_variant.is_spot and not newest_job.is_spot
         # Finishes the run if its limits on time or cost leave too little for another job.
@@ -336,7 +357,7 @@ class _NextActionDecision:
         finish. ``spot``: False requests on-demand capacity; None as planned. ``not_before``: seconds since
         the epoch.
         """
-        variant = variant_of_segment(self.workflow, segment, self.observed.newest_checkpoint_step)
+        variant = self._variant_from_now_on(segment)
         limit = self._tightest_limit(variant, self.jobs)
         needed_seconds = min(variant.min_useful_seconds, variant.max_runtime_seconds)
         if limit is not None and limit.remaining_seconds < needed_seconds:
@@ -369,6 +390,12 @@ class _NextActionDecision:
             not_before=not_before,
             clears_outcome=outcome.path if outcome and outcome.has_finished else None,
         )
+
+    def _variant_from_now_on(self, segment: int) -> SegmentVariant:
+        """Return the planned request of a segment's next job."""
+        progress = self.run_progress
+        step = reached_step(progress.newest_checkpoint_step, progress.reported_step)
+        return variant_of_segment(self.workflow, segment, step)
 
     def _tightest_limit(self, variant: SegmentVariant, jobs: Sequence[ObservedJob]) -> _RunLimit | None:
         """Return which of the run's limits on time and cost leaves the least training time to the job after
@@ -416,7 +443,7 @@ class _NextActionDecision:
         """Return the message for a single segment's job that was stopped at its time limit, which is shorter
         than planned if earlier attempts left less of the run's own limits."""
         earlier_jobs = self.jobs[:-1]
-        variant = variant_of_segment(self.workflow, self.newest_job.segment, self.newest_job.from_step)
+        variant = self.newest_job.variant_in(self.workflow)
         limit_of_job = self._tightest_limit(variant, earlier_jobs)
         if limit_of_job is None or limit_of_job.remaining_seconds >= variant.max_runtime_seconds:
             return "stopped at its max_runtime"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from smlaunch.chain.workflow import JobEnding, Workflow, variant_of_segment
+from smlaunch.chain.workflow import JobEnding, SegmentVariant, Workflow, reached_step, variant_of_segment
 from smlaunch.contract.run_names import JobName
 from smlaunch.contract.segment_outcome import SegmentOutcome
 
@@ -60,6 +60,12 @@ class ObservedJob:
     @property
     def progress_at_start(self) -> RunProgress:
         return RunProgress(self.from_step, self.from_reported_step, self.from_files_digest)
+
+    def variant_in(self, workflow: Workflow) -> SegmentVariant:
+        """Return the variant of the workflow that the job was requested with."""
+        return variant_of_segment(
+            workflow, self.segment, reached_step(self.from_step, self.from_reported_step)
+        )
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def cost_so_far(workflow: Workflow, jobs: Sequence[ObservedJob]) -> float | None
     """Return the US dollars for all jobs so far; None if a price is unknown."""
     total_dollars = 0.0
     for job in jobs:
-        hourly_price = variant_of_segment(workflow, job.segment, job.from_step).price_per_hour
+        hourly_price = job.variant_in(workflow).price_per_hour
         if hourly_price is None:
             return None
         total_dollars += hourly_price * job.billable_seconds / 3600

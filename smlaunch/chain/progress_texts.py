@@ -42,6 +42,11 @@ class ProgressTexts:
         )
 
     @property
+    def highest_trained_step(self) -> int | None:
+        """By reports and checkpoints; None if neither shows a step."""
+        return max(self._highest_reported_step or 0, self.observed.newest_checkpoint_step) or None
+
+    @property
     def _highest_reported_step(self) -> int | None:
         known = [
             step

@@ -286,23 +286,28 @@ def _workflow_error(reason: str) -> JobError:
     return JobError([Problem(WORKFLOW_FILE, reason)])
 
 
-def variant_of_segment(
-    workflow: Workflow, segment: int, newest_checkpoint_step: int | None = None
-) -> SegmentVariant:
+def variant_of_segment(workflow: Workflow, segment: int, reached_step: int | None = None) -> SegmentVariant:
     """Return the variant (planned request, with its hosts, type and hyperparameters) that a segment, one of
     the run's sequential jobs, uses. A variant with ``until_step`` holds until that step is reached, however
     many segments that takes; others end when the next variant's ``first_segment`` is reached.
 
-    ``segment``: number from 1. ``newest_checkpoint_step``: step of the newest checkpoint when the segment
-    begins, 0 before the first; None if unknown: then the segment number decides.
+    ``segment``: number from 1. ``reached_step``: the run's step when the segment begins, as ``reached_step``
+    returns it; None if unknown: then the segment number decides.
     """
     for variant, next_variant in zip(workflow.variants, workflow.variants[1:], strict=False):
-        if variant.until_step is not None and newest_checkpoint_step is not None:
-            if newest_checkpoint_step < variant.until_step:
+        if variant.until_step is not None and reached_step is not None:
+            if reached_step < variant.until_step:
                 return variant
         elif segment < next_variant.first_segment:
             return variant
     return workflow.variants[-1]
+
+
+def reached_step(newest_checkpoint_step: int | None, reported_step: int | None) -> int | None:
+    """Return the training step that a run has reached: that of its newest committed checkpoint, from which
+    the next job continues, or the highest reported one of a script that commits none and saves its own. 0
+    before the first; None if unknown."""
+    return newest_checkpoint_step or reported_step or newest_checkpoint_step
 
 
 def build_job_request(
@@ -324,7 +329,7 @@ def build_job_request(
     requests on-demand capacity; None as planned. ``seconds_left``: longest training time of this job.
     """
     # The planned request for this kind of segment, with its limit and planned end.
-    variant = variant_of_segment(workflow, segment, newest_checkpoint_step)
+    variant = variant_of_segment(workflow, segment, reached_step(newest_checkpoint_step, reported_step))
     request = deepcopy(dict(variant.request))
     request[job_kind_of(request).name_field] = str(JobName(workflow.run, segment, attempt))
     tags_of_attempt = {TAG_RUN: workflow.run, TAG_SEGMENT: str(segment), TAG_ATTEMPT: str(attempt)}

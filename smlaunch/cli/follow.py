@@ -285,10 +285,10 @@ def _advise_after_failure(outcome: RunOutcome, failed_job: JobOutcome, connectio
         from smlaunch.chain.orchestrator_execution import describe_driver
 
         retry_text = f"run it again from its orchestrator: {describe_driver(outcome.execution)}"
-    elif outcome.is_chain:
-        retry_text = (
-            f"smlaunch resume {outcome.run}{connection.cli_flag} tries again from the newest checkpoint"
-        )
+    elif outcome.is_chain and (outcome.final_result is None or not outcome.final_result.is_final):
+        has_checkpoints = failed_job.checkpoints_uri is not None
+        start_text = "from the newest checkpoint" if has_checkpoints else "from the beginning"
+        retry_text = f"smlaunch resume {outcome.run}{connection.cli_flag} tries again {start_text}"
     if failed_job.exit_code == EXIT_MACHINE:
         return f"free disk space, and {retry_text}"
     if failed_job.failure_reason.startswith("ClientError"):

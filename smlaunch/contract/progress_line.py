@@ -25,6 +25,7 @@ LINE_PREFIX = "smlaunch: "
 LIVE_PREFIX = LINE_PREFIX + "live "
 PROGRESS_KIND = "progress"
 METRIC_KIND = "metric"
+PROGRESS_LINE_START = LINE_PREFIX + PROGRESS_KIND
 
 DATA_WAIT_METRIC = "data_wait_share"
 """A metric that any script may print: the share of a step spent waiting for data, 0 to 1."""
@@ -39,7 +40,7 @@ _BAR = r"[^\n]*\[\d+:\d\d[^\]\n]*\] *"
 """tqdm's bar, which has no line end while it is drawn: `` 50%|###  | 3/6 [00:01<00:01,  2.9it/s]``."""
 _LINE_START = re.compile(rf"(?:[^\n]*\r)?(?:{_ESCAPE}|{_RANK_MARK})*(?:{_BAR})?(?:{_ESCAPE})*$")
 
-_PROGRESS_PREFIX = (LINE_PREFIX + PROGRESS_KIND + " ").encode()
+_PROGRESS_PREFIX = (PROGRESS_LINE_START + " ").encode()
 _MAX_LINE_BYTES = 4096
 _MAX_STEP = 1 << 53
 """JSON readers represent integers up to this exactly."""

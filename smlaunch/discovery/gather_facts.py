@@ -31,6 +31,7 @@ from smlaunch.discovery.python_packages import find_missing_packages
 from smlaunch.discovery.requirements_file import find_requirements_mistake
 from smlaunch.discovery.script_analysis import (
     modules_mention_checkpoints,
+    modules_mention_progress,
     read_script_facts,
     transitive_features,
 )
@@ -193,6 +194,7 @@ def _read_program_file(
         script = script._replace(
             module_imports=program.library_imports.names,
             names_checkpoint_dir=script.names_checkpoint_dir or modules_mention_checkpoints(program),
+            names_progress_line=script.names_progress_line or modules_mention_progress(program),
         )
     return script
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from smlaunch.contract.progress_line import PROGRESS_LINE_START
 from smlaunch.contract.segment import CHECKPOINTS_VARIABLE
 from smlaunch.discovery.code_reach import find_reach
 from smlaunch.discovery.script_features import find_features
@@ -113,6 +114,7 @@ def read_script_facts(
             reads_resource_config=_shell_script_reads_hosts(content),
             # The texts are ways to name the directory: its path, and the variable that has it.
             names_checkpoint_dir=any(text.encode() in content for text in _CHECKPOINT_DIR_TEXTS),
+            names_progress_line=PROGRESS_LINE_START.encode() in content,
             launcher_lines=find_launcher_lines(content.decode("utf-8", "replace").splitlines(True), path.name)
             if path.suffix == ".sh"
             else (),
@@ -136,7 +138,8 @@ def read_script_facts(
         imports=imports.names,
         optional_imports=imports.optional,
         reads_resource_config=_names_resource_config(syntax_tree, reach.possible),
-        names_checkpoint_dir=_mentions_checkpoint_dir(_string_constants(syntax_tree)),
+        names_checkpoint_dir=_mentions_any(_CHECKPOINT_DIR_TEXTS, (syntax_tree,)),
+        names_progress_line=_mentions_any((PROGRESS_LINE_START,), (syntax_tree,)),
         features=find_features(syntax_tree, map_alias_to_imported_name(syntax_tree)),
     )
 
@@ -189,14 +192,20 @@ def _string_constants(tree: ast.Module) -> list[str]:
     return [value for value in nodes if isinstance(value, str)]
 
 
-def _mentions_checkpoint_dir(texts: Iterable[str]) -> bool:
-    return any(mention in text for text in texts for mention in _CHECKPOINT_DIR_TEXTS)
+def _mentions_any(mentions: Collection[str], trees: Iterable[ast.Module]) -> bool:
+    texts = (text for tree in trees for text in _string_constants(tree))
+    return any(mention in text for text in texts for mention in mentions)
 
 
 def modules_mention_checkpoints(program: SourceProgram) -> bool:
     """Return whether the script, or a module of the source that it imports, names the checkpoint
     directory."""
-    return any(_mentions_checkpoint_dir(_string_constants(module.tree)) for module in program.modules)
+    return _mentions_any(_CHECKPOINT_DIR_TEXTS, (module.tree for module in program.modules))
+
+
+def modules_mention_progress(program: SourceProgram) -> bool:
+    """Return the same for the beginning of the line that reports a training step."""
+    return _mentions_any((PROGRESS_LINE_START,), (module.tree for module in program.modules))
 
 
 def transitive_features(program: SourceProgram) -> dict[str, FeatureLocation]:

@@ -56,6 +56,7 @@ from smlaunch.export.sfn_common import (
     rule_training_is_finished,
 )
 from smlaunch.export.sfn_outcome import progress_states, stale_outcome_states
+from smlaunch.export.sfn_time_limits import rules_past_last_step
 
 CLASSIFY_ENDING, NO_PROGRESS = "How did it end?", "No progress"
 CHECK_MORE_TO_TRAIN, WAIT_FOR_OUTCOME, COUNT_OUTCOME_READ = (
@@ -280,6 +281,26 @@ class _EndingStates:
         )
         return outcome_check_state
 
+    def _add_check_of_last_steps(self, is_finished: ChoiceRule) -> list[State]:
+        """Add the state that fails a run whose last job trained past the step until which its variant
+        applies. Return the choice that leads there, none without such steps."""
+        is_past_last_step = rules_past_last_step(self.template, f"{OUTCOME_JSON_PATH}.reported_step")
+        if not is_past_last_step:
+            return []
+        name = "Trained past its last step"
+        cause = states_format(
+            [
+                "$.job.name",
+                " trained to its end, step ",
+                f"{OUTCOME_JSON_PATH}.reported_step",
+                ", with settings that apply until an earlier one",
+            ]
+        )
+        comment = "What segments state from there on was never used."
+        self.states[name] = error_state(EXIT_TRAINING_FAILED, comment, cause)
+        ended_so = and_rule(is_finished, rule_outcome_is_of_this_job(), or_rule(*is_past_last_step))
+        return [rule_to_state(name, ended_so)]
+
     def _add_chain_continuation_states(self) -> None:
         """Add the choice after a job of a chain that completed or reached its time limit."""
         attempts = self.template.policy.attempts
@@ -313,12 +334,14 @@ class _EndingStates:
                 "; the script begins anew in every job, or saves no checkpoint before a segment's end",
             ]
         )
+        is_finished = and_rule(is_completed, rule_training_is_finished())
         self.states |= {
             CHECK_MORE_TO_TRAIN: choice_state(
                 "Finished; or further than before; or a run that has reported no step, whose files nobody "
                 f"compares here. Of {attempts} jobs that came no further, the next one will not either.",
                 [
-                    rule_to_state(RUN_DONE, and_rule(is_completed, rule_training_is_finished())),
+                    *self._add_check_of_last_steps(is_finished),
+                    rule_to_state(RUN_DONE, is_finished),
                     rule_to_state(
                         START_NEXT_SEGMENT, comparison_rule("$.progress.newer", "BooleanEquals", True)
                     ),

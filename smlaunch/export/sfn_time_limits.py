@@ -11,6 +11,7 @@ from smlaunch.export.asl import (
     and_rule,
     choice_state,
     comparison_rule,
+    or_rule,
     pass_state,
     rule_to_state,
     states_format,
@@ -50,9 +51,30 @@ def rule_before_next_variant(template: RunTemplate, variant_index: int) -> Choic
     else to a segment number."""
     until_step = template.variants[variant_index].until_step
     if until_step is not None:
-        return comparison_rule("$.position.step", "NumericLessThan", until_step)
+        # As chain.workflow.reached_step: the reported step counts where nothing is committed.
+        return and_rule(
+            comparison_rule("$.position.step", "NumericLessThan", until_step),
+            or_rule(
+                comparison_rule("$.position.step", "NumericGreaterThan", 0),
+                comparison_rule("$.position.reported", "NumericLessThan", until_step),
+            ),
+        )
     next_first_segment = template.variants[variant_index + 1].first_segment
     return comparison_rule("$.position.segment", "NumericLessThan", next_first_segment)
+
+
+def rules_past_last_step(template: RunTemplate, step_path: str) -> list[ChoiceRule]:
+    """Return, for each variant with a last step (``until_step``), the rule that the job began before that
+    step and trained past it. ``step_path``: of the highest step that the job has reported."""
+    return [
+        and_rule(
+            rule_before_next_variant(template, index),
+            comparison_rule(step_path, "IsNumeric", True),
+            comparison_rule(step_path, "NumericGreaterThan", variant.until_step),
+        )
+        for index, variant in enumerate(template.variants[:-1])
+        if variant.until_step is not None
+    ]
 
 
 def _state_of_variant(template: RunTemplate, index: int) -> str:

@@ -189,6 +189,9 @@ class ScriptFacts(NamedTuple):
     names_checkpoint_dir: bool = False
     """A string of the script contains the checkpoint directory, or the variable with its path."""
 
+    names_progress_line: bool = False
+    """A string of the script contains the beginning of the line that reports a training step."""
+
     features: Mapping[str, FeatureLocation] | None = None
     """Features that show how many accelerators the script can use (``script_signs.CALLS``), by name; None
     if not analyzed."""

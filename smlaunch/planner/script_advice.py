@@ -200,7 +200,7 @@ def check_resumability(
     # What the strategy's framework, or an imported library, restores from its own checkpoints.
     resume_note = strategy.checkpoint_note or _resume_note_of_library(script)
     # The script names the directory of the host from which checkpoints are uploaded.
-    names_checkpoint_dir = script.names_checkpoint_dir or _imports_package(script, "smlaunch.contract")
+    names_checkpoint_dir = script.names_checkpoint_dir or imports_package(script, "smlaunch.contract")
     # Who states a prefix for checkpoints probably resumes from them.
     states_checkpoint_prefix = job.checkpoints is not None and job.checkpoints.uri is not None
     if resume_note is not None:
@@ -225,18 +225,18 @@ def check_resumability(
 
 
 def uses_smlaunch_train(script: ScriptFacts) -> bool:
-    return _imports_package(script, TRAIN_PACKAGE)
+    return imports_package(script, TRAIN_PACKAGE)
 
 
 def _resume_note_of_library(script: ScriptFacts) -> str | None:
     """Return how the script's library resumes from its checkpoints; None if it imports no library of which
     that is known."""
     for library, note in RESUME_NOTE_BY_LIBRARY.items():
-        if _imports_package(script, library):
+        if imports_package(script, library):
             return note
     return None
 
 
-def _imports_package(script: ScriptFacts, name: str) -> bool:
+def imports_package(script: ScriptFacts, name: str) -> bool:
     imports = script.imports | script.module_imports
     return any(imported == name or imported.startswith(name + ".") for imported in imports)

@@ -84,7 +84,7 @@ def write_segment_outcome(
         result_dirs=(task.paths.model, task.paths.output_data),
         # The stop file appears at the planned end, and asks the ranks to exit. These search the source for
         # what reads it, or the time of the planned end.
-        script_may_read_stop_file=partial(_may_read_stop_file, task),
+        script_may_read_stop_file=partial(may_read_stop_file, task),
         script_may_read_planned_end=partial(_may_read_planned_end, task),
     )
     # The leader's file is that of the job; hosts that train apart write one for each host too.
@@ -128,7 +128,7 @@ def _log_segment_outcome(
         print_finished_metric(1)  # for an orchestrator that sees only the metrics in the log
 
 
-def _may_read_stop_file(task: HostTask) -> bool:
+def may_read_stop_file(task: HostTask) -> bool:
     """Return whether the program may read the stop file. True for a program of the image, which cannot be
     searched.
     """

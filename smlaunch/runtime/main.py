@@ -16,6 +16,7 @@ when the runtime itself failed.
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence
 
 from smlaunch.contract.launch_spec import LEADER, MPI, TORCHRUN, LaunchSpec
@@ -42,6 +43,7 @@ from smlaunch.runtime.host_outcome import HostExitReport, HostOutcome
 from smlaunch.runtime.host_report import (
     ended_as_planned,
     log,
+    may_read_stop_file,
     print_finished_metric,
     print_required_metrics,
     report_earlier_end,
@@ -213,6 +215,7 @@ def _run_host(task: HostTask, signals: SignalQueue, channel: "Optional[ControlCh
         hang_seconds=spec.hang_seconds,
         segment_deadline=task.segment_deadline,
         channel=channel,
+        script_may_read_stop_file=partial(may_read_stop_file, task),
     )
     oom_kills_before = oom_kills.count_oom_kills()  # processes that the kernel killed for lack of memory
     # Runs the ranks to their end, by torchrun or mpirun where the job has one of them as launcher.

@@ -7,7 +7,8 @@ output, deadlines, other hosts. It never sleeps and never polls a process.
     stop signal          forwarded to each rank (not to its group: loader workers must not die before the
                          rank that uses them), SIGKILL to the groups after ``grace_seconds``; the stop
                          file is made first, so that a rank finds it when it gets the signal
-    planned end          the stop file; ranks that do not exit then are stopped as by a signal
+    planned end          by time, or by a training step that a rank reports: the stop file; ranks that do not
+                         exit then are stopped as by a signal
     a rank fails         SIGTERM to the others, SIGKILL to the groups after ``failure_grace_seconds``
     a service exits      the same, while ranks are running
     all ranks hang       SIGABRT to all, so that they print their stacks (hang_detector.py), then as above
@@ -24,7 +25,7 @@ import select
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Deque, List, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Callable, Deque, List, Optional, Sequence, Set
 
 from smlaunch.runtime import child_process, hang_detector, process_table, reaper
 from smlaunch.runtime.child_process import ChildProcess
@@ -51,7 +52,8 @@ _SIGKILL_WAS_SENT = float("inf")
 
 class Supervisor:
     """Runs one set of commands. ``signals`` must be installed, and stays deferred afterwards.
-    ``segment_deadline``: of the segment that the ranks train. ``channel``: to the hosts that follow this one,
+    ``segment_deadline``: of the segment that the ranks train. ``script_may_read_stop_file``: called where the
+    ranks have reported the segment's last step. ``channel``: to the hosts that follow this one,
     or to the leader that this host follows.
     """
 
@@ -64,6 +66,7 @@ class Supervisor:
         hang_seconds: Optional[float] = None,
         segment_deadline: Optional[SegmentDeadline] = None,
         channel: "Optional[ControlChannel]" = None,
+        script_may_read_stop_file: Callable[[], bool] = lambda: True,
     ) -> None:
         self._signals = signals
         self._host_output = output
@@ -78,6 +81,7 @@ class Supervisor:
         _SIGKILL_WAS_SENT when they got it."""
         self._stop_signal: Optional[int] = None
         self._segment_deadline = segment_deadline
+        self._script_may_read_stop_file = script_may_read_stop_file
         self._hang_seconds = hang_seconds
         self._hang_detector: Optional[hang_detector.HangDetector] = None
         self._detected_hang: Optional[hang_detector.Hang] = None
@@ -282,7 +286,8 @@ class Supervisor:
 
     def _forward_output(self, ready_fds: Set[int]) -> None:
         """Forward what can be read from the pipes of ranks and services, which are among ``ready_fds``, to
-        the host's output. Output of ranks shows that they do not hang; that of services does not.
+        the host's output. Output of ranks shows that they do not hang; that of services does not. A step
+        that they report may be the segment's last.
         """
         forwarded_outputs = self._processes.forward_output(ready_fds)
         service_outputs = [process.output for process in self._service_processes]
@@ -290,6 +295,10 @@ class Supervisor:
             output not in service_outputs for output in forwarded_outputs
         ):
             self._hang_detector.record_output()
+        if self._segment_deadline is not None:
+            self._segment_deadline.record_reported_step(
+                self._host_output.step_tracker.highest_step, self._script_may_read_stop_file
+            )
 
     def _end_detected_hang(self) -> None:
         """End a hang: if no rank has printed anything or used the CPU for too long, send SIGABRT to the

@@ -10,6 +10,7 @@ import os
 import time
 from typing import (
     TYPE_CHECKING,
+    Callable,
     FrozenSet,
     Mapping,
     Optional,
@@ -48,8 +49,11 @@ class SegmentDeadline:
         planned_at: Optional[float] = None,
         margin_seconds: float = 0.0,
         checkpoint_dir: Optional[str] = None,
+        until_step: Optional[int] = None,
     ) -> None:
+        """``until_step``: the planned end is also the first report of this training step or a later one."""
         self._stop_file = stop_file
+        self._until_step = until_step
         self._checkpoint_dir = checkpoint_dir
         self._checkpoints_at_request: FrozenSet[str] = frozenset()
         self._margin_seconds = margin_seconds
@@ -85,6 +89,25 @@ class SegmentDeadline:
             + _SIGKILL_MARGIN_SHARE * self._margin_seconds
             - now
         )
+
+    def record_reported_step(
+        self, step: Optional[int], script_may_read_stop_file: Callable[[], bool]
+    ) -> None:
+        """Let the planned end be now if the ranks have reported the segment's last step. A script that does
+        not read the stop file gets SIGTERM at once: each further step would have this segment's settings.
+
+        ``step``: the highest one so far; None before the first. ``script_may_read_stop_file`` reads the
+        source, and is called once at most.
+        """
+        if self._until_step is None or step is None or step < self._until_step:
+            return
+        self._until_step = None
+        now = time.monotonic()
+        if self.planned_end_at is not None and self.planned_end_at <= now:
+            return
+        self.planned_end_at = self.sigterm_at = now
+        if script_may_read_stop_file():
+            self.sigterm_at += _SIGTERM_MARGIN_SHARE * self._margin_seconds
 
     def request_stop(self) -> None:
         """Make the stop file appear, once."""
@@ -185,7 +208,14 @@ def make_segment_deadline(segment: Segment, spec: LaunchSpec) -> SegmentDeadline
     """Return the planned end, in the clock of the supervisor's loop."""
     margin_seconds = spec.grace_seconds if spec.margin_seconds is None else spec.margin_seconds
     planned_at = None if segment.stop_at is None else time.monotonic() + segment.stop_at - time.time()
-    return SegmentDeadline(segment.stop_file or "", planned_at, margin_seconds, segment.checkpoint_dir)
+    return SegmentDeadline(
+        segment.stop_file or "",
+        planned_at,
+        margin_seconds,
+        segment.checkpoint_dir,
+        # Ranks that train apart have no step in common, and without checkpoints no job follows.
+        until_step=None if spec.ranks.independent or spec.checkpoints is None else segment.until_step,
+    )
 
 
 def read_stop_after_seconds(environ: Mapping[str, str]) -> Optional[float]:

@@ -55,6 +55,48 @@ def test_one_lineage_one_log_one_status(home: Path, script: Path) -> None:
     )
 
 
+UNTIL_STEP_JOB = """
+entry: train.py
+limits: {max_runtime: 10m, segment: 2m}
+segments:
+  - {until_step: 5}
+  - {hyperparameters: {q: 2}}
+"""
+REPORTS_STEPS = """
+import os, sys, time
+path = "/opt/ml/checkpoints/step.txt"
+step = int(open(path).read()) if os.path.exists(path) else 0
+print("begins at step", step, sys.argv[1:], flush=True)
+while step < 15:
+    step += 1
+    with open(path + ".new", "w") as file:
+        file.write(str(step))
+    os.replace(path + ".new", path)
+    print(f"smlaunch: progress step={step} steps=15", flush=True)
+    time.sleep(0.5)
+"""
+
+
+def test_a_segment_of_a_script_without_smlaunch_train_ends_at_its_step(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTS_STEPS)
+    (tmp_path / "job.yaml").write_text(UNTIL_STEP_JOB)
+    result = smlaunch("run", tmp_path / "job.yaml", "--local", "--name", "until")
+    assert result.code == 0 and "in 2 jobs" in result.err, result.text
+    log = smlaunch("logs", "until", "--local").out
+    first, second = [line for line in log.splitlines() if "begins at step" in line]
+    assert "begins at step 0 []" in first and "['-q', '2']" in second
+    assert 5 <= int(second.split()[3]) < 15
+
+
+def test_a_training_past_the_step_of_its_settings_has_failed(home: Path, tmp_path: Path) -> None:
+    ignores = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + REPORTS_STEPS
+    (tmp_path / "train.py").write_text(ignores.replace("0.5", "0.01"))
+    (tmp_path / "job.yaml").write_text(UNTIL_STEP_JOB)
+    result = smlaunch("run", tmp_path / "job.yaml", "--local", "--name", "past")
+    assert result.code == 1 and "past-s1-a1 trained to its end, step 15" in result.err, result.text
+    assert "smlaunch resume" not in result.err
+
+
 def test_a_client_killed_at_random_points_is_followed_by_another(background_home: Path, script: Path) -> None:
     assert kill_clients(background_home, script, seed=5, kills=6, pause="0.05") == 6
 

@@ -142,18 +142,19 @@ def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
 
 
+@pytest.mark.parametrize("job", ["chain", "different"])
 @settings(max_examples=60, deadline=None)
 @given(
     fates=st.lists(SUCCESSFUL_FATES | FAILED_FATES, max_size=12),
     repeats=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_a_script_that_only_reports_its_steps_goes_on_as_with_the_driver(
-    fates: list[Fate], repeats: list[bool]
+    job: str, fates: list[Fate], repeats: list[bool]
 ) -> None:
     fates = [replace(fate, repeats=repeat) for fate, repeat in zip(fates, repeats, strict=False)]
-    machine_run = run_machine(MACHINES["chain"], service("chain", *fates, has_progress_lines=True))
-    workflow = replace(PLANS["chain"].workflow, run=RUN)
-    driver_run = run_driver(workflow, service("chain", *fates, has_progress_lines=True), ORCHESTRATOR_ERRORS)
+    machine_run = run_machine(MACHINES[job], service(job, *fates, has_progress_lines=True))
+    workflow = replace(PLANS[job].workflow, run=RUN)
+    driver_run = run_driver(workflow, service(job, *fates, has_progress_lines=True), ORCHESTRATOR_ERRORS)
     assert (machine_run.requests, machine_run.error) == (driver_run.requests, driver_run.error)
 
 

@@ -200,6 +200,16 @@ class TestRequests:
         ]
         assert variant_of_segment(stored_workflow, 2).first_segment == 2
 
+    def test_the_reported_step_counts_for_a_script_that_commits_nothing(self) -> None:
+        stored_workflow = workflow(
+            CHAIN, SegmentVariant(1, request(), until_step=10), SegmentVariant(2, request(InputMode="next"))
+        )
+        for committed, reported, is_next in ((0, 9, False), (0, 10, True), (8, 12, False), (10, 10, True)):
+            later_request = build_job_request(
+                stored_workflow, 2, 1, newest_checkpoint_step=committed, reported_step=reported
+            )
+            assert ("InputMode" in later_request) is is_next, (committed, reported)
+
     def test_written_and_read_again(self) -> None:
         stored_workflow = workflow(
             replace(CHAIN, max_cost=5.0), SegmentVariant(1, spot_request(), 3.5, until_step=7)
@@ -310,6 +320,38 @@ class TestChain:
         assert action.until == NOW - 1 + OUTCOME_GRACE_SECONDS
         late = observe(observed_job(ended_at=NOW - OUTCOME_GRACE_SECONDS - 1), newest_checkpoint_step=10)
         assert expect_submit(next_action(workflow(), late)).name == JobName(RUN, 2, 1)
+
+    @pytest.mark.parametrize(
+        ("reported_step", "exit_code", "words"),
+        [
+            (12, 1, f"{RUN}-s1-a1 trained to its end, step 12, with settings that apply"),
+            (10, 0, "completed"),
+            (7, 0, "; step 10 was not reached or not reported"),
+            (None, 0, "; step 10 was not reached or not reported"),
+        ],
+    )
+    def test_a_training_that_went_past_the_last_step_of_its_settings_has_failed(
+        self, reported_step: int | None, exit_code: int, words: str
+    ) -> None:
+        stored_workflow = workflow(
+            CHAIN, SegmentVariant(1, request(), until_step=10), SegmentVariant(2, request())
+        )
+        outcome = outcome_of(FINISHED, step=None)._replace(ranks_succeeded=True)
+        for ending in (JobEnding.COMPLETED, JobEnding.STOPPED):
+            ended_run = observe(
+                observed_job(ending=ending), outcome_file=outcome, reported_step=reported_step
+            )
+            action = expect_finish(next_action(stored_workflow, ended_run))
+            assert (action.exit_code, action.is_final) == (exit_code, True)
+            assert words in action.summary
+        in_last_settings = observe(
+            old_job(), observed_job(2, from_reported_step=12), outcome_file=outcome, reported_step=99
+        )
+        assert expect_finish(next_action(stored_workflow, in_last_settings)).summary == "completed"
+        with_nothing_left = replace(in_last_settings, reported_step=None)
+        action = expect_finish(next_action(stored_workflow, with_nothing_left))
+        assert action.exit_code == 1
+        assert action.summary.startswith(f"{RUN}-s1-a1 trained to its end, step 12, with settings")
 
     def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
         stopped_run = observe(

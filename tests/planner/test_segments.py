@@ -408,6 +408,17 @@ def test_attempts_without_checkpoints_start_from_the_beginning() -> None:
     assert warnings({}) == []
 
 
+def test_a_last_step_needs_a_script_that_reports_its_steps() -> None:
+    own_checkpoints = ScriptFacts(names_checkpoint_dir=True)
+    (line,) = refusals(GROWS, region(script=own_checkpoints))
+    assert line.startswith("segments[0].until_step: nothing in train.py reports its training steps, so no")
+    assert "on each host" not in line and "--allow script.until-step" in line
+    facts = region(script=own_checkpoints._replace(names_progress_line=True))
+    (warning,) = [text for text in plan(GROWS, facts).warnings if text.startswith("segments[0].until_step")]
+    assert "the segment ends when train.py prints `smlaunch: progress step=1000` or a later step" in warning
+    assert not [text for text in chain(GROWS).warnings if text.startswith("segments[0].until_step")]
+
+
 def test_steps_of_segments_rise() -> None:
     segments = [{"until_step": 100}, {"until_step": 50}, {"until_step": 100}, {"until_step": 101}, {}]
     lines = refusals({"segments": segments}, region(script=OURS))

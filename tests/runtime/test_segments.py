@@ -175,6 +175,37 @@ def test_ranks_that_stay_after_the_planned_end_are_stopped(make_host: MakeHost) 
     assert outcome_of(host) == SegmentOutcome(CONTINUE, None, "digits", JOB, 2, 3, ranks_succeeded=True)
 
 
+REPORT_STEPS = """
+import time
+for step in range(1, 2000):
+    print(f"smlaunch: progress step={step}", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_segment_ends_at_the_report_of_its_last_step(make_host: MakeHost) -> None:
+    """A script that knows of no stop file is stopped at once: it has not trained far beyond that step."""
+    environ = {"SMLAUNCH_STOP_AFTER": "3600", "SMLAUNCH_UNTIL_STEP": "3"}
+    host = segment_host(make_host, REPORT_STEPS, environ=environ)
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=3600.0)
+    assert (result.exit_code, host.failure) == (0, "")
+    outcome = outcome_of(host)
+    assert outcome is not None and outcome.result == CONTINUE
+    assert outcome.reported_step is not None and 3 <= outcome.reported_step < 1999
+    assert "its ranks have been stopped: this is no failure" in result.stderr
+
+
+def test_a_script_that_reads_the_stop_file_leaves_by_itself_after_its_last_step(make_host: MakeHost) -> None:
+    reports = WAIT_FOR_STOP_FILE.replace('"ready"', '"smlaunch: progress step=5 steps=9"')
+    environ = {"SMLAUNCH_STOP_AFTER": "3600", "SMLAUNCH_UNTIL_STEP": "3"}
+    host = segment_host(make_host, reports, environ=environ)
+    result = host.run(run="digits", checkpoints=CHECKPOINTS, margin_seconds=3600.0)
+    assert (result.exit_code, host.failure) == (0, "")
+    assert "asked" in "".join(result.lines)
+    outcome = outcome_of(host)
+    assert outcome is not None and (outcome.result, outcome.reported_step) == (CONTINUE, 5)
+
+
 SIGTERM_REACTIONS = {
     "dies of the signal": "signal.pause()",
     "is deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()",
