@@ -16,6 +16,7 @@ from smlaunch.api.job_kinds import JOB_KINDS, TRAINING, JobKind, job_kind_of, me
 from smlaunch.aws.api_call import call_api
 from smlaunch.aws.interfaces import (
     UNREACHABLE,
+    UNREADABLE,
     CallError,
     JobSummary,
     LogEvent,
@@ -42,6 +43,9 @@ _LOG_PAGE_EVENTS = 10_000
 _MAX_QUOTA_PAGES = 50
 """Of 100 quotas each: SageMaker has several for each instance type. A quota on none of them counts as not
 listed."""
+
+_MAX_PRODUCT_PAGES = 500
+"""Of 100 products each: SageMaker has several thousand in a region."""
 
 _NO_SUCH_JOB_CODES = ("ValidationException", "ResourceNotFound")
 _ACCESS_DENIED_CODES = ("AccessDenied", "AccessDeniedException", "UnknownOperationException")
@@ -362,17 +366,49 @@ class ServiceQuotas:
         are missing."""
         wanted_count = len(set(quota_names))
         value_by_quota_name: dict[str, float] = {}
+        for name, value in self._quotas():
+            if name in quota_names:
+                value_by_quota_name[name] = value
+            if len(value_by_quota_name) == wanted_count:
+                break
+        return value_by_quota_name
+
+    def all_quota_values(self) -> dict[str, float]:
+        return dict(self._quotas())
+
+    def _quotas(self) -> Iterator[tuple[str, float]]:
+        """Yield names and values, page by page as the caller goes on."""
         params: dict[str, Any] = {"ServiceCode": "sagemaker", "MaxResults": 100}
         for _ in range(_MAX_QUOTA_PAGES):
             page = call_api("ListServiceQuotas", self._client.list_service_quotas, **params)
             for quota in page.get("Quotas", []):
-                if quota.get("QuotaName") in quota_names:
-                    value_by_quota_name[quota["QuotaName"]] = float(quota["Value"])
-            has_all_quotas = len(value_by_quota_name) == wanted_count
-            if has_all_quotas or not page.get("NextToken"):
+                if "QuotaName" in quota and "Value" in quota:
+                    yield quota["QuotaName"], float(quota["Value"])
+            if not page.get("NextToken"):
                 break
             params["NextToken"] = page["NextToken"]
-        return value_by_quota_name
+
+
+class PriceListService:
+    """Implements ProductList."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def training_products(self, region: str) -> Iterator[str]:
+        params: dict[str, Any] = {
+            "ServiceCode": "AmazonSageMaker",
+            "FormatVersion": "aws_v1",
+            "MaxResults": 100,
+            "Filters": [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
+        }
+        for _ in range(_MAX_PRODUCT_PAGES):
+            page = call_api("GetProducts", self._client.get_products, **params)
+            yield from page.get("PriceList", [])
+            if not page.get("NextToken"):
+                return
+            params["NextToken"] = page["NextToken"]
+        raise CallError("GetProducts", UNREADABLE, f"the list has more than {_MAX_PRODUCT_PAGES} pages")
 
 
 class StsIdentity:

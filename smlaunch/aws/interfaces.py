@@ -285,6 +285,16 @@ class Quotas(Protocol):
     def quota_values(self, names: Collection[str]) -> dict[str, float]:
         """Return the values of SageMaker's quotas in this account that have one of these names."""
 
+    def all_quota_values(self) -> dict[str, float]:
+        """Return the values of all quotas of SageMaker in this account, by name."""
+
+
+class ProductList(Protocol):
+    """Reads AWS's price list."""
+
+    def training_products(self, region: str) -> Iterator[str]:
+        """Yield the products of SageMaker in a region, each a JSON text with its prices."""
+
 
 class Identity(Protocol):
     """Identifies the caller: STS, and IAM's look-up of roles."""

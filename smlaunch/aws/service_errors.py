@@ -260,6 +260,8 @@ def _find_required_iam_action(operation: str) -> str:
         **dict.fromkeys(("GetCallerIdentity", "AssumeRole", "AssumeRoleWithWebIdentity"), f"sts:{operation}"),
         "CreateBucket": "s3:CreateBucket",
         "GetRole": "iam:GetRole",
+        "GetProducts": "pricing:GetProducts",
+        "ListServiceQuotas": "servicequotas:ListServiceQuotas",
         **dict.fromkeys(("GetLogEvents", "DescribeLogStreams"), f"logs:{operation}"),
         **dict.fromkeys(
             ("DescribeStateMachine", "CreateStateMachine", "UpdateStateMachine"), f"states:{operation}"

@@ -36,6 +36,7 @@ SERVICE_IDS = {
     "sts": ServiceIds("sts", "sts"),
     "iam": ServiceIds("iam", "iam"),
     "service-quotas": ServiceIds("servicequotas", "service-quotas"),
+    "pricing": ServiceIds("api.pricing", "pricing"),
     "stepfunctions": ServiceIds("states", "sfn"),
 }
 """The services with reduced models. botocore reads the others, such as sso for credentials, in full."""
@@ -56,6 +57,7 @@ _OPERATIONS = {
     "sts": "GetCallerIdentity AssumeRole AssumeRoleWithWebIdentity",
     "iam": "GetRole",
     "service-quotas": "ListServiceQuotas",
+    "pricing": "GetProducts",
     "stepfunctions": """
         CreateStateMachine DescribeStateMachine UpdateStateMachine DescribeExecution StopExecution
     """,

@@ -1,6 +1,7 @@
 """What an hour of an instance type costs in a region, and how sure that is.
 
-The catalog has the prices of one region. They stand for no other region: there they only rank types.
+The catalog has the prices of one region. They stand for no other region: there they only rank types. Those of
+other regions are read by ``smlaunch catalog update``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from smlaunch.catalog import instances
+from smlaunch.catalog.region_catalog import RegionCatalog
 
 PRICE_ERROR_BY_CONFIDENCE: Mapping[str | None, float] = {"high": 0.05, "medium": 0.15, "low": 0.30}
 """Relative error of the catalog's prices, by confidence: an assumption."""
@@ -25,23 +27,43 @@ class HourlyPrice(NamedTuple):
     """A clause: what price it is, of which region and date."""
 
 
-def find_price(instance_type: str, region: str) -> HourlyPrice | None:
-    """Return the price of an instance type in a region; None where nobody knows it."""
-    if region != instances.price_region():
-        return None
-    return reference_price(instance_type)
+class RegionPrices(NamedTuple):
+    """What is known about prices in a region: AWS's price list, if ``smlaunch catalog update`` has read it;
+    otherwise those of smlaunch's own catalog, in the one region that it has prices of."""
+
+    region: str
+    region_catalog: RegionCatalog | None
+    trains_model: bool
+    """For training jobs; otherwise for processing jobs."""
+
+    @property
+    def has_price_list(self) -> bool:
+        return self.region_catalog is not None and bool(self.region_catalog.price_source)
+
+    def find(self, instance_type: str) -> HourlyPrice | None:
+        """Return the price of an instance type; None where nobody knows it."""
+        if self.region_catalog is not None and self.has_price_list:
+            dollars = self.region_catalog.prices(trains_model=self.trains_model).get(instance_type)
+            source = f"on-demand price of {self.region}, by {self.region_catalog.price_source}"
+            return None if dollars is None else HourlyPrice(dollars, relative_error=0.0, source=source)
+        return _catalog_price(instance_type) if self.region == instances.price_region() else None
+
+    def find_to_compare(self, instance_type: str) -> HourlyPrice | None:
+        """Return the price; in a region whose prices are not known that of another region, which says only
+        which type costs more than which."""
+        price = self.find(instance_type)
+        return price if price is not None or self.has_price_list else _catalog_price(instance_type)
+
+    def unknown_text(self, instance_type: str) -> str:
+        """Return a clause about an instance type whose price is not known."""
+        if self.region_catalog is not None and self.has_price_list:
+            return f"{self.region_catalog.price_source} has no price of {instance_type} in {self.region}"
+        has_other = self.region != instances.price_region() and _catalog_price(instance_type) is not None
+        other_text = f", only that in {instances.price_region()}" if has_other else ""
+        return f"the price of {instance_type} in {self.region} is not known{other_text}"
 
 
-def unknown_price_text(instance_type: str, region: str) -> str:
-    """Return a clause about an instance type whose price in the region is not known."""
-    has_reference = region != instances.price_region() and reference_price(instance_type) is not None
-    reference_text = f", only that in {instances.price_region()}" if has_reference else ""
-    return f"the price of {instance_type} in {region} is not known{reference_text}"
-
-
-def reference_price(instance_type: str) -> HourlyPrice | None:
-    """Return the price in the region that the catalog has prices of: of another region it says only which
-    type costs more than which."""
+def _catalog_price(instance_type: str) -> HourlyPrice | None:
     entry = instances.find_instance_type(instance_type)
     if entry is None or entry.usd_per_hour is None:
         return None

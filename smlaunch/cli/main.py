@@ -120,6 +120,7 @@ _COMMANDS = {
     "init": ("smlaunch.cli.init", "init", "Write a first job for a strategy."),
     "schema": ("smlaunch.cli.schema", "schema", "Print the job file's JSON Schema."),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
+    "catalog": ("smlaunch.cli.catalog", "catalog", "Read a region's prices and an account's quotas."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Check what works on this machine."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),
 }

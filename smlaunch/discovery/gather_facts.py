@@ -28,6 +28,7 @@ from smlaunch.discovery.program_files import (
     missing_module_reason,
 )
 from smlaunch.discovery.python_packages import find_missing_packages
+from smlaunch.discovery.region_catalog import read_region_catalog
 from smlaunch.discovery.requirements_file import find_requirements_mistake
 from smlaunch.discovery.script_analysis import (
     modules_mention_checkpoints,
@@ -115,6 +116,7 @@ def gather_facts(
         endpoint=target.facts or EndpointFacts(),  # of the local endpoint; empty in a region
         # The account's quotas, or why they are not known.
         **({} if account_problem is not None else _gather_quota_fields(needs, target)),
+        region_catalog=read_region_catalog(target.region_name),
         today=datetime.now(timezone.utc).date(),
         checkpoints=checkpoints,
         # By the official sagemaker package, where smlaunch's own catalog of images is not sufficient.

@@ -12,6 +12,8 @@ from datetime import date
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
+from smlaunch.catalog.prices import RegionPrices
+from smlaunch.catalog.region_catalog import RegionCatalog
 from smlaunch.facts.launcher_lines import LauncherLine
 from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts, UnknownCommand
 from smlaunch.facts.source_place import OutsideFile
@@ -335,6 +337,9 @@ class DiscoveredFacts:
     quotas_problem: str | None = None
     """Why no quota could be read."""
 
+    region_catalog: RegionCatalog | None = None
+    """What ``smlaunch catalog update`` has read about the region; None if nothing."""
+
     today: date | None = None
     """Date of the plan."""
 
@@ -349,3 +354,7 @@ class DiscoveredFacts:
 
     runtime_sha256: str = ""
     """Hash of smlaunch's own program on the hosts, in hex."""
+
+    def prices(self, *, trains_model: bool) -> RegionPrices:
+        """What is known about prices of training jobs in the region, or of processing jobs."""
+        return RegionPrices(self.region, self.region_catalog, trains_model)

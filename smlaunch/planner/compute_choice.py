@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.catalog.prices import reference_price
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration
 from smlaunch.planner.compute_demand import (
@@ -242,7 +241,7 @@ def _instance_types_to_compare(demand: ComputeDemand) -> Iterator[InstanceType]:
         if instance.is_neuron == needs_neuron
         and (instance.accelerators > 0) == needs_accelerators
         # Without accelerators all types are suitable; only those with a price are compared.
-        and (instance.accelerators > 0 or reference_price(instance.name) is not None)
+        and (instance.accelerators > 0 or demand.prices.find_to_compare(instance.name) is not None)
     )
 
 

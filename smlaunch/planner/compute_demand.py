@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.catalog.prices import HourlyPrice, find_price, reference_price
+from smlaunch.catalog.prices import HourlyPrice, RegionPrices
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.script_capability import ScriptCapability, script_capability
 from smlaunch.job.field_types import parse_size
@@ -99,6 +99,10 @@ class ComputeDemand(PlanContext):
 
     vcpu_per_accelerator: float | None
     """vCPU that each accelerator keeps busy; None if they are no bottleneck."""
+
+    @cached_property
+    def prices(self) -> RegionPrices:
+        return self.facts.prices(trains_model=self.strategy.job_kind.trains_model)
 
     @property
     def is_single_process(self) -> bool:
@@ -209,13 +213,13 @@ class ComputeOption:
         stated_price = self.demand.job.compute.price_per_hour
         if stated_price is not None and self.demand.names_instance_type:
             return HourlyPrice(stated_price, relative_error=0.0, source="by compute.price_per_hour")
-        return find_price(self.instance.name, self.demand.facts.region)
+        return self.demand.prices.find(self.instance.name)
 
     @cached_property
     def ranking_price(self) -> HourlyPrice | None:
         """Price of one host by which the option is compared with others; in a region whose prices are not
         known it is that of another region. None for a type that cannot be compared."""
-        return self.price or reference_price(self.instance.name)
+        return self.price or self.demand.prices.find_to_compare(self.instance.name)
 
     @property
     def listed_price_per_hour(self) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import InstanceChoice
-from smlaunch.catalog.prices import find_price, unknown_price_text
+from smlaunch.catalog.prices import RegionPrices
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
@@ -25,13 +25,18 @@ class PriceRate(NamedTuple):
     source: str
     """Source of the price, or why it is unknown."""
 
+    may_be_read: bool = False
+    """The price is unknown, and AWS's price list of the region has not been read."""
 
-def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts) -> PriceRate:
+
+def compute_price_rate(
+    job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts, prices: RegionPrices
+) -> PriceRate:
     """Return the price per hour of all of the job's hosts, with its source: the job itself for the type that
     it names, otherwise the region's on-demand price; None if it is unknown. On the local endpoint only a
     price that the job states counts, to rehearse a cost cap."""
     if len(job.compute.instance_preferences) > 1:
-        return _rate_of_most_expensive_preference(job, facts)
+        return _rate_of_most_expensive_preference(job, facts, prices)
     instance_type = instance_choice.name
     # Of one host; None if the job states none.
     host_price = job.compute.price_per_hour
@@ -41,10 +46,10 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
         source = f"by compute.price_per_hour, for {instance_type}; nothing is really billed here"
     elif host_price is not None:
         source = f"by compute.price_per_hour, for {instance_type}"
-    elif (price := find_price(instance_type, facts.region)) is not None:
+    elif (price := prices.find(instance_type)) is not None:
         host_price, source = price.dollars, price.source
     else:
-        source = unknown_price_text(instance_type, facts.region)
+        source = prices.unknown_text(instance_type)
     if facts.target != "local" and host_price is not None and job.compute.spot:
         source += "; spot is billed lower, by an unknown amount"
     return PriceRate(
@@ -52,10 +57,11 @@ def compute_price_rate(job: Job, instance_choice: InstanceChoice, facts: Discove
         hosts=job.compute.hosts,
         dollars_per_hour=None if host_price is None else host_price * job.compute.hosts,
         source=source,
+        may_be_read=host_price is None and not prices.has_price_list,
     )
 
 
-def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> PriceRate:
+def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts, prices: RegionPrices) -> PriceRate:
     """Return the price per hour with the most expensive of the preferred instance types, of which the service
     chooses one; the price is unknown if that of any type is."""
     preferences = job.compute.instance_preferences
@@ -68,7 +74,9 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts) -> Pric
         )
         instance_choice = InstanceChoice(name, instances.find_instance_type(name))
         rates.append(
-            compute_price_rate(job.with_changes(compute=compute_with_one_type), instance_choice, facts)
+            compute_price_rate(
+                job.with_changes(compute=compute_with_one_type), instance_choice, facts, prices
+            )
         )
     rate_without_price = _first_rate_without_price(rates)
     if rate_without_price is not None:
@@ -178,6 +186,9 @@ def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: 
         note += "; a job that names the type states it with compute.price_per_hour or --price"
     else:
         note += "; compute.price_per_hour or --price states it"
+    if rate_without_price.may_be_read:
+        reads_list = "`smlaunch catalog update` reads the region's prices"
+        note, remedy = f"{note}; {reads_list}", f"{remedy}; {reads_list}"
     if job.limits.max_cost is not None:
         diagnostics.add_problem(
             "limits.max_cost", f"{rate_without_price.source}, so that the cap cannot be enforced; {remedy}"

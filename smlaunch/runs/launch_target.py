@@ -21,6 +21,7 @@ from smlaunch.aws.interfaces import (
     LogReader,
     ObjectStorage,
     Orchestrators,
+    ProductList,
     Quotas,
     Transfer,
 )
@@ -46,6 +47,10 @@ def _close_inherited_connections() -> None:
 
 os.register_at_fork(after_in_child=_close_inherited_connections)
 
+
+PRICE_LIST_REGION = "us-east-1"
+"""One of three regions that answer for AWS's price list, which is that of all regions of the partition
+(Price List API, endpoints)."""
 
 NO_REGION = (
     "no AWS region is set: give target=Target.region('eu-west-1') or another one, or set AWS_REGION, or run "
@@ -410,14 +415,22 @@ class Target:
         return ServiceQuotas(self.client("service-quotas"))
 
     @cached_property
+    def product_list(self) -> ProductList:
+        from smlaunch.aws.botocore_client import PriceListService
+
+        return PriceListService(self.client("pricing", PRICE_LIST_REGION))
+
+    @cached_property
     def identity(self) -> Identity:
         from smlaunch.aws.botocore_client import StsIdentity
 
         return StsIdentity(lambda: self.client("sts"), lambda: self.client("iam"))
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, region: str | None = None) -> Any:
         """Return a botocore client for a service of this target, an AWS region or a local endpoint. Its own
         retries cover seconds of failure; ``call_with_retries`` covers longer ones.
+
+        ``region``: another one, for a service that few regions have.
 
         With ``fail_fast``, a slow service is given up soon: its answer is optional.
         """
@@ -435,7 +448,9 @@ class Target:
         if is_local_endpoint:
             client_config["proxies"] = {}  # a proxy could not reach it
             client_config["s3"] = {"addressing_style": "path"}  # buckets have no host names there
-        client = create_client(self.session, service, self.region_name, self.url, Config(**client_config))
+        client = create_client(
+            self.session, service, region or self.region_name, self.url, Config(**client_config)
+        )
         _OPEN_CLIENTS.add(client)
         if is_local_endpoint:  # it may restart at another address
             client.meta.events.register("before-sign", self._redirect_to_current_address)

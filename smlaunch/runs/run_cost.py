@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from smlaunch.catalog.prices import find_price
+from smlaunch.catalog.prices import RegionPrices
+from smlaunch.discovery.region_catalog import read_region_catalog
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_outcome import RunOutcome
 
@@ -15,8 +16,11 @@ def estimate_dollars(outcome: RunOutcome, target: Target) -> float | None:
     if target.kind != "aws":
         return 0.0
     dollars = 0.0
+    region_catalog = read_region_catalog(target.region_name)
     for job in outcome.jobs:
-        price = find_price(job.instance_type or "", target.region_name)
+        trains_model = ":processing-job/" not in job.arn
+        prices = RegionPrices(target.region_name, region_catalog, trains_model)
+        price = prices.find(job.instance_type or "")
         seconds = job.billable_seconds
         if seconds is None and job.started is not None:  # it runs
             seconds = round((job.ended or time.time()) - job.started)

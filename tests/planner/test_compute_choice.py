@@ -3,6 +3,7 @@ limit."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from smlaunch.catalog import accelerators
 from smlaunch.catalog.instances import find_instance_type, known_types
-from smlaunch.catalog.prices import find_price
+from smlaunch.catalog.prices import RegionPrices
+from smlaunch.catalog.region_catalog import RegionCatalog
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import FeatureLocation, InputFacts, ScriptFacts
 from smlaunch.job.model import Job, parse_duration
@@ -518,7 +520,8 @@ def test_the_speed_of_what_was_measured_is_one() -> None:
 
 
 def test_prices_are_ranges_by_their_confidence() -> None:
-    sure, unsure = find_price("ml.g5.12xlarge", "us-east-1"), find_price("ml.trn1.32xlarge", "us-east-1")
+    prices = RegionPrices("us-east-1", region_catalog=None, trains_model=True)
+    sure, unsure = prices.find("ml.g5.12xlarge"), prices.find("ml.trn1.32xlarge")
     assert sure is not None
     assert unsure is not None
     narrow_price, wide_price = estimate_hourly_price(sure, 2), estimate_hourly_price(unsure, 1)
@@ -527,7 +530,7 @@ def test_prices_are_ranges_by_their_confidence() -> None:
     assert estimate_price(narrow_price, EstimateRange(3600, 7200)).high == pytest.approx(
         narrow_price.high * 2
     )
-    assert find_price("ml.p5e.48xlarge", "us-east-1") is None
+    assert prices.find("ml.p5e.48xlarge") is None
 
 
 def test_the_price_of_one_region_stands_for_no_other() -> None:
@@ -546,8 +549,13 @@ def test_the_price_of_one_region_stands_for_no_other() -> None:
     assert line == (
         f"limits.max_cost: the price of {there.instance_type} in eu-west-1 is not known, only that in "
         "us-east-1, so that the cap cannot be enforced; name compute.instance_type, and its price with "
-        "compute.price_per_hour or --price"
+        "compute.price_per_hour or --price; `smlaunch catalog update` reads the region's prices"
     )
     stated = {"instance_type": there.instance_type, "price_per_hour": 2}
+    listed = RegionCatalog("eu-west-1", "AWS's price list of 2026-11-18", {"ml.g6.xlarge": 1.0})
+    with_list = plan(job, dataclasses.replace(ireland, region_catalog=listed))
+    assert with_list.instance_type == "ml.g6.xlarge", "the only one that has a price there"
+    assert rejection_rules(with_list, "ml.g5.xlarge") == ["price.unknown"]
+    assert "by the prices of us-east-1" not in str(with_list)
     named = plan({**job, "compute": stated, "limits": {"max_cost": 100}}, ireland)
     assert named.candidates[0].per_hour == (2, 2)

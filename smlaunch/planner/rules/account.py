@@ -109,6 +109,37 @@ def report_quotas(context: PlanContext) -> Findings:
         yield from _warn_of_skipped_preferences(context)
 
 
+@rule(
+    "quotas.stored",
+    phase="advise",
+    summary="quotas that were read before, where the account is not asked now",
+    source="docs/planner.md",
+    quote="smlaunch catalog update",
+    fields=("compute", "segments", "strategy"),
+    facts=("quotas",),
+)
+def report_stored_quotas(context: PlanContext) -> Findings:
+    """A quota may have been raised since it was read: too small a one is a warning, and no problem."""
+    facts, stored = context.facts, context.facts.region_catalog
+    is_unread = facts.account_problem is not None or facts.quotas_problem is not None
+    if stored is None or not is_unread or facts.target != "aws":
+        return
+    if facts.account not in (UNKNOWN_ACCOUNT, stored.account):
+        return
+    for quota_name in relevant_quotas(context.job, context.job_kind):
+        value = stored.quotas.get(quota_name)
+        if value is None:
+            continue
+        text = (
+            f"the quota {quota_name!r} of account {stored.account} was {value:g} on {stored.quotas_read_on}, "
+            f"when `smlaunch catalog update` read it; the job takes {_hosts_text(context)}."
+        )
+        if value < context.hosts:
+            yield PlanWarning(f"compute.hosts: {text}")
+        else:
+            yield Reason("quotas.stored", text[0].upper() + text[1:])
+
+
 def _report_unreadable_quotas(context: PlanContext, problem: str) -> Findings:
     """Yield that the quotas are assumed to suffice: as a warning for types with accelerators, as the default
     quota of many is 0, otherwise as a reason. ``problem``: why the quotas could not be read."""

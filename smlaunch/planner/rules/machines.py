@@ -75,7 +75,9 @@ def reject_burstable_family(option: ComputeOption) -> Objections:
 )
 def reject_type_missing_in_region(option: ComputeOption) -> Iterator[Objection]:
     facts, name = option.demand.facts, option.instance.name
-    if facts.target == "aws" and regions.is_type_missing(name, facts.region):
+    if facts.target != "aws" or option.demand.prices.has_price_list:
+        return  # AWS's own list says it
+    if regions.is_type_missing(name, facts.region):
         yield Objection(f"EC2 does not offer it in {facts.region} ({regions.table_month()})")
 
 
@@ -89,7 +91,9 @@ def reject_type_missing_in_region(option: ComputeOption) -> Iterator[Objection]:
 )
 def reject_unknown_price(option: ComputeOption) -> Objections:
     if option.ranking_price is None:
-        yield Objection("its price is unknown; name the type and compute.price_per_hour to use it anyway")
+        prices, name = option.demand.prices, option.instance.name
+        clause = prices.unknown_text(name) if prices.has_price_list else "its price is unknown"
+        yield Objection(f"{clause}; name the type and compute.price_per_hour to use it anyway")
 
 
 _MACHINE_FIELDS = ("compute.instance_type", "compute.hosts", "compute.processes_per_host")
@@ -425,8 +429,15 @@ def warn_of_region(context: PlanContext) -> Findings:
     if unlisted_text is not None:
         sentence = unlisted_text if unlisted_text.endswith("?") else f"{unlisted_text}."
         yield PlanWarning(f"region: {sentence} AWS may have opened it since then.")
+    prices = context.facts.prices(trains_model=context.job_kind.trains_model)
     for instance_type in context.instance_types:
-        if regions.is_type_missing(instance_type, region):
+        if prices.has_price_list:
+            if prices.find(instance_type) is None:
+                yield PlanWarning(
+                    f"compute.instance_type: {prices.unknown_text(instance_type)}: SageMaker probably does "
+                    "not offer it there."
+                )
+        elif regions.is_type_missing(instance_type, region):
             yield PlanWarning(_describe_missing_type(instance_type, region))
 
 
