@@ -275,6 +275,8 @@ def test_short_names_of_secrets(name: str) -> None:
         *(("token", value) for value in ("[CLS]", "<s>", "<|endoftext|>")),
         ("pass", 2),
         ("include_secrets", "yes please"),
+        # the name of a resource, which opens nothing
+        ("image_registry_credentials", "arn:aws:lambda:eu-west-1:123456789012:function:login"),
     ],
 )
 def test_values_under_names_of_other_things_are_shown(name: str, value: object) -> None:

@@ -104,6 +104,10 @@ _NON_SECRET_VALUE = re.compile(
     r"(?i)(?:true|false|none|null|yes|no|on|off|[+-]?[0-9]{1,9}(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)?"
     r"|\[[A-Za-z0-9_]{1,20}\]|<[^<>]{1,20}>"
 )
+_RESOURCE_NAME = re.compile(
+    r"arn:aws[a-z-]*:[a-z0-9-]{1,40}:[a-z0-9-]{0,30}:[0-9]{12}:[A-Za-z0-9_+=,.@:/-]{1,300}"
+)
+"""An ARN names what has a secret, or returns it."""
 _NAME_OF_NUMERIC_SECRET = re.compile(r"(?i)pass[a-z]|.pass$|pwd|credential")
 """Switches, numbers and pieces of text in brackets are no tokens (``token=512``, ``[CLS]``), but a password
 may be a number."""
@@ -239,6 +243,8 @@ def mask_named_value(name: str, value: Any) -> Any:
     """Return the value of a variable, option or key as it may be displayed: masked where its name says that
     it is a secret, otherwise with the secrets inside it masked."""
     if value is None or isinstance(value, bool) or value == "":
+        return value
+    if isinstance(value, str) and _RESOURCE_NAME.fullmatch(value):
         return value
     if not is_secret_name(name):
         # The user of a DSN (data source name, such as Sentry's) is its key.

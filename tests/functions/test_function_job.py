@@ -285,6 +285,7 @@ async def generate_later() -> Any:
             ],
         ),
         (len, Job(algorithm="xgboost"), ["algorithm: the function is the program"]),
+        (len, Job(output={"compression": "none"}), ["output.compression: what a function returns is read"]),
     ],
 )
 def test_what_no_function_can_have_is_refused_at_once(function: Any, job: Any, expected: list[str]) -> None:
