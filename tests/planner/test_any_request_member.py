@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 from botocore.loaders import Loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from smlaunch.api.job_kinds import PROCESSING, TRAINING, JobKind
 from smlaunch.api.request_merge import merge_members
+from smlaunch.errors import JobError
+from smlaunch.job.model import Job
 from smlaunch.job.request_members import REFUSAL_BY_MEMBER, fold_request
 from tests.test_validate import paths_of_model
 
@@ -33,6 +37,16 @@ EXAMPLE_BY_SHAPE = {
     "ProcessingInstanceType": "ml.m5.xlarge",
     "TrainingInstanceType": "ml.m5.xlarge",
 }
+
+
+NAMES = sorted(
+    {
+        name
+        for kind in (TRAINING, PROCESSING)
+        for path in paths_of_model(kind.create_operation)
+        for name in path
+    }
+)
 
 
 def example_of(shape_name: str, path: tuple[str, ...]) -> Any:
@@ -99,3 +113,28 @@ def test_every_member_is_taken_or_refused_with_the_reason(kind: JobKind) -> None
         if reasons or not (is_field or is_sent):
             failures.append((dotted_path, reasons or "lost"))
     assert not failures
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    request=st.dictionaries(st.sampled_from(NAMES), JSON_VALUES, max_size=3),
+    strategy=st.sampled_from([None, "processing", "zork", 3]),
+    stated=st.dictionaries(
+        st.sampled_from(["compute", "output", "inputs", "metrics", "tags", "limits", "checkpoints"]),
+        st.sampled_from([None, 3, "s3://b/", {}, [], {"train": "s3://b/"}, {"uri": "s3://b/"}]),
+    ),
+)
+def test_any_request_is_read_or_refused(request: Any, strategy: Any, stated: dict[str, Any]) -> None:
+    try:
+        job = Job.from_mapping({"image": "i", "strategy": strategy, "request": request, **stated})
+    except JobError as error:
+        assert all(problem.message for problem in error.problems)
+    else:
+        assert Job.from_mapping(job.to_mapping()) == job
