@@ -407,7 +407,7 @@ class Job(Section):
         mapping = super().to_mapping()
         if self.entry is not None and self.entry.script is not None:
             mapping["entry"] = self.entry.script
-        if self.output is not None and mapping["output"].keys() <= {"uri"}:
+        if self.output is not None and mapping["output"].keys() == {"uri"}:
             mapping["output"] = self.output.uri
         if "workload" in mapping and "hosts" in self.compute.stated_fields:
             # With a workload the plan chooses the number of hosts, unless the job states it, even as 1.

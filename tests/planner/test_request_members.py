@@ -454,6 +454,7 @@ def test_preferences_with_members_of_their_own_are_sent_as_they_are() -> None:
 def test_jobs_that_use_no_new_field_keep_their_hash() -> None:
     job = Job(entry="src/train.py", output="s3://b/o/", checkpoints="s3://b/c/", compute={"hosts": 2})
     assert job.to_mapping()["output"] == "s3://b/o/"
+    assert Job.from_mapping(Job(entry="t.py", output={}).to_mapping()) == Job(entry="t.py", output={})
     assert job_hash(job, region()) == (
         "c5e4efad969722a78f90029fb59e7d862df2b2b4a91cc56ed131cc441b17aa90"  # as before these fields
     )
