@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
 from typing import Any, NamedTuple
@@ -119,6 +118,8 @@ class RunCheckpoints:
         """
         if step.problems or step.manifest is None:
             return step.problems
+        from concurrent.futures import ThreadPoolExecutor  # launches read outcomes by this module
+
         cancelled = Event()
         with ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:
             try:
