@@ -94,17 +94,21 @@ def _read_parser(module: SourceModule, modules: Sequence[SourceModule]) -> Argum
         keyword.arg is None or keyword.arg in _PARSER_SETTINGS_THAT_CHANGE_PARSING
         for keyword in parser_call.keywords
     )
+    # Positional arguments get their values by the number of all of them.
+    are_positions_certain = all(each.is_certain or not each.is_positional for each in added.arguments)
     exits_on_error = literal_of(keyword_value(parser_call, "exit_on_error"), True) is True
     return ArgumentParserFacts(
         arguments=added.arguments,
         place=module.place_of(parse_call),
         is_complete=added.is_complete
+        and are_positions_certain
         and not has_unusual_settings
         and "intermixed" not in parse_method  # positional and optional arguments in any order
         and len(names) == len(set(names)),
         rejects_unknown="known" not in parse_method,
         is_certain=module.runs_certainly(parse_call) and exits_on_error,
         allows_abbreviations=literal_of(keyword_value(parser_call, "allow_abbrev"), True) is not False,
+        has_help=literal_of(keyword_value(parser_call, "add_help"), True) is not False,
         required_groups=added.required_groups,
     )
 
@@ -335,6 +339,9 @@ def _read_nargs(module: SourceModule, node: ast.expr | None) -> Any:
     return value if isinstance(value, (int, str)) else _UNKNOWN
 
 
+_MAX_CHOICES = 1000
+
+
 def _read_choices(node: ast.expr | None) -> tuple[Any, ...] | None:
     """Return the values that an argument may have; None for any, or where literals do not show them."""
     if (
@@ -342,6 +349,7 @@ def _read_choices(node: ast.expr | None) -> tuple[Any, ...] | None:
         and text_of(node.func) == "range"
         and all(isinstance(literal_of(arg, None), int) for arg in node.args)
     ):
-        return tuple(range(*(literal_of(arg, 0) for arg in node.args)))[:1000] or None
+        values = range(*(literal_of(arg, 0) for arg in node.args))
+        return tuple(values) if 0 < len(values) <= _MAX_CHOICES else None
     value = literal_of(node, None)
     return tuple(value) if isinstance(value, (list, tuple, set, dict)) and value else None

@@ -113,6 +113,9 @@ class ArgumentParserFacts(NamedTuple):
     """The script certainly parses its command line so."""
 
     allows_abbreviations: bool = True
+    has_help: bool = True
+    """It has argparse's own option ``-h, --help``."""
+
     required_groups: frozenset[str] = frozenset()
     """Exclusive groups of which one argument must be given."""
 
@@ -151,12 +154,26 @@ class _ParserError(Exception):
     """argparse rejects the arguments."""
 
 
+class _ParserExits(_ParserError):
+    """argparse prints its help or a version, and exits with 0."""
+
+
 class _RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _ParserError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise _ParserError(message or "")
+        raise _ParserExits(message or "")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print neither the help nor a version."""
+
+
+class _Token(str):
+    """One argument of a command line, which argparse returns as the same object: another one with the same
+    text may have another meaning."""
+
+    __slots__ = ()
 
 
 def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> list[ArgumentMistake]:
@@ -164,13 +181,13 @@ def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> 
     ones, and values of a wrong type. Where the parser may have further arguments, only missing options."""
     if not parser.is_complete:
         return list(_find_missing_options(parser, argv))
-    if any(token in ("-h", "--help") for token in argv):
-        return []
-    arguments = list(argv)
+    arguments: list[str] = [_Token(token) for token in argv]
     mistakes: list[ArgumentMistake] = []
     lacks_positional = False
     try:
         _, unknown_tokens = _build_parser(parser).parse_known_args(arguments)
+    except _ParserExits:  # unless a value before the option at which it exits is wrong
+        unknown_tokens = []
     except _ParserError as error:
         mistakes.append(_mistake_of(parser, str(error)))
         if not str(error).startswith(_MISSING):
@@ -179,15 +196,20 @@ def find_argument_mistakes(parser: ArgumentParserFacts, argv: Sequence[str]) -> 
         lacks_positional = True
         _, unknown_tokens = _build_parser(parser, lacks_positional=True).parse_known_args(arguments)
         unknown_tokens = [token for token in unknown_tokens if token.startswith("-")]
+    known_arguments = arguments
     if parser.rejects_unknown:
         mistakes += _unknown_arguments(parser, unknown_tokens)
-    known_arguments = _without(arguments, unknown_tokens)
+        # The value behind an unknown option must not be taken for a wrong one of another argument.
+        unknown_ids = {id(token) for token in unknown_tokens}
+        known_arguments = [token for token in arguments if id(token) not in unknown_ids]
     # argparse stops at the first mistake: a wrong value must not hide a missing option.
     for checks in ({"checks_values": True}, {"checks_required_options": True}):
         try:
             _build_parser(parser, lacks_positional=lacks_positional, **checks).parse_known_args(
                 known_arguments
             )
+        except _ParserExits:
+            break
         except _ParserError as error:
             mistakes.append(_mistake_of(parser, str(error)))
     return mistakes
@@ -229,7 +251,7 @@ def _build_parser(
         prog="",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=parser.allows_abbreviations,
-        add_help=False,
+        add_help=parser.has_help,
         conflict_handler="resolve",  # for an option that is added in each of two branches
     )
     groups: dict[str, Any] = {}
@@ -238,9 +260,11 @@ def _build_parser(
         takes_value = argument.action not in _ACTIONS_WITHOUT_VALUE
         if argument.action in ("store_const", "append_const"):
             settings["const"] = True
+        if argument.action == "version":
+            settings["version"] = ""
         if takes_value and argument.nargs is not None:
             settings["nargs"] = argument.nargs
-        if takes_value and checks_values:
+        if takes_value and checks_values and argument.is_certain:
             settings["type"] = _TYPES.get(argument.type_name or "str", str)
             if argument.choices is not None:
                 settings["choices"] = argument.choices
@@ -249,7 +273,9 @@ def _build_parser(
             if lacks_positional and argument.nargs in (None, "+"):
                 settings["nargs"] = "?" if argument.nargs is None else "*"
         else:
-            settings["required"] = argument.required and argument.is_certain and checks_required_options
+            if argument.action not in ("help", "version"):
+                required = argument.required and argument.is_certain and checks_required_options
+                settings["required"] = required
             if argument.dest is not None:
                 settings["dest"] = argument.dest
         group = argument.exclusive_group
@@ -269,8 +295,6 @@ def _builtin_action(argument: ScriptArgument) -> Any:
     class of the script."""
     if argument.action == "BooleanOptionalAction":
         return argparse.BooleanOptionalAction
-    if argument.action in ("help", "version"):
-        return "store_true"
     return argument.action if argument.action in ACTIONS else "store"
 
 
@@ -311,18 +335,6 @@ def _find_missing_options(parser: ArgumentParserFacts, argv: Sequence[str]) -> I
         is_given = any(token in argument.names or token.startswith(prefixes) for token in argv)
         if argument.required and argument.is_certain and not argument.is_positional and not is_given:
             yield ArgumentMistake(f"the script requires {'/'.join(argument.names)} ({argument.place})")
-
-
-def _without(argv: Sequence[str], unknown_tokens: Sequence[str]) -> list[str]:
-    """The arguments without the unknown ones, each of which is left out once."""
-    remaining = list(unknown_tokens)
-    known: list[str] = []
-    for token in argv:
-        if token in remaining:
-            remaining.remove(token)
-        else:
-            known.append(token)
-    return known
 
 
 def _names_at_fault(message: str) -> tuple[str, ...]:

@@ -45,6 +45,10 @@ parser.add_argument("--batch-size", type=int)
 args = parser.parse_args()
 """
 KNOWN = PARSER.replace("parser.parse_args()", "parser.parse_known_args()")
+UNCERTAIN_POSITION = PARSER.replace("args = parser", "if x: parser.add_argument('out')\nargs = parser")
+MANY_CHOICES = PARSER.replace(
+    "args = parser", "parser.add_argument('--seed', type=int, choices=range(2000))\nargs = parser"
+)
 DYNAMIC = PARSER.replace(
     "args = parser", "for name in open('names'): parser.add_argument('--' + name)\nargs = parser"
 )
@@ -170,6 +174,10 @@ def words_of(plan: Plan) -> list[str]:
             ["args: the script rejects its arguments: the following arguments are required: --out"],
         ),
         (KNOWN, {"args": ["--wrong", "1"]}, []),
+        (KNOWN, {"args": ["--epochs", "1", "--lr", "0.5", "--seed", "1"]}, []),
+        (UNCERTAIN_POSITION, {}, []),
+        (MANY_CHOICES, {"hyperparameters": {"seed": 1500}}, []),
+        (PARSER.replace("Parser()", "Parser(add_help=False)"), {"args": ["-h"]}, ["no argument -h"]),
         (KNOWN, {"args": ["--epochs", "x"]}, ["invalid int value"]),
         (DYNAMIC, {"args": ["--wrong", "1"]}, []),
         (SUBCOMMANDS, {"args": ["--wrong", "1"]}, []),
