@@ -31,17 +31,10 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAccessMode": (
             "it goes with `image_registry_credentials`; alone, for a registry without a login"
         ),
-        "InputDataConfig.CompressionType": "in mode Pipe, the service unpacks what it streams",
-        "InputDataConfig.RecordWrapperType": "in mode Pipe, the service wraps what it streams",
-        "InputDataConfig.ShuffleConfig": "the order of objects, of which a plan knows nothing",
-        "InputDataConfig.DataSource.S3DataSource.S3DataType": (
-            "a prefix is the default; manifests and `Converse` are sent as they are"
-        ),
-        "InputDataConfig.DataSource.S3DataSource.AttributeNames": "of augmented manifests",
+        "InputDataConfig.DataSource.S3DataSource.S3DataType": "set by `manifest`, `attributes`",
         "InputDataConfig.DataSource.S3DataSource.InstanceGroupNames": "of instance groups",
         "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": "the terms of a model's licence",
         "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": "content of a private hub",
-        "InputDataConfig.DataSource.FileSystemDataSource": "a file system, which a plan cannot measure",
         "InputDataConfig.DataSource.DatasetSource": "a data set of a hub, which a plan cannot measure",
         "ResourceConfig.InstanceGroups": "hosts of several types, which a plan does not choose",
         "ResourceConfig.InstancePlacementConfig": "where the hosts of UltraServers stand",
@@ -80,6 +73,9 @@ _REFUSED = {
         _ANSWER,
     ),
 }
+
+_FIELD_BY_PART_OF_ADDRESS = {"file_system": "uri", "file_system_type": "uri", "directory": "uri"}
+"""The address of a folder in a file system stands for several members."""
 
 _HEAD = """# Members of the API in a job
 
@@ -136,8 +132,9 @@ def fields_of(kind: JobKind) -> dict[str, str]:
             field_by_member[_dotted(path)] = "output.uri" if field == "output" else field
     for field, path in kind.input_path_by_field.items():
         if field not in ("data_type", "local_path"):
+            field_of_input = _FIELD_BY_PART_OF_ADDRESS.get(field, field)
             field_by_member[_dotted((*inputs_path, *path))] = (
-                "inputs" if field == "name" else f"inputs.NAME.{field}"
+                "inputs" if field == "name" else f"inputs.NAME.{field_of_input}"
             )
     return field_by_member
 
@@ -158,10 +155,16 @@ def members_without_row(kind: JobKind) -> list[str]:
 
 
 def rows_without_member(kind: JobKind) -> list[str]:
-    """Return the reasons for what is no member of the model, or has a field."""
-    paths = {".".join(path) for path in member_paths(kind.create_operation)}
+    """Return the members with a reason that the model does not have, or that have fields."""
+    paths = [".".join(path) for path in member_paths(kind.create_operation)]
     fields = fields_of(kind)
-    return [row for row in REASONS[kind.create_operation] if row not in paths or row in fields]
+    obsolete_rows = []
+    for row in REASONS[kind.create_operation]:
+        members = [path for path in paths if path == row or path.startswith(f"{row}.")]
+        leaves = [path for path in members if not any(other.startswith(f"{path}.") for other in members)]
+        if all(leaf in fields for leaf in leaves):
+            obsolete_rows.append(row)
+    return obsolete_rows
 
 
 def main() -> int:

@@ -249,20 +249,19 @@ def test_named_entries_are_merged_and_other_lists_replaced() -> None:
 
 
 def test_an_algorithm_knows_of_the_inputs_of_the_request() -> None:
-    manifest = {"S3DataType": "ManifestFile", "S3Uri": "s3://b/train.manifest"}
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:hub-content/HUB/DataSet/NAME"
+    source = {"DatasetSource": {"DatasetArn": arn}}
     job = {
         "entry": None,
         "algorithm": "xgboost",
         "hyperparameters": {"num_round": 10},
         "request": {
-            "InputDataConfig": [
-                {"ChannelName": "train", "DataSource": {"S3DataSource": manifest}, "ContentType": "text/csv"}
-            ]
+            "InputDataConfig": [{"ChannelName": "train", "DataSource": source, "ContentType": "text/csv"}]
         },
     }
     job_plan = plan(job, region(source=NO_SOURCE))
     (channel,) = job_plan.requests[0]["InputDataConfig"]
-    assert channel["DataSource"]["S3DataSource"] == manifest
+    assert channel["DataSource"] == source
     (warning,) = [sentence for sentence in job_plan.warnings if sentence.startswith("request: ")]
     assert "train is not measured" in warning and "compute.volume_gb" in warning
 
