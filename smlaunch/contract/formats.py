@@ -110,6 +110,7 @@ WORKFLOW = Format("workflow", "1.1")
 CLAIM = Format("claim of a run's name")
 GROUP = Format("list of a group's runs")
 EXCLUDED = Format("list of excluded files", "1.1")
+CALL_PARTS = Format("list of a call's parts")
 DATA_RECORD = Format("record of uploaded data")
 
 # ---- inside a job -----------------------------------------------------------------------------------------

@@ -10,18 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from sys import version_info
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from smlaunch.api.job_kinds import TRAINING
 from smlaunch.contract.launch_spec import host_references
 from smlaunch.contract.sagemaker_paths import LAUNCH_FILE, RUNTIME_ARCHIVE
 from smlaunch.errors import JobError, Problem
+from smlaunch.functions.call_identity import SCRIPT_FILE, hash_of_parts
 from smlaunch.functions.call_secrets import find_call_secret
 from smlaunch.functions.function_source import (
     FunctionSource,
     call_files,
     function_name,
     modules_outside,
+    script_in,
     unwrap_function,
 )
 from smlaunch.functions.host_program import PROGRAM_FILE, SHA256_VARIABLE
@@ -30,7 +33,7 @@ from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import RunPlan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.launch_target import Target
-from smlaunch.runs.plan_job import AddedProgram, PreparedRun, prepare
+from smlaunch.runs.plan_job import AddedProgram, PreparedRun, files_beside_program, prepare
 from smlaunch.runs.runtime_archive import load_runtime_archive
 from smlaunch.runs.source_archive import LIMIT_BYTES
 from smlaunch.text.home_folder import expand_home
@@ -66,6 +69,8 @@ class FunctionRun(NamedTuple):
     """Of the function."""
     warnings: tuple[str, ...] = ()
     """Sentences about the function, which are among the plan's too."""
+    parts: Mapping[str, str] = MappingProxyType({})
+    """Hashes of what the call is, and of the modules beside it, by what messages call them."""
 
     @property
     def output_uri(self) -> str:
@@ -101,7 +106,8 @@ def prepare_function(
             name=name,
             files=call_files(call),
             analyzed_file=analyzed_file,
-            sha256=call.sha256,
+            sha256=hash_of_parts(call.parts),
+            script=None if SCRIPT_FILE in call.parts else script_in(folder),
             variables={SHA256_VARIABLE: call.sha256},
             warnings=tuple(_find_module_warnings(call, folder)),
         )
@@ -116,7 +122,10 @@ def prepare_function(
     problems = list(_find_plan_problems(prepared.plan))
     if problems:
         raise JobError(problems)
-    return FunctionRun(prepared._replace(plan=_with_verified_start(prepared.plan)), name, program.warnings)
+    files = {} if prepared.source is None else files_beside_program(program, prepared.source)
+    parts = {**call.parts, **{f"the file {path}": digest for path, digest in files.items()}}
+    verified = prepared._replace(plan=_with_verified_start(prepared.plan))
+    return FunctionRun(verified, name, program.warnings, parts)
 
 
 def _find_call_problem(call: PickledCall, name: str, job: Job) -> Problem | None:

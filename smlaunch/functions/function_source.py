@@ -135,6 +135,15 @@ def definitions_of(script: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def script_in(folder: Path | None) -> str | None:
+    """Return the path in the folder of the script that runs, whose functions travel by value; None if it does
+    not lie there, as for a notebook."""
+    file = user_file(sys.modules["__main__"])
+    if folder is None or file is None or not _is_below(file, folder):
+        return None
+    return Path(os.path.relpath(os.path.realpath(file), os.path.realpath(folder))).as_posix()
+
+
 def user_file(module: ModuleType) -> Path | None:
     """Return the file of a module of the user's own; None for one that is installed, built in, or without a
     file."""

@@ -5,9 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
+from smlaunch.aws.service_errors import call_with_retries
+from smlaunch.errors import JobError, Problem
 from smlaunch.functions.function_output import FunctionOutput
+from smlaunch.functions.host_program import SHA256_VARIABLE
+from smlaunch.runs.attach_run import attach
+from smlaunch.runs.call_errors import translate_call_errors
+from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run import Run
 
 _Result = TypeVar("_Result")
@@ -17,8 +24,8 @@ class Future(concurrent.futures.Future[_Result], Generic[_Result]):
     """What a function returns or raises on its hosts, once it does.
 
     It works with ``concurrent.futures.wait`` and ``as_completed``. A thread of this process follows the run;
-    when the process ends before, the run goes on (except on an endpoint of this process), and the same call
-    under the same name gets the result later.
+    when the process ends before, the run goes on (except on an endpoint of this process), and ``attach`` or
+    the same call under the same name gets the result later.
     """
 
     def __init__(self, run: Run, output: FunctionOutput) -> None:
@@ -31,6 +38,25 @@ class Future(concurrent.futures.Future[_Result], Generic[_Result]):
         # A daemon: the end of the process does not wait for the end of the run.
         thread = threading.Thread(target=self._follow, name=f"smlaunch-{run.name}", daemon=True)
         thread.start()
+
+    @classmethod
+    def attach(cls, name: str, target: Target | None = None) -> Future[Any]:
+        """Return the future of an existing function's run by its name, whatever has become of the function
+        here since. What it has returned or raised is unpickled here: name a run of your own account's.
+
+        Objects of classes that this process has under the same module and name come back as such. Raises
+        JobError where there is no such run or no function's.
+        """
+        run = attach(name, target)
+        with translate_call_errors(run.target):
+            description = call_with_retries(partial(run.target.control_plane.describe_job, run.jobs[-1]))
+        if SHA256_VARIABLE not in description.get("Environment", {}):
+            text = (
+                f"run {run.name} is of a script, and no function's: smlaunch.attach({name!r}, ...) finds it"
+            )
+            raise JobError([Problem("", text)])
+        output_uri = str(description["OutputDataConfig"]["S3OutputPath"])
+        return cls(run, FunctionOutput(run, run.target, output_uri, "the function"))
 
     def running(self) -> bool:
         """Return whether the run has not ended and was not cancelled: hosts may still be starting."""

@@ -22,7 +22,6 @@ import io
 import json
 import math
 import os
-import pickle
 import sys
 import traceback
 import zipfile
@@ -30,9 +29,10 @@ from types import ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 if __package__:
-    from smlaunch.functions.script_pickling import call_deeply, script_pickler_class
+    from smlaunch.functions.script_pickling import ScriptUnpickler, call_deeply, script_pickler_class
 else:  # on a host, where the two files lie side by side
     from smlaunch_script_pickling import (  # type: ignore[import-not-found,no-redef,unused-ignore]
+        ScriptUnpickler,
         call_deeply,
         script_pickler_class,
     )
@@ -232,7 +232,7 @@ def _pickle_exception(error: BaseException) -> Tuple[Optional[bytes], str]:
     if len(pickled) > MAX_ERROR_BYTES - MAX_HEADER_BYTES:
         return None, "its pickle takes {:,} bytes".format(len(pickled))
     try:
-        restored = pickle.loads(pickled)  # noqa: S301  made a few lines above
+        restored = ScriptUnpickler(io.BytesIO(pickled), finds_by_name=False).load()
     except Exception as load_error:
         return None, "it cannot be rebuilt from its pickle: {}".format(_text_of(load_error)[:1000])
     if type(restored) is not type(error):
@@ -346,7 +346,8 @@ def _call(root: str, call_content: bytes) -> Any:
     if root not in sys.path:
         sys.path.insert(0, root)
     _let_client_names_be_imported()
-    function, args, kwargs = pickle.loads(pickled)  # noqa: S301  its hash is in the request
+    # Its hash is in the request. Not by name: __main__ is this program here.
+    function, args, kwargs = ScriptUnpickler(io.BytesIO(pickled), finds_by_name=False).load()
     result = function(*args, **kwargs)
     if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Pickles a function with its arguments by cloudpickle, so that the same call gives the same bytes.
+"""Pickles a function with its arguments by cloudpickle.
 
 Functions and classes of ``__main__`` (a script's, a notebook's), lambdas and closures travel by value; those
 of other modules by name, so that the host has to have the module.
@@ -6,26 +6,25 @@ of other modules by name, so that the host has to have the module.
 
 from __future__ import annotations
 
-import copyreg
 import hashlib
 import io
 import json
-import os
 import pickletools
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from smlaunch.errors import JobError, MachineError, Problem
+from smlaunch.functions.call_identity import identify_call
 from smlaunch.functions.host_program import CALL_FORMAT
 from smlaunch.functions.script_pickling import script_pickler_class
+from smlaunch.functions.sent_files import find_sent_file
 
 _EXTRA_HINT = (
     "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
@@ -47,6 +46,8 @@ class PickledCall(NamedTuple):
     """Names of the modules that the host imports to load it."""
     named_texts: tuple[tuple[str, str], ...] = ()
     """Texts whose names the pickle lacks: defaults of functions, fields of named tuples."""
+    parts: Mapping[str, str] = MappingProxyType({})
+    """What the call is, the same in every process (call_identity)."""
 
 
 def load_cloudpickle() -> Any:
@@ -94,19 +95,18 @@ def pickle_call(
         "function": name,
     }
     content = json.dumps(header, sort_keys=True).encode() + b"\n" + buffer.getvalue()
-    return PickledCall(
-        content, hashlib.sha256(content).hexdigest(), frozenset(pickler.modules), tuple(pickler.named_texts)
-    )
+    sha256 = hashlib.sha256(content).hexdigest()
+    try:
+        parts = identify_call(cloudpickle, function, args, kwargs, folder)
+    except Exception:  # of methods that answer only once, for example: then only this very call is the same
+        parts = {"the call": sha256}
+    return PickledCall(content, sha256, frozenset(pickler.modules), tuple(pickler.named_texts), parts)
 
 
 _PICKLE_ADVICE = (
     "locks, connections, generators and files that are open for writing stay in their process: let the "
     "function create what it needs, or pass a path"
 )
-
-
-_KERNEL_FOLDER = re.compile(r"([/\\])ipykernel_\d+([/\\])")
-"""Folder of the files that a kernel names its cells after."""
 
 
 def _pickler_class(cloudpickle: Any) -> Any:
@@ -131,10 +131,6 @@ def _pickler_class(cloudpickle: Any) -> Any:
             elif isinstance(value, tuple) and hasattr(value, "_fields"):
                 fields = zip(value._fields, value, strict=False)
                 self.named_texts += [(field, item) for field, item in fields if isinstance(item, str)]
-            if isinstance(value, CodeType) and _KERNEL_FOLDER.search(value.co_filename):
-                # The process id of the kernel: the same cell must give the same call after a restart.
-                name = _KERNEL_FOLDER.sub(r"\1ipykernel\2", value.co_filename)
-                return self.dispatch_table[CodeType](value.replace(co_filename=name))
             reduced = super().reducer_override(value)
             is_by_name = reduced is NotImplemented
             if is_by_name and isinstance(value, (type, FunctionType)):
@@ -150,28 +146,11 @@ def _pickler_class(cloudpickle: Any) -> Any:
             (_, module_variables, *_), (_, state) = reduced[1:3]
             for variables in (module_variables, state["__globals__"]):
                 file = variables.get("__file__")
-                if isinstance(file, str) and self._folder is not None:
-                    sent_file = self._sent_files.setdefault(file, _find_sent_file(file, self._folder))
+                if isinstance(file, str):
+                    sent_file = self._sent_files.setdefault(file, find_sent_file(file, self._folder))
                     variables["__file__"] = sent_file
 
     return CallPickler
-
-
-class _SentFile:
-    """The path of a file in the folder that is sent; on a host, whose working directory that is, a text."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.path.abspath, (self.path,)
-
-
-def _find_sent_file(file: str, folder: Path) -> Any:
-    real_file, real_folder = Path(os.path.realpath(file)), Path(os.path.realpath(folder))
-    if not real_file.is_relative_to(real_folder):
-        return file
-    return _SentFile(real_file.relative_to(real_folder).as_posix())
 
 
 def _text_defaults(function: FunctionType) -> list[tuple[str, str]]:
@@ -249,8 +228,8 @@ _CLASS_LOCK = Lock()
 def name_class(cloudpickle: Any, class_object: type) -> None:
     """Give a class that travels by value an id that is the same in every process that runs the same program.
 
-    cloudpickle takes a random one, so that no two launches of a script would have the same call, and none
-    could attach to the run of the other. By this id, a result's class is found again in this process.
+    cloudpickle takes a random one. By this id, a result's class is found again in this process, also one that
+    has been defined once more since, or that a function made.
     """
     internals = cloudpickle.cloudpickle
     try:
@@ -261,8 +240,6 @@ def name_class(cloudpickle: Any, class_object: type) -> None:
     except (AttributeError, TypeError):  # another version of cloudpickle: calls work, with random ids
         return
     path = f"{class_object.__module__}.{class_object.__qualname__}"
-    # The first pickle of an instance adds this attribute to its class, which is part of the second pickle.
-    copyreg._slotnames(class_object)  # type: ignore[attr-defined]  # noqa: SLF001
     is_found_by_name = _find_by_name(class_object) is class_object
     with _CLASS_LOCK:  # threads may submit at once
         if not is_found_by_name and class_object not in _CLASS_NUMBERS:

@@ -11,11 +11,11 @@ from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from smlaunch.functions.function_job import prepare_function
+from smlaunch.functions.function_launch import launch_call
 from smlaunch.functions.function_output import FunctionOutput
 from smlaunch.functions.future import Future
 from smlaunch.functions.host_program import SHA256_VARIABLE
 from smlaunch.job.model import Job
-from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.launch_target import Target
 
 _Parameters = ParamSpec("_Parameters")
@@ -36,15 +36,16 @@ def submit(
     where to launch, as for ``launch``; the default is the configured region. For a function that has a
     parameter of one of these names, use ``remote``.
 
-    The same call under the same ``job.name`` attaches to the existing run. Raises JobError with every
-    problem, MachineError without cloudpickle (the extra ``functions``), and what ``launch`` raises.
+    The same call under the same ``job.name`` attaches to the existing run; ``Future.attach`` finds it by its
+    name alone. Raises JobError with every problem, such as what is different in the call that has the name,
+    MachineError without cloudpickle (the extra ``functions``), and what ``launch`` raises.
     """
     if isinstance(function, RemoteFunction):
         function = function.function
     function_run = prepare_function(function, args, kwargs, Job() if job is None else job, target)
     for warning in function_run.warnings:  # a plan is not printed here
         warnings.warn(warning, stacklevel=2)
-    run = launch(function_run.prepared)
+    run = launch_call(function_run)
     output = FunctionOutput(run, run.target, function_run.output_uri, function_run.name)
     return Future(run, output)
 

@@ -6,12 +6,9 @@ import base64
 import io
 import json
 import math
-import pickle
-import sys
 import zipfile
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from smlaunch.functions.host_program import (
     ARRAYS,
@@ -21,6 +18,7 @@ from smlaunch.functions.host_program import (
     VALUE_MEMBER,
     array_member,
 )
+from smlaunch.functions.script_pickling import ScriptUnpickler
 
 
 class ResultError(ValueError):
@@ -143,28 +141,6 @@ def decode_exception(content: bytes) -> RemoteException:
 def load_pickle(content: bytes) -> Any:
     """Return the unpickled object. Raises ResultError for one that cannot be rebuilt here."""
     try:
-        return _ResultUnpickler(io.BytesIO(content)).load()
+        return ScriptUnpickler(io.BytesIO(content), finds_by_name=True).load()
     except Exception as error:  # whatever the objects' own methods raise
         raise ResultError(f"it cannot be rebuilt here: {type(error).__name__}: {error}") from error
-
-
-class _ResultUnpickler(pickle.Unpickler):
-    """Leaves the classes of this process as they are. A result's class that went to the host by value comes
-    back by value, and cloudpickle would set its attributes anew, to copies of its methods."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-        internals = sys.modules.get("cloudpickle.cloudpickle")
-        self._own_classes = set(getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if module != "cloudpickle.cloudpickle" or name != "_class_setstate":
-            return found
-        return partial(_set_state_of_new_class, self._own_classes, found)
-
-
-def _set_state_of_new_class(
-    own_classes: Collection[type], set_state: Callable[[type, Any], type], class_object: type, state: Any
-) -> type:
-    return class_object if class_object in own_classes else set_state(class_object, state)

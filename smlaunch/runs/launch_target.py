@@ -277,8 +277,7 @@ class Target:
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied: it holds connections, and an endpoint belongs to a process."""
-        call = "smlaunch.local_target()" if self.kind == "local" else "smlaunch.Target.region()"
-        raise TypeError(f"a Target cannot be pickled or copied; call {call} in the other process")
+        raise TypeError(f"a Target cannot be pickled or copied; call {self.python_call} in the other process")
 
     @property
     def url(self) -> str | None:
@@ -294,6 +293,11 @@ class Target:
     def short_name(self) -> str:
         """The target in one word. Starts no endpoint."""
         return "local" if self.kind == "local" else self.region_name
+
+    @property
+    def python_call(self) -> str:
+        """How a program makes it again."""
+        return "smlaunch.local_target()" if self.kind == "local" else "smlaunch.Target.region()"
 
     @property
     def cli_flag(self) -> str:

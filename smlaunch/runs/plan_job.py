@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from smlaunch.discovery.gather_facts import gather_facts
+from smlaunch.discovery.named_scripts import names_script
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
@@ -66,6 +67,9 @@ class AddedProgram:
     """What the plan reads instead of the entry."""
     sha256: str
     """Of what the program does, whatever else lies in the source."""
+    script: str | None = None
+    """Path in the source of a file that is part of the program already, as far as it matters: it counts as a
+    file beside the program only if a module names it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the program's own."""
     warnings: tuple[str, ...] = ()
@@ -269,14 +273,27 @@ def pack_job_source(
 
 
 def _identify_program(program: AddedProgram, archive: SourceArchive) -> str:
-    """Return the hash of the program and of the modules beside it. Other files of the folder, such as a log
-    that the caller writes, make no other run of it."""
+    """Return the hash of the program and of the modules beside it."""
     digest = hashlib.sha256(program.sha256.encode())
-    for path, file_digest in archive.digest_by_file.items():
-        is_code = path.endswith(".py") or path == DEFAULT_REQUIREMENTS
-        if is_code and path not in program.files:
-            digest.update(f"\0{path}\0{file_digest}".encode(errors="surrogateescape"))
+    for path, file_digest in files_beside_program(program, archive).items():
+        digest.update(f"\0{path}\0{file_digest}".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def files_beside_program(program: AddedProgram, archive: SourceArchive) -> dict[str, str]:
+    """Return the hashes of the modules beside the program, and of the requirements, by path. Other files of
+    the folder, such as a log that the caller writes, make no other run of it."""
+    digest_by_file = {
+        path: digest
+        for path, digest in archive.digest_by_file.items()
+        if (path.endswith(".py") or path == DEFAULT_REQUIREMENTS) and path not in program.files
+    }
+    script = program.script
+    if script in digest_by_file:
+        modules = (archive.root / path for path in digest_by_file if path.endswith(".py"))
+        if not any(names_script(path.read_bytes(), script) for path in modules):
+            del digest_by_file[script]
+    return digest_by_file
 
 
 def _find_inputs_in_source(

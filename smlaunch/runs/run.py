@@ -125,10 +125,9 @@ class Run:
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied: it holds connections, and all its state is at the service."""
-        found_by = "smlaunch.local_target()" if self.target.kind == "local" else "smlaunch.Target.region()"
         raise TypeError(
             "a Run cannot be pickled or copied; take its name, and "
-            f"smlaunch.attach({self.name!r}, {found_by})"
+            f"smlaunch.attach({self.name!r}, {self.target.python_call})"
         )
 
     @cached_property

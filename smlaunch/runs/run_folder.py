@@ -25,6 +25,10 @@ EXCLUDED_FILE = "excluded.json"
 """Files of the source and of local inputs that were not uploaded. Read when a run fails because
 of a missing file."""
 
+CALL_PARTS_FILE = "call-parts.json"
+"""Of a function's run: a hash of each part of the call, by its name in messages. Read when another call asks
+for the run's name, to say what is different."""
+
 STOP_FILE = "stop"
 """Exists while a person wants the run to submit no further job."""
 
@@ -169,6 +173,18 @@ class RunFolder(NamedTuple):
             {str(path): str(channel) for path, channel in document.get("inputs", {}).items()},
             tuple(map(str, document.get("ignored", ()))),
         )
+
+    def save_call_parts(self, parts: Mapping[str, str], storage: ObjectStorage) -> None:
+        content = json.dumps(formats.CALL_PARTS.with_version({"parts": dict(parts)})) + "\n"
+        storage.put_bytes(self.bucket, self.prefix + CALL_PARTS_FILE, content.encode())
+
+    def load_call_parts(self, storage: ObjectStorage) -> dict[str, str]:
+        """Return what ``save_call_parts`` has saved; nothing without the file. Raises FormatError."""
+        content = storage.get_bytes(self.bucket, self.prefix + CALL_PARTS_FILE)
+        if content is None:
+            return {}
+        document = formats.CALL_PARTS.upgrade_document(json.loads(content), CALL_PARTS_FILE)
+        return {str(name): str(digest) for name, digest in document["parts"].items()}
 
     def is_stop_requested(self, storage: ObjectStorage) -> bool:
         return (

@@ -27,6 +27,10 @@ _OUTPUT_FIELDS = ("output", "checkpoints.uri")
 """Fields of a job with addresses that it writes to."""
 
 
+class OtherJobError(JobError):
+    """Another job of smlaunch's has the run's name. A JobError for those who launch."""
+
+
 class SubmittedJob(NamedTuple):
     """A job that exists at the service."""
 
@@ -135,7 +139,8 @@ def find_existing_job(
     """Return the existing job with the same name and job hash; None when the name is free. The hash
     identifies job file, source and data, and is a tag of the job.
 
-    Raises JobError when another job has the name, and FormatError when a run of another release has it, which
+    Raises OtherJobError when another job of smlaunch's has the name, JobError when a job has it that smlaunch
+    did not make, and FormatError when a run of another release has it, which
     this one cannot read.
     """
     try:
@@ -151,14 +156,9 @@ def find_existing_job(
     if existing_hash == job_hash:
         return SubmittedJob(planned_job.name, arn, attached=True)
     problem = "was made of another job, source or data" if existing_hash else "was not made by smlaunch"
-    raise JobError(
-        [
-            Problem(
-                "name",
-                f"the training job {planned_job.name} exists already and {problem}; take another name",
-            )
-        ]
-    )
+    text = f"the training job {planned_job.name} exists already and {problem}; take another name"
+    error_class = OtherJobError if existing_hash else JobError
+    raise error_class([Problem("name", text)])
 
 
 def stop_job(name: str, control_plane: ControlPlane) -> None:

@@ -105,6 +105,7 @@ ENDPOINT = EndpointInfo(
 )
 DATA = DataPrefix(BUCKET, f"smlaunch/data/{DIGEST}/")
 UNSENT = UnsentFiles({".env": "it looks like a secret"}, {"data": "train"}, ("helper.py",))
+PARTS = {"the function train": DIGEST, "the argument rate": DIGEST[::-1]}
 TREE = {"step": 120, "weights": Buffer("float32", (2,), b"\0\0\x80?\0\0\0@"), "more": (1, float("inf"))}
 
 
@@ -114,6 +115,7 @@ def documents(folder: Path) -> list[Golden]:
     storage.create_bucket(BUCKET, "us-east-1")
     run_folder.save_shard_runs([f"{RUN}-p1", f"{RUN}-p2"], storage)
     run_folder.save_unsent_files(UNSENT, storage)
+    run_folder.save_call_parts(PARTS, storage)
     run_folder.claim_name(RUN, WORKFLOW, storage)
     key = Credentials("AKIA0123456789ABCDEF", "secret")
 
@@ -156,6 +158,12 @@ def documents(folder: Path) -> list[Golden]:
             stored_content("group.json"),
             lambda c: run_folder.load_shard_runs(put("group.json", c)),
             [f"{RUN}-p1", f"{RUN}-p2"],
+        ),
+        Golden(
+            "call-parts.json",
+            stored_content("call-parts.json"),
+            lambda c: run_folder.load_call_parts(put("call-parts.json", c)),
+            PARTS,
         ),
         Golden(
             "excluded.json",

@@ -22,6 +22,7 @@ import pytest
 import smlaunch
 from smlaunch import Compute, Job, JobError, Limits, MachineError
 from smlaunch.functions import function_job
+from smlaunch.functions.call_identity import hash_of_parts
 from smlaunch.functions.call_secrets import find_call_secret
 from smlaunch.functions.function_job import FunctionRun, prepare_function
 from smlaunch.functions.function_source import definitions_of
@@ -207,7 +208,7 @@ def test_a_cell_gives_the_same_call_in_another_kernel() -> None:
     def call_of(process: int) -> str:
         names: dict[str, Any] = {"__name__": "__main__"}
         exec(compile("def f(v): return v", f"/tmp/ipykernel_{process}/158.py", "exec"), names)
-        return pickle_call(names["f"], (1,), {}, "f").sha256
+        return hash_of_parts(pickle_call(names["f"], (1,), {}, "f").parts)
 
     assert call_of(17) == call_of(4711)
 
@@ -218,7 +219,7 @@ def test_a_cell_that_is_run_again_gives_the_same_call(monkeypatch: pytest.Monkey
 
     def run_cell() -> str:
         exec("class K: pass\ndef make(): return K()", vars(main))
-        return pickle_call(main.make, (), {}, "make").sha256
+        return hash_of_parts(pickle_call(main.make, (), {}, "make").parts)
 
     first_call, old_class = run_cell(), main.K
     assert run_cell() == first_call

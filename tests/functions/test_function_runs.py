@@ -211,7 +211,7 @@ def test_the_same_call_under_the_same_name_is_the_same_run(
     assert first.result(timeout=100) == [3] and not first.run.attached
     second = smlaunch.submit(add, 1, 2, job=named, target=target)
     assert second.result(timeout=100) == [3] and second.run.attached
-    with pytest.raises(JobError, match="was made of another job, source or data"):
+    with pytest.raises(JobError, match="was made of another call: different are the argument right;"):
         smlaunch.submit(add, 1, 3, job=named, target=target)
     assert sum("adding" in line.text for line in second.run.logs()) == 1
 

@@ -105,6 +105,72 @@ def test_a_script_with_its_modules_and_classes(home: Path, tmp_path: Path) -> No
         background_endpoint.stop_endpoint(home)
 
 
+NAMED = """
+import os
+import smlaunch
+
+class Answer:
+    def __init__(self, value): self.value = value
+
+def helper(value): return value + 1
+
+def train(value): return Answer(helper(value)), os.getpid()
+
+if __name__ == "__main__":
+    job = smlaunch.Job(name="long")
+    future = smlaunch.submit(train, 1, job=job, target=smlaunch.local_target())
+    answer, process = future.result()
+    print(future.run.attached, type(answer) is Answer, answer.value, process)
+"""
+
+BY_NAME = """
+import smlaunch
+
+class Answer:
+    pass
+
+if __name__ == "__main__":
+    answer, process = smlaunch.Future.attach("long", smlaunch.local_target()).result()
+    print(type(answer) is Answer, answer.value, process)
+    plain = smlaunch.Job(entry=__file__.replace("main", "plain"), name="plain")
+    smlaunch.launch(plain, smlaunch.local_target()).result()
+    smlaunch.Future.attach("plain", smlaunch.local_target())
+"""
+
+
+def test_a_result_is_found_after_an_edit_of_the_script_and_by_the_name_of_its_run(
+    home: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    script = folder / "main.py"
+    script.write_text(NAMED)
+    (folder / "plain.py").write_text("print(1)")
+    background_endpoint.start_endpoint(home, isolation="plain")
+    try:
+        first = run_python(script)
+        assert first.stdout.startswith("False True 2 "), first.stderr
+        script.write_text(f"# edited\n{NAMED}print('end')\n")
+        again = run_python(script)
+        assert again.stdout == first.stdout.replace("False", "True", 1) + "end\n", again.stderr
+        # Another function, another module beside it, another argument: no result of this call.
+        script.write_text(NAMED.replace("value + 1", "value + 2").replace("train, 1", "train, 3"))
+        (folder / "plain.py").write_text("print(2)")
+        other = run_python(script)
+        assert (
+            "run long exists already and was made of another call: different are the argument value, the "
+            "file plain.py, the function helper;"
+        ) in other.stderr
+        assert "smlaunch.Future.attach('long', smlaunch.local_target()).result()" in other.stderr
+        # By its name, whatever the script has become; objects are of this script's classes.
+        script.write_text(BY_NAME)
+        by_name = run_python(script)
+        assert by_name.stdout == first.stdout.partition(" ")[2], by_name.stderr
+        assert "run plain is of a script, and no function's" in by_name.stderr
+    finally:
+        background_endpoint.stop_endpoint(home)
+
+
 TASKS = """
 import smlaunch
 
