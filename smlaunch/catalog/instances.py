@@ -92,6 +92,74 @@ def find_instance_type(name: str) -> InstanceType | None:
     return known_types().get(name)
 
 
+def types_of_family(name: str) -> tuple[str, ...]:
+    """Return the types of the catalog that are of the same family as ``name``, such as ml.g5.13xlarge."""
+    family = name.split(".")[1]
+    return tuple(known for known in known_types() if known.split(".")[1] == family)
+
+
+def near_sizes(name: str) -> tuple[str, ...]:
+    """Return the types of the family that are the next smaller and the next larger than ``name``, a size that
+    the family does not have; the nearest of them if there are no two."""
+    by_size = sorted((_size_of(known), known) for known in types_of_family(name))
+    smaller = [known for size, known in by_size if size < _size_of(name)]
+    larger = [known for size, known in by_size if size > _size_of(name)]
+    return (*smaller[-1:], *larger[:1])
+
+
+_SIZES_BELOW_XLARGE = {"nano": 0.0625, "micro": 0.125, "small": 0.25, "medium": 0.5, "large": 0.75}
+
+
+def _size_of(name: str) -> float:
+    """How many times as large as an xlarge; a host without virtualization is the largest of its family."""
+    size = name.rpartition(".")[2]
+    if size in _SIZES_BELOW_XLARGE:
+        return _SIZES_BELOW_XLARGE[size]
+    number = size.removesuffix("xlarge")
+    return float(number or 1) if size.endswith("xlarge") and (number or "1").isdigit() else float("inf")
+
+
+def types_with_accelerators(accelerator: str, count: int | None = None) -> tuple[InstanceType, ...]:
+    """Return the types with these GPUs, the cheapest first; of which the price is not known, last.
+
+    ``accelerator``: ``A100``, or ``A100-80GB`` where there are several sizes of memory. ``count``: on one
+    host; any number without it. NeuronCores are left out, which others count by the device.
+    """
+    wanted = _folded(accelerator)
+    matches = [
+        instance
+        for instance in known_types().values()
+        if instance.accelerators
+        and not instance.is_neuron
+        and wanted in _accelerator_names(instance)
+        and count in (None, instance.accelerators)
+    ]
+    return tuple(sorted(matches, key=lambda each: (each.usd_per_hour or float("inf"), each.vcpu, each.name)))
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """Return the short names of the GPUs of all types: ``A100``."""
+    names = {
+        _short_name(instance.accelerator)
+        for instance in known_types().values()
+        if instance.accelerator is not None and not instance.is_neuron
+    }
+    return tuple(sorted(names))
+
+
+def _accelerator_names(instance: InstanceType) -> tuple[str, ...]:
+    name = _short_name(instance.accelerator or "")
+    return _folded(name), _folded(f"{name}-{instance.accelerator_memory_gib:g}GB")
+
+
+def _short_name(accelerator: str) -> str:
+    return accelerator.removeprefix("NVIDIA ").partition(" (")[0]
+
+
+def _folded(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
 def price_region() -> str:
     """Region of the prices."""
     return str(load_catalog_table("instances")["price_region"])

@@ -325,7 +325,14 @@ def _check_variable_name(text: str) -> str:
     return text
 
 
+_ACCELERATORS = re.compile(r"([A-Za-z][A-Za-z0-9 -]{0,40}):([1-9][0-9]{0,2})")
+"""A100:8, as SkyPilot writes it, in place of an instance type."""
+
+
 def _check_instance_type(text: str) -> str:
+    """Return the instance type; of accelerators and their number, the cheapest type that has them."""
+    if (accelerators := _ACCELERATORS.fullmatch(text)) is not None:
+        return _type_with_accelerators(accelerators[1], int(accelerators[2]))
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
         is_without_prefix = re.fullmatch(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", text)
         hint = f", did you mean 'ml.{text}'?" if is_without_prefix else ""
@@ -338,6 +345,23 @@ def _check_instance_type(text: str) -> str:
         hint = f", did you mean {match!r}?" if match is not None else ""
         raise FieldError(f"{text!r} is no instance type: no size is called {size!r}{hint}")
     return text
+
+
+def _type_with_accelerators(accelerator: str, count: int) -> str:
+    from smlaunch.catalog import instances  # reads a table
+
+    matches = instances.types_with_accelerators(accelerator, count)
+    if matches:
+        return matches[0].name
+    others = instances.types_with_accelerators(accelerator)
+    if not others:
+        hint = did_you_mean(accelerator, instances.accelerator_names())
+        raise FieldError(f"no instance type has {accelerator!r}{hint}; or name the type")
+    counts = sorted({instance.accelerators for instance in others})
+    raise FieldError(
+        f"no instance type has {count} x {accelerator}: they have {', '.join(map(str, counts))}; more "
+        "of them are several hosts (compute.hosts)"
+    )
 
 
 def _check_image(text: str) -> str:
@@ -480,7 +504,12 @@ ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module, _MODULE_
 CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command, _COMMAND_SCHEMA)]
 DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri, _DATA_SCHEMA)]
 InstanceTypeName = Annotated[
-    str, _TEXT, FieldRule(_check_instance_type, {"pattern": rf"^ml\.[a-z0-9-]+\.{_INSTANCE_SIZE}$"})
+    str,
+    _TEXT,
+    FieldRule(
+        _check_instance_type,
+        {"pattern": rf"^(ml\.[a-z0-9-]+\.{_INSTANCE_SIZE}|{_ACCELERATORS.pattern})$"},
+    ),
 ]
 ImageAddress = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_image, {"pattern": f"^{_IMAGE.pattern}$"})]
 AccountId = Annotated[str, _TEXT, FieldRule(_check_account_id, {"pattern": "^[0-9]{12}$"})]

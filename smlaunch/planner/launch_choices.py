@@ -64,8 +64,8 @@ def _warn_of_unknown_type(name: str, diagnostics: Diagnostics) -> None:
         closest = nearest_match(name, instances.known_types())
         hint = f" (did you mean {closest}?)" if closest else ""
         diagnostics.add_warning(
-            f"{name} is not in the catalog of {instances.catalog_month()}{hint}. It is sent as it is; "
-            "nothing is assumed about its accelerators or price."
+            f"{name} is not in the catalog of {instances.catalog_month()}{hint}. Nothing is known about it: "
+            "it is sent as it is, and nothing is assumed about its accelerators, memory or price."
         )
 
 

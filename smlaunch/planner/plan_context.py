@@ -3,7 +3,7 @@ report. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -128,6 +128,18 @@ def instance_types_of(job: Job) -> tuple[str, ...]:
     segment_types = (change.compute.instance_type for change in job.segments)
     type_names = job.compute.instance_preferences or (job.compute.own_instance_type,)
     return tuple(dict.fromkeys([*type_names, *(name for name in segment_types if name is not None)]))
+
+
+def stated_instance_types(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the instance types that the job may run on, each with the field that states it; the default one
+    with ``compute.instance_type``."""
+    if job.compute.instance_preferences:
+        yield from (("compute.instance_preferences", name) for name in job.compute.instance_preferences)
+    else:
+        yield "compute.instance_type", job.compute.own_instance_type
+    for index, change in enumerate(job.segments):
+        if change.compute.instance_type is not None:
+            yield f"segments[{index}].compute.instance_type", change.compute.instance_type
 
 
 def max_hosts_of(job: Job) -> int:

@@ -76,16 +76,67 @@ def test_what_is_chosen(
     assert rule in [reason.rule for reason in job_plan.reasons]
 
 
-def test_an_unknown_type_is_warned_of_and_counts_its_own_accelerators() -> None:
-    job_plan = plan({"compute": {"instance_type": "ml.g5.13xlarge"}})
+def test_a_type_of_an_unknown_family_is_warned_of_and_counts_its_own_accelerators() -> None:
+    job_plan = plan({"compute": {"instance_type": "ml.g9.12xlarge"}})
     assert job_plan.processes_per_host == "auto"
     assert (
-        "ml.g5.13xlarge is not in the catalog of 2026-11 (did you mean ml.g5.16xlarge?)"
+        "ml.g9.12xlarge is not in the catalog of 2026-11 (did you mean ml.g7.12xlarge?). Nothing is known"
         in job_plan.warnings[0]
     )
     assert "-cu133-" in job_plan.image
     assert not job_plan.cost.is_known
-    assert " unknown: the price of ml.g5.13xlarge in us-east-1 is not known" in str(job_plan)
+    assert " unknown: the price of ml.g9.12xlarge in us-east-1 is not known" in str(job_plan)
+
+
+@table(
+    ("name", "near"),
+    [
+        ("ml.g5.13xlarge", "ml.g5.12xlarge, ml.g5.16xlarge"),
+        ("ml.p4d.48xlarge", "ml.p4d.24xlarge"),
+        ("ml.c5.nano", "ml.c5.xlarge"),
+        ("ml.m5.metal-48xl", "ml.m5.24xlarge"),
+    ],
+)
+def test_a_size_that_a_known_family_lacks_is_refused(name: str, near: str) -> None:
+    (line,) = refusals({"compute": {"instance_type": name}})
+    assert line.startswith(f"compute.instance_type: there is no {name} in the table of ")
+    assert f"nearest sizes are {near}" in line
+    assert plan({"compute": {"instance_type": name}, "allow": ["instance.size"]}).instance_type == name
+    assert plan({"compute": {"instance_type": name}}, local()).instance_type == name
+
+
+@table(
+    ("stated", "instance_type"),
+    [
+        ("A100:8", "ml.p4d.24xlarge"),
+        ("a100-80gb:8", "ml.p4de.24xlarge"),
+        ("H200:8", "ml.p5e.48xlarge"),
+        ("A10G:4", "ml.g5.12xlarge"),
+        ("T4:1", "ml.g4dn.xlarge"),
+    ],
+)
+def test_accelerators_in_place_of_a_type_are_the_cheapest_that_has_them(
+    stated: str, instance_type: str
+) -> None:
+    job_plan = plan({"compute": {"instance_type": stated}})
+    assert job_plan.requests[0]["ResourceConfig"]["InstanceType"] == instance_type
+    named = plan({"compute": {"instance_type": instance_type}})
+    assert (job_plan.job_hash, job_plan.cost) == (named.job_hash, named.cost)
+
+
+@table(
+    ("stated", "message"),
+    [
+        ("A100:3", "no instance type has 3 x A100: they have 8; more of them are several hosts"),
+        ("L40S:2", "no instance type has 2 x L40S: they have 1, 4, 8; more of them"),
+        ("A110:8", "no instance type has 'A110', did you mean 'A10G'?; or name the type"),
+        ("Trainium:16", "no instance type has 'Trainium'"),
+        ("A100:0", "'A100:0' is not an instance type"),
+    ],
+)
+def test_accelerators_that_no_type_has_are_refused(stated: str, message: str) -> None:
+    (line,) = refusals({"compute": {"instance_type": stated}})
+    assert line.startswith("compute.instance_type: ") and message in line, line
 
 
 @pytest.mark.parametrize(

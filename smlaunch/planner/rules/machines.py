@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
+from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan_context import (
     Objection,
     PlanContext,
     PlanWarning,
     instance_quota_pattern,
+    stated_instance_types,
     stated_job_kind,
 )
-from smlaunch.planner.rules.rule import Findings, rule
+from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.rules.strategies import find_search_library
 from smlaunch.planner.run_cost import longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
@@ -408,6 +410,29 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     cap_text = format_dollars(demand.max_cost)
     clause = f"may cost {format_dollars(needed_dollars)}{limit_text}, more than {cap_text}"
     yield Objection(clause, remedy, distance=needed_dollars if is_estimate_over_cap else estimated_dollars)
+
+
+@rule(
+    "instance.size",
+    summary="sizes that a known family of instance types does not have",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="InstanceType, valid values",
+    fields=("compute.instance_type", "compute.instance_preferences", "segments"),
+    may_be_allowed=True,
+    allowed_when="if AWS offers it today",
+)
+def reject_unknown_size(context: PlanContext) -> Problems:
+    """A family that the catalog does not know is newer than it, and accepted. Hosts of this machine only
+    record the type."""
+    if context.facts.target != "aws":
+        return
+    for field, name in stated_instance_types(context.job):
+        if instances.find_instance_type(name) is None and instances.types_of_family(name):
+            yield Problem(
+                field,
+                f"there is no {name} in the table of {instances.catalog_month()}; the nearest sizes are "
+                f"{', '.join(instances.near_sizes(name))}",
+            )
 
 
 @rule(
