@@ -132,9 +132,8 @@ def test_a_script_with_checkpoints_of_its_own_goes_on_as_with_the_driver(
     fates: list[Fate], reporting_jobs: frozenset[int]
 ) -> None:
     """The script reports no step, or only some of its jobs do. The driver compares its files; a machine
-    cannot, and takes a planned end for progress, but no failure of the service. A job that has reported step 0
-    and no other is left out: its files count for the next job that reports nothing, and has one more try by
-    the driver."""
+    cannot, and takes a planned end for progress, but no failure of the service. A job that has reported no
+    step but 0 is left out: the driver counts its files for the next job that reports nothing."""
     saves = (JobEnding.COMPLETED, JobEnding.TIME_LIMIT, JobEnding.ALGORITHM)
     fates = [
         replace(fate, has_outcome=fate.has_outcome and fate.ending in saves, gain=fate.gain or 1)
