@@ -32,7 +32,13 @@ from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
 from smlaunch.planner.request_problems import request_channels
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
-from smlaunch.planner.script_launch import AddedArguments, added_arguments, all_imports_are_known, reads_hosts
+from smlaunch.planner.script_launch import (
+    AddedArguments,
+    added_arguments,
+    all_imports_are_known,
+    reads_hosts,
+    reads_own_host_name,
+)
 from smlaunch.planner.segments import SegmentTemplate
 from smlaunch.strategies.base import LaunchContext, find_imported_library
 
@@ -222,6 +228,7 @@ class RequestCompiler:
             imports=facts.script.imports | facts.script.program.imports,
             imports_are_known=all_imports_are_known(job, facts.script),
             reads_resource_config=facts.script.reads_resource_config or reads_hosts(facts.script.program),
+            reads_own_host_name=reads_own_host_name(facts.script.program),
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,
             margin_seconds=template.margin_seconds,

@@ -72,6 +72,11 @@ def reads_hosts(program: ProgramFacts) -> bool:
     return not {"SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"}.isdisjoint(program.variable_uses)
 
 
+def reads_own_host_name(program: ProgramFacts) -> bool:
+    """Whether the program reads the name of the host that it is on from SageMaker's variable."""
+    return "SM_CURRENT_HOST" in program.variable_uses
+
+
 def is_command(job: Job) -> bool:
     """Whether the job's program is a command of the user's, such as a launcher, which passes the script its
     arguments and starts its ranks."""

@@ -73,6 +73,9 @@ class LaunchContext(NamedTuple):
     """Nothing that the script imports may import a library of which ``imports`` does not know."""
 
     reads_resource_config: bool = False
+    reads_own_host_name: bool = False
+    """By SM_CURRENT_HOST."""
+
     run_id: str | None = None
     """For ranks that save ``checkpoints``."""
 

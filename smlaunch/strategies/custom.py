@@ -25,6 +25,11 @@ class Custom(Strategy):
             ]
         if not context.entry_point.endswith(".py"):
             return []  # a program that cannot be analyzed
+        if context.reads_own_host_name:
+            return [
+                f"{context.entry_point} reads which host it is on (SM_CURRENT_HOST), and not which others "
+                f"there are (SM_HOSTS): unless it chooses its part by that name, {repetition}"
+            ]
         if context.imports_are_known:
             return [
                 f"nothing in {context.entry_point} joins the hosts or reads which host it is on "

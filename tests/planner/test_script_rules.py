@@ -709,6 +709,18 @@ def test_hosts_that_nothing_joins_each_do_the_whole_work(
     assert len(warnings) == is_warned
 
 
+@pytest.mark.parametrize("strategy", ["custom", "processing"])
+def test_a_script_that_reads_its_own_host_is_not_said_to_read_none(strategy: str, tmp_path: Path) -> None:
+    text = "import os\nhost = os.environ['SM_CURRENT_HOST']\n"
+    plan = plan_of(tmp_path, text, hosts(2, strategy=strategy))
+    (warning,) = [each for each in plan.warnings if "the whole work" in each]
+    assert "reads which host it is on (SM_CURRENT_HOST)" in warning and "nothing in" not in warning
+    assert "unless it chooses its part by that name" in warning
+    both = text + "others = os.environ['SM_HOSTS']\n"
+    plan = plan_of(tmp_path, both, hosts(2, strategy=strategy))
+    assert not [each for each in plan.warnings if "the whole work" in each]
+
+
 def test_ranks_of_a_sagemaker_script_are_its_hosts(tmp_path: Path) -> None:
     path = IMAGENET.parent.parent / "18_sagemaker_mnist" / "mnist.py"
     job = hosts(2, inputs={"training": "s3://b/d/"}, hyperparameters={"backend": "gloo", "epochs": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 
+from smlaunch.contract.run_names import parse_job_name
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import CheckpointedRun
@@ -332,7 +333,18 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
             "prefix outside, or none for a chain",
         )
     output = context.job.stored_output.uri
-    if output is not None and _as_folder_prefix(output).startswith(checkpoint_prefix):
+    if output is None:
+        return
+    output_prefix = _as_folder_prefix(output)
+    result_folder = checkpoint_prefix.removeprefix(output_prefix).partition("/")[0]
+    if checkpoint_prefix.startswith(output_prefix) and parse_job_name(result_folder) is not None:
+        yield Problem(
+            "checkpoints.uri",
+            f"it lies in {output_prefix}{result_folder}/, where the results of a job of that name are: a "
+            "model replaces a checkpoint of the same name, or is downloaded to each host; use separate "
+            "prefixes",
+        )
+    if output_prefix.startswith(checkpoint_prefix):
         yield Problem(
             "checkpoints.uri",
             "output is inside it, so that every model would be downloaded to each host with the "

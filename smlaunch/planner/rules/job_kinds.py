@@ -11,6 +11,7 @@ from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_job_kind
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
 from smlaunch.planner.rules.rule import Findings, Problems, rule
+from smlaunch.planner.script_launch import reads_hosts, reads_own_host_name
 
 
 @rule(
@@ -308,13 +309,22 @@ def explain_processing_folders(context: PlanContext) -> Findings:
     output_dir = kind.constants.get("output_path")  # None for training jobs, with the folders of their own
     if output_dir is None or job.entry is None:
         return
-    hosts_communicate = context.strategy.joins_hosts or context.facts.script.reads_resource_config
+    script = context.facts.script
+    reads_other_hosts = script.reads_resource_config or reads_hosts(script.program)
+    hosts_communicate = context.strategy.joins_hosts or reads_other_hosts
     has_split_input = any(channel.split for channel in job.inputs.values())
     if job.compute.hosts > 1 and not hosts_communicate and not has_split_input:
+        what_it_reads, condition = (
+            (f"{job.program} reads which host it is on (SM_CURRENT_HOST)", "it chooses its part by that name")
+            if reads_own_host_name(script.program)
+            else (
+                f"nothing in {job.program} reads which host it is on (SM_CURRENT_HOST)",
+                "one of its modules does",
+            )
+        )
         yield PlanWarning(
-            f"No input is split, and nothing in {job.program} reads which host it is on (SM_CURRENT_HOST): "
-            f"unless one of its modules does, each of the {job.compute.hosts} hosts does the whole work for "
-            "itself."
+            f"No input is split, and {what_it_reads}: unless {condition}, each of the {job.compute.hosts} "
+            "hosts does the whole work for itself."
         )
     yield Reason(
         "processing.output",

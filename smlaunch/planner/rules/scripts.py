@@ -20,7 +20,6 @@ from smlaunch.facts.script_program import ProgramFacts, SavedFile, VariableUse, 
 from smlaunch.job.model import DEFAULT_CHECKPOINT_PATH, Job
 from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
-from smlaunch.planner.script_advice import imports_package, uses_smlaunch_train
 from smlaunch.planner.script_launch import (
     added_arguments,
     all_imports_are_known,
@@ -230,47 +229,6 @@ def _command_of_file(file: str) -> str:
     """Return the command that starts a file of the source, such as ``python train.py``."""
     interpreter = {".py": "python ", ".sh": "bash "}.get(PurePosixPath(file).suffix, "./")
     return f"{interpreter}{shlex.quote(file)}"
-
-
-# ---- segments that end at a step --------------------------------------------------------------------------
-
-
-@rule(
-    "script.until-step",
-    summary="`segments[].until_step` for a script that does not report its training steps",
-    source="docs/chains.md",
-    quote="the segment ends when the script reports the step",
-    fields=_script_fields("segments", "compute.hosts"),
-    facts=("script",),
-    may_be_allowed=True,
-)
-def reject_unreported_last_step(context: PlanContext) -> Iterator[Finding]:
-    """Yield a problem for each step at which no segment would end, as nothing reports it; a warning if a
-    script without smlaunch.train reports its steps, or cannot be analyzed."""
-    job, script = context.job, context.facts.script
-    if not context.has_runtime or uses_smlaunch_train(script) or script.problem is not None:
-        return
-    entry = context.facts.source.entry or job.program
-    reports_steps = script.names_progress_line or imports_package(script, "smlaunch.contract")
-    hosts_text = "" if job.compute.hosts == 1 else " on each host"
-    for index, change in enumerate(job.segments):
-        if change.until_step is None:
-            continue
-        field, line = f"segments[{index}].until_step", f"smlaunch: progress step={change.until_step}"
-        if reports_steps or not entry.endswith(".py"):
-            condition = "" if reports_steps else ", if it does"
-            yield PlanWarning(
-                f"{field}: without smlaunch.train, the segment ends when {entry} prints `{line}` or a later "
-                f"step{hosts_text}{condition}: the script gets SIGTERM, or finds the stop file if it reads "
-                "that. What follows begins at its newest checkpoint: save before that line is printed."
-            )
-        else:
-            yield Problem(
-                field,
-                f"nothing in {entry} reports its training steps, so no segment would end at step "
-                f"{change.until_step}; print `smlaunch: progress step=N` after each step{hosts_text}, use "
-                "smlaunch.train, or give the segment a length",
-            )
 
 
 # ---- channels ---------------------------------------------------------------------------------------------
