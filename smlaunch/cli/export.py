@@ -323,8 +323,8 @@ def _secret_warnings(prepared: PreparedRun) -> Iterator[str]:
     if fields := fields_with_secrets(prepared.plan.job.to_mapping()):
         values = "the value" if len(fields) == 1 else "the values"
         yield (
-            f"the export contains {values} of {', '.join(fields)} in plain text; pass secrets through "
-            "AWS Secrets Manager"
+            f"the export contains {values} of {', '.join(fields)} in plain text; let the job's secrets name "
+            "their places instead"
         )
 
 

@@ -103,6 +103,7 @@ def _job_changes(options: dict[str, Any], problems: list[Problem]) -> dict[str, 
         "hyperparameters": _parse_pairs("--hp", options["hp"], problems),
         "options": _parse_yaml_values("--option", options["strategy_options"], problems),
         "environment": _parse_pairs("--env", options["env"], problems),
+        "secrets": _parse_pairs("--secret", options["secret"], problems),
         "inputs": _parse_inputs(options["inputs"], problems),
     }
     top_level_fields = (

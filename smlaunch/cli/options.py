@@ -220,6 +220,14 @@ job_options = _combine_decorators(
         grouped_option(
             _JOB, "--env", metavar="K=V", multiple=True, help="An environment variable; repeatable."
         ),
+        grouped_option(
+            _JOB,
+            "--secret",
+            metavar="NAME=secretsmanager:ID|ssm:NAME",
+            multiple=True,
+            help="An environment variable whose value the hosts read in AWS Secrets Manager or Parameter "
+            "Store; repeatable.",
+        ),
         grouped_option(_JOB, "--image", metavar="URI", help="Container image; default: AWS's PyTorch image."),
         grouped_option(
             _JOB,

@@ -12,6 +12,7 @@ from smlaunch.errors import JobError, Problem
 _OPTION_BY_FIELD = {
     "hyperparameters": "--hp",
     "environment": "--env",
+    "secrets": "--secret",
     "options": "--option",
     "inputs": "--input",
     "checkpoints.uri": "--checkpoints",

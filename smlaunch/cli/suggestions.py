@@ -97,7 +97,7 @@ def _split_off_options(arguments: Sequence[str], known: Sequence[str]) -> tuple[
     return own_arguments, script_arguments
 
 
-_PAIR_OPTIONS = ("--hp", "--env", "--option")
+_PAIR_OPTIONS = ("--hp", "--env", "--option", "--secret")
 
 
 def describe_extra_argument(arguments: Sequence[str], command_path: str) -> str:

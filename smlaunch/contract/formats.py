@@ -115,7 +115,7 @@ DATA_RECORD = Format("record of uploaded data")
 
 # ---- inside a job -----------------------------------------------------------------------------------------
 
-LAUNCH_SPEC = Format("launch specification", "1.2")
+LAUNCH_SPEC = Format("launch specification", "1.3")
 COMMIT = Format("checkpoint commit")
 MANIFEST = Format("checkpoint manifest")
 SHARD_FILE = Format("checkpoint shard")

@@ -40,6 +40,8 @@ REFERENCES = frozenset(
 PORT_REFERENCES = frozenset(("port", "own_port", "each_endpoint"))
 """References that an offset may be added to."""
 
+_VERSION_WITHOUT_SECRETS = "1.2"
+
 AUTO = "auto"
 """Ranks per host: as many as there are accelerators, else one."""
 
@@ -214,6 +216,10 @@ class LaunchSpec(NamedTuple):
     source_sha256: Optional[str] = None
     """Of the source archive before compression, in hex; None for no check."""
 
+    secrets: Tuple[Tuple[str, str], ...] = ()
+    """Variables of the ranks, each with the reference to the secret that is its value
+    (``secret_reference.py``); none in files of releases before format 1.3."""
+
     @property
     def needs_secret(self) -> bool:
         """Whether hosts connect to each other and have to prove who they are: hosts without ranks follow the
@@ -260,12 +266,13 @@ class LaunchSpec(NamedTuple):
             "margin_seconds": self.margin_seconds,
             "deterministic": self.deterministic,
         }
-        return (
-            json.dumps(
-                formats.LAUNCH_SPEC.with_version(document), indent=2, sort_keys=True, ensure_ascii=True
-            )
-            + "\n"
-        )
+        document = formats.LAUNCH_SPEC.with_version(document)
+        if self.secrets:
+            document["secrets"] = dict(self.secrets)
+        else:
+            # What has no member of 1.3 stays as it was, so that its address, of its content, does too.
+            document[formats.VERSION_KEY] = _VERSION_WITHOUT_SECRETS
+        return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
 
 
 def _arg_to_json(arg: Arg) -> Any:

@@ -68,6 +68,7 @@ def parse_launch_spec(text: str) -> LaunchSpec:
         deterministic=bool(document.get("deterministic", False)),
         services=services,
         source_sha256=_parse_text(document, "source_sha256"),
+        secrets=_parse_secrets(document),
     )
 
 
@@ -108,6 +109,14 @@ def _parse_flags(ranks_document: Mapping[str, Any]) -> Tuple[Tuple[str, str], ..
     if not isinstance(flags, dict) or not all(isinstance(opposite, str) for opposite in flags.values()):
         raise LaunchSpecError("ranks.flags: an object of texts is needed, not {!r}".format(flags))
     return tuple(sorted(flags.items()))
+
+
+def _parse_secrets(launch_document: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Return the references to secrets, by the variable's name."""
+    secrets = launch_document.get("secrets", {})
+    if not isinstance(secrets, dict) or not all(isinstance(reference, str) for reference in secrets.values()):
+        raise LaunchSpecError("secrets: an object of texts is needed")
+    return tuple(sorted(secrets.items()))
 
 
 def _parse_ranks_per_host(ranks_document: Mapping[str, Any]) -> Union[int, str]:

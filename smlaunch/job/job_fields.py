@@ -30,6 +30,7 @@ class JobFields(TypedDict, total=False):
     container: Any
     framework_version: Any
     environment: Any
+    secrets: Any
     limits: Any
     retries: Any
     remote_debug: Any

@@ -52,7 +52,7 @@ from smlaunch.job.results import UploadName as UploadName
 from smlaunch.job.sections import FieldError, Section, expand_shorthand, section
 from smlaunch.job.segment_changes import SegmentChange as SegmentChange
 from smlaunch.job.segment_changes import SegmentCompute as SegmentCompute
-from smlaunch.job.service_types import KmsKey, LambdaArn, RetryCount, TrainingPlanArn
+from smlaunch.job.service_types import KmsKey, LambdaArn, RetryCount, SecretReferenceText, TrainingPlanArn
 from smlaunch.job.workload import Workload as Workload
 
 if TYPE_CHECKING:
@@ -202,6 +202,9 @@ class Job(Section):
     """Version of AWS's image, such as 2.13."""
     environment: Mapping[VariableName, TextOrInteger] = field(default_factory=dict)
     """Environment variables of every process."""
+    secrets: Mapping[VariableName, SecretReferenceText] = field(default_factory=dict)
+    """Environment variables of every process whose values are secrets, each with the place of its value:
+    ``secretsmanager:NAME-or-ARN`` or ``ssm:NAME``. The hosts read them there; no request has them."""
     limits: Limits = Limits()
     """When the run is ended."""
     retries: RetryCount | None = None

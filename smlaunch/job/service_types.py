@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Annotated
 
+from smlaunch.contract.secret_reference import REFERENCE_PATTERN, parse_secret_reference
 from smlaunch.job.field_types import NonEmptyText, integer_from
 from smlaunch.job.sections import FieldError, FieldRule
 
@@ -42,6 +43,15 @@ def _check_metric_regex(text: str) -> str:
     return text
 
 
+def _check_secret_reference(text: str) -> str:
+    if parse_secret_reference(text) is None:
+        # Without the text, which may be the secret itself.
+        raise FieldError(
+            "it is no reference to a secret; write secretsmanager:NAME-or-ARN or ssm:NAME, never the value"
+        )
+    return text
+
+
 def _arn_rule(pattern: str, needed: str) -> FieldRule:
     return FieldRule(partial(_check_form, pattern, needed), {"pattern": f"^{pattern}$"})
 
@@ -60,6 +70,9 @@ LambdaArn = Annotated[
         _LAMBDA_FUNCTION,
         "the ARN of a Lambda function, such as arn:aws:lambda:REGION:ACCOUNT:function:NAME",
     ),
+]
+SecretReferenceText = Annotated[
+    NonEmptyText, FieldRule(_check_secret_reference, {"pattern": f"^({REFERENCE_PATTERN})$"})
 ]
 MetricRegex = Annotated[NonEmptyText, FieldRule(_check_metric_regex)]
 RetryCount = Annotated[int, integer_from(1, 30)]

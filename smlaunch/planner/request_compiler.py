@@ -307,7 +307,9 @@ class RequestCompiler:
             self.diagnostics.add_warning(sentence + ".")
         if launch_spec is None:
             return None
-        launch_spec = launch_spec._replace(job_hash=self.job_hash)
+        launch_spec = launch_spec._replace(
+            job_hash=self.job_hash, secrets=tuple(sorted(self.context.job.secrets.items()))
+        )
         if launch_spec.source is not None:
             # Hosts check the source that they unpack.
             launch_spec = launch_spec._replace(source_sha256=self.facts.source.archive_sha256)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.named_scripts import names_script
 from smlaunch.discovery.program_files import find_program_file, source_folder
-from smlaunch.errors import JobError, SmlaunchError, wrong_type_error
+from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Channel, Job
@@ -32,6 +32,7 @@ from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.runtime_archive import runtime_sha256
 from smlaunch.runs.source_archive import SourceArchive, pack_source
+from smlaunch.secrets.masking import fields_with_secrets
 from smlaunch.text.home_folder import expand_home
 
 DEFAULT_REQUIREMENTS = "requirements.txt"
@@ -147,8 +148,9 @@ def prepare_export(
 
     Without a name, the files that all executions share are staged under a name made of the job's hash, so
     that the same job gives the same export. ``step`` is the job's name among several; the default is the name
-    of its program.
+    of its program. Raises JobError also for a secret in the environment, which the export would hold.
     """
+    _refuse_secrets_in_environment(job)
     given_name = name or job.name
     stem = step or run_name_stem(job.program)
     prepared = prepare(job, target, given_name or stem, pending_channels)
@@ -157,6 +159,19 @@ def prepare_export(
     plan = prepared.plan
     staging_name = f"{stem}-{plan.job_hash[:8]}"
     return prepared._replace(plan=Plan.of(make_plan(plan.job, plan.facts, staging_name)))
+
+
+def _refuse_secrets_in_environment(job: Job) -> None:
+    fields = [name for name in fields_with_secrets(job.to_mapping()) if name.startswith("environment.")]
+    if fields:
+        message = (
+            "it looks like a secret, and the exported file would hold it as plain text; store it in AWS "
+            "Secrets Manager or Parameter Store, and name its place under secrets"
+        )
+        changes = (f"--secret {field.partition('.')[2]}=secretsmanager:NAME" for field in fields)
+        raise JobError(
+            [Problem(field, message, change) for field, change in zip(fields, changes, strict=True)]
+        )
 
 
 def add_remaining_problems(error: JobError, target: Target) -> JobError:

@@ -15,7 +15,7 @@ from smlaunch.contract.segment import (
     REQUIRED_METRICS_VARIABLE,
     Segment,
 )
-from smlaunch.runtime import oom_kills, segment_outcome_files
+from smlaunch.runtime import oom_kills, secret_values, segment_outcome_files
 from smlaunch.runtime.cluster import Cluster
 from smlaunch.runtime.host_outcome import HostOutcome
 from smlaunch.runtime.host_task import HostTask
@@ -171,6 +171,7 @@ def report_failure(paths: Paths, host: str, outcome: HostOutcome, oom_kills_befo
 
     text = failure_file.describe_failure(host, outcome, oom_kills.count_oom_kills() > oom_kills_before)
     if text is not None:
+        text = secret_values.mask_fetched_values(text)
         log(text.partition("\n")[0])
         _write_failure(paths, text, outcome.failed_at)
     return text

@@ -34,6 +34,7 @@ from smlaunch.runtime import (
     process_commands,
     runtime_dir,
     sagemaker_environment,
+    secret_values,
     segment_lifecycle,
     segment_outcome_files,
 )
@@ -343,4 +344,5 @@ def _build_rank_environment(task: HostTask, host_context: process_commands.HostC
         **image_entry_point.cuda_compat_variables(os.environ),
         **sagemaker_variables,
         **task.segment.to_environment(),
+        **secret_values.fetch_secrets(task.spec.secrets, os.environ),
     }

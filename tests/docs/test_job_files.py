@@ -12,7 +12,7 @@ from tests.planner.fixtures import make_plan, region
 from tests.tables import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("inputs.md",)
+PAGES = ("inputs.md", "secrets.md")
 JOB_FILES = [
     (page, text)
     for page in PAGES

@@ -84,6 +84,7 @@ SPEC = LaunchSpec(
     margin_seconds=600.0,
     services=(ServiceSpec("server", ("serve",), ready_address=Concat((Ref("leader"), ":80"))),),
     source_sha256=DIGEST,
+    secrets=(("HF_TOKEN", "secretsmanager:hub/token"),),
 )
 WORKFLOW = Workflow(
     RUN,

@@ -39,6 +39,7 @@ EARLIER = {
     "excluded-1.0.json": "excluded.json",
     "job-1.0.json": "job.json",
     "job-1.1.json": "job.json",
+    "job-1.2.json": "job.json",
     "outcome-1.0.json": "outcome.json",
     "workflow-1.0.json": "workflow.json",
 }
@@ -46,8 +47,9 @@ EARLIER = {
 
 EARLIER_VALUES = {
     "excluded-1.0.json": UnsentFiles(UNSENT.reasons),
-    "job-1.0.json": SPEC._replace(job_hash=None),
-    "job-1.1.json": SPEC._replace(job_hash=None),
+    "job-1.0.json": SPEC._replace(job_hash=None, secrets=()),
+    "job-1.1.json": SPEC._replace(job_hash=None, secrets=()),
+    "job-1.2.json": SPEC._replace(secrets=()),
     "outcome-1.0.json": OUTCOME._replace(job_hash=None),
     "workflow-1.0.json": replace(WORKFLOW, hash_without_max_runtime=""),
 }

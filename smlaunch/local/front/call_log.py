@@ -163,6 +163,7 @@ _RESOURCE_PARAMETERS_BY_SERVICE: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "secretsmanager": (("SecretId", "secret:{}"), ("Name", "secret:{}")),
     "logs": (("logGroupName", "log-group:{}"),),
+    "ssm": (("Name", "parameter/{}"),),
     "sts": (("RoleArn", "{}"),),
     "iam": (("RoleArn", "{}"),),
 }

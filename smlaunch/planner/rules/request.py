@@ -11,6 +11,7 @@ from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
+from smlaunch.contract.secret_reference import parse_secret_reference
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
 from smlaunch.planner.plan import Reason
@@ -282,6 +283,67 @@ def explain_retries(context: PlanContext) -> Findings:
             "knows its own try only: a segment that was tried again may be ended by the service before it "
             "ends itself, and lose what it computed since its last checkpoint."
         )
+
+
+@rule(
+    "secrets.reach",
+    summary="secrets that no host could read, or that another field sets",
+    source="docs/secrets.md",
+    quote="smlaunch's runtime reads secrets on each host, over the network.",
+    fields=("secrets", "environment", "entry", "algorithm", "image", "network_isolation"),
+)
+def reject_unreadable_secrets(context: PlanContext) -> Problems:
+    job = context.job
+    if not job.secrets:
+        return
+    if not context.has_runtime:
+        message = "smlaunch's runtime reads them on the hosts, and starts scripts only; leave it out"
+        yield Problem("secrets", message)
+    if job.network_isolation:
+        message = "hosts read them over the network, and network_isolation leaves none; leave one of them out"
+        yield Problem("secrets", message)
+    for name in job.secrets:
+        if name in job.environment:
+            message = f"environment.{name} sets the same variable; leave one of them out"
+            yield Problem(f"secrets.{name}", message)
+
+
+@rule(
+    "secrets.permissions",
+    phase="advise",
+    summary="secrets, and what the role needs to read them",
+    source="https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_iam-permissions.html",
+    quote="secretsmanager:GetSecretValue",
+    fields=("secrets", "subnets", "role"),
+)
+def explain_secrets(context: PlanContext) -> Findings:
+    """Yield which secrets the hosts read, and the statement that the role's policy needs for them."""
+    job = context.job
+    references = {name: parse_secret_reference(text) for name, text in job.secrets.items()}
+    names_by_permission: dict[str, list[str]] = {}
+    for name, reference in references.items():
+        if reference is not None:
+            names_by_permission.setdefault(reference.permission, []).append(f"{name} ({reference.id})")
+    if not names_by_permission:
+        return
+    if context.facts.target == "local":
+        yield Reason(
+            "secrets.permissions",
+            f"Hosts read {', '.join(job.secrets)} from the endpoint's own Secrets Manager and Parameter "
+            "Store (the extra [moto]), not from those of an account.",
+        )
+        return
+    needs = " and ".join(
+        f"{permission} for {', '.join(names)}" for permission, names in names_by_permission.items()
+    )
+    way = (
+        " Its subnets need a way to these services: a NAT gateway, or their endpoints." if job.subnets else ""
+    )
+    yield Reason(
+        "secrets.permissions",
+        f"Hosts read these secrets as they start; no request contains them. The role needs {needs}, and "
+        f"kms:Decrypt where a key of your own encrypts one.{way}",
+    )
 
 
 @rule(
