@@ -442,6 +442,20 @@ def test_numbers_of_a_file_are_ordinary_numbers() -> None:
     assert json.dumps(pickle.loads(pickle.dumps(mapping))) == '{"lr": 1.5}'
 
 
+def test_a_number_is_written_as_it_is_sent() -> None:
+    numbers = {"a": 1e300, "b": 5e-324, "c": 0.1, "d": 2.0}
+    job = Job(entry="t.py", hyperparameters=numbers)
+    read_again = Job.from_mapping(parse_job_yaml(job.to_yaml()))
+    assert {name: repr(value) for name, value in read_again.hyperparameters.items()} == {
+        name: repr(value) for name, value in numbers.items()
+    }
+
+
+def test_a_byte_that_is_not_utf_8_is_named() -> None:
+    (line,) = problems({"entry": "t.py", "args": [b"a\xffb".decode("utf-8", "surrogateescape")]})
+    assert "args[0]: character 1 is byte 0xff, which is not UTF-8" in line
+
+
 def test_a_character_that_json_writes_as_two_halves() -> None:
     name = chr(0x1F600)
     assert parse_job_yaml(json.dumps({"entry": f"{name}.py"})) == {"entry": f"{name}.py"}
@@ -450,7 +464,7 @@ def test_a_character_that_json_writes_as_two_halves() -> None:
 
 
 def test_a_file_without_an_end(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="larger than 32 MB"):
+    with pytest.raises(JobError, match="larger than 1 MB"):
         Job.from_file("/dev/zero")
     with pytest.raises(JobError, match="cannot be read: embedded null byte"):
         Job.from_file("a\0.yaml")

@@ -41,6 +41,8 @@ def unreadable_path_reason(path: Path) -> str | None:
 def missing_path_text(path: Path, given_path: str) -> str:
     """Return the error about a path that does not exist, with the folder in which it was searched: a wrong
     working directory is the usual cause. ``given_path``: as the user has written it."""
+    if path.is_symlink():
+        return f"{given_path} is a link to {path.readlink()}, which does not exist"
     place = "" if path.is_absolute() else f" in {Path.cwd()}"
     return f"{given_path} does not exist{place}{nearest_path_hint(path)}"
 

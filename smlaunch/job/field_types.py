@@ -133,7 +133,11 @@ def _read_text(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise FieldError(f"character {error.start} is half of a surrogate pair, which is not text") from None
+        code = ord(value[error.start])
+        # What Python makes of a byte of an argument or a file's name that is not UTF-8.
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        cause = f"byte 0x{code - 0xDC00:02x}, which is not UTF-8" if is_byte else "half of a surrogate pair"
+        raise FieldError(f"character {error.start} is {cause}; write it in UTF-8") from None
     return str.__str__(value)  # of a subclass, such as a member of an Enum: its text
 
 

@@ -37,7 +37,7 @@ _RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
 _CORE_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
 _MAX_VALUES = 1_000_000
-_MAX_BYTES = 32_000_000
+_MAX_BYTES = 1_000_000
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 _UNICODE_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
@@ -119,7 +119,15 @@ def _represent_written_float(dumper: yaml.SafeDumper, number: WrittenFloat) -> y
     return dumper.represent_scalar(_YAML_TAG_PREFIX + "float", number.text)
 
 
+def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
+    """Write a number as it is sent, where a reader takes that for a number: 1e+300."""
+    if _FLOAT.fullmatch(repr(number)) is None:
+        return dumper.represent_float(number)
+    return dumper.represent_scalar(_YAML_TAG_PREFIX + "float", repr(number))
+
+
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_float)
 _Dumper.add_representer(WrittenFloat, _represent_written_float)
 for _name, _pattern, _first in _RESOLVERS:
     _whole = re.compile(rf"(?:{_pattern.pattern})\Z")

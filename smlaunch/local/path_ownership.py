@@ -47,6 +47,9 @@ def resolve_trusted_path(path: Path, owner_uid: int, create: bool = False) -> Pa
         path_stat = _lstat_or_create_folder(component_path, create)
         if path_stat is None:  # it is missing, and is not to be created
             return resolved_path
+        if not any(is_type(path_stat.st_mode) for is_type in (stat.S_ISDIR, stat.S_ISLNK, stat.S_ISREG)):
+            # Before its mode: that of a device is right as it is.
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(component_path))
         require_only_owner_writes(component_path, path_stat, owner_uid)
         if not stat.S_ISLNK(path_stat.st_mode):
             resolved_path = component_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from smlaunch.catalog.strategies import STRATEGIES
@@ -11,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def register_strategy(strategy: type[Strategy]) -> None:
-    """Add a strategy for this process, under its ``name``. Raises ValueError if there is one of that name."""
+    """Add a strategy for this process, under its ``name``. Raises ValueError if there is one of that name,
+    and for one without a name of one word or without a summary."""
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", strategy.name) is None:
+        raise ValueError(f"a strategy's name is one word, not {strategy.name!r}")
+    if not getattr(strategy, "summary", ""):
+        raise ValueError(f"strategy {strategy.name} has no summary")
     STRATEGIES.register(strategy.name, strategy)
 
 

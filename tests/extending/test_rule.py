@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,14 @@ def chooser(name: str, order: int) -> Rule[Any, StrategyMatch]:
         yield StrategyMatch("mpi", name)
 
     return Rule(name, "choose strategy", "", "", "", ("entry",), (), choose, order=order)
+
+
+def test_a_rule_cannot_take_an_id_of_smlaunch_or_an_unknown_phase() -> None:
+    with pytest.raises(ValueError, match=r"there is a rule spot\.checkpoints already"):
+        register_rule(chooser("spot.checkpoints", 50))
+    unknown: Any = "zzz"
+    with pytest.raises(ValueError, match=r"phase is one of choose strategy, .* not 'zzz'"):
+        register_rule(replace(chooser("other", 50), phase=unknown))
 
 
 def test_the_order_decides_and_then_the_sequence_of_registration(monkeypatch: pytest.MonkeyPatch) -> None:

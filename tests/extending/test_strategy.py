@@ -59,6 +59,10 @@ def test_a_name_is_taken_once(import_example: Callable[[str], Any]) -> None:
     strategy = import_example("smlaunch_jax.py").Jax
     with pytest.raises(ValueError, match="there is a strategy jax already"):
         register_strategy(strategy)
+    for name in ("A B", ""):
+        strategy.name = name
+        with pytest.raises(ValueError, match="a strategy's name is one word"):
+            register_strategy(strategy)
     strategy.name = "ddp"
     with pytest.raises(ValueError, match="there is a strategy ddp already"):
         register_strategy(strategy)

@@ -38,6 +38,11 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
+def test_a_device_is_no_folder_whose_mode_is_to_be_changed() -> None:
+    message = refusal_message(Path("/dev/null"))
+    assert "Not a directory" in message and "chmod" not in message
+
+
 def refusal_message(home: Path, user: int = OWN_UID) -> str:
     with pytest.raises(EndpointError) as refused:
         StateDir(home, user)

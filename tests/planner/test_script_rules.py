@@ -12,7 +12,7 @@ import pytest
 from smlaunch.contract.launch_spec import Concat, LaunchSpec, Ref
 from smlaunch.discovery.program_files import find_program_file
 from smlaunch.discovery.python_packages import find_missing_packages
-from smlaunch.discovery.script_analysis import read_script_facts
+from smlaunch.discovery.script_analysis import missing_path_text, read_script_facts
 from smlaunch.discovery.script_program import read_program
 from smlaunch.discovery.source_modules import read_source_program
 from smlaunch.errors import JobError
@@ -707,6 +707,13 @@ def test_hosts_that_nothing_joins_each_do_the_whole_work(
 ) -> None:
     warnings = [each for each in plan_of(tmp_path, text, hosts(count)).warnings if "the whole work" in each]
     assert len(warnings) == is_warned
+
+
+def test_a_link_that_leads_nowhere_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").symlink_to("missing.py")
+    assert missing_path_text(tmp_path / "train.py", "train.py") == (
+        "train.py is a link to missing.py, which does not exist"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["custom", "processing"])

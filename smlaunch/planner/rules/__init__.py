@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 from smlaunch.catalog.registry import Registry
 from smlaunch.errors import Problem
@@ -27,7 +27,11 @@ _OTHER_RULES = Registry[AnyRule]("smlaunch.rules", "rule", "smlaunch.planner.rul
 
 
 def register_rule(rule: AnyRule) -> None:
-    """Add a rule for this process. Raises ValueError if one of its id is registered."""
+    """Add a rule for this process. Raises ValueError if one of its id exists, and for an unknown phase."""
+    if any(built_in.id == rule.id for built_in in built_in_rules()):
+        raise ValueError(f"there is a rule {rule.id} already")
+    if rule.phase not in get_args(Phase):
+        raise ValueError(f"rule {rule.id}: phase is one of {', '.join(get_args(Phase))}, not {rule.phase!r}")
     _OTHER_RULES.register(rule.id, rule)
 
 

@@ -285,6 +285,32 @@ def _run_to_continue_from(context: PlanContext) -> CheckpointedRun | None:
 
 
 @rule(
+    "inputs.variables",
+    summary="inputs whose names differ only in case, for a script that finds them by variables",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html",
+    quote="SM_CHANNEL_XXXX: the path of the directory with the data of the channel",
+    fields=("inputs.*", "entry"),
+    may_be_allowed=True,
+    allowed_when="if the script reads the folders by their names",
+)
+def reject_inputs_with_one_variable(context: PlanContext) -> Problems:
+    """Yield a problem for each input whose variable, SM_CHANNEL_ and its name in upper case, is another
+    one's too."""
+    if not context.has_runtime:
+        return
+    name_by_variable: dict[str, str] = {}
+    for name in context.job.inputs:
+        variable = f"SM_CHANNEL_{name.upper()}"
+        other_name = name_by_variable.setdefault(variable, name)
+        if other_name != name:
+            yield Problem(
+                f"inputs.{name}",
+                f"its folder would be in {variable}, as that of inputs.{other_name}, and the script would "
+                "find one of them twice; give one another name",
+            )
+
+
+@rule(
     "checkpoints.prefix",
     summary="checkpoints in, inside or above the prefix of an input, or above the output",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-checkpoints.html",
