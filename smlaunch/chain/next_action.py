@@ -111,8 +111,8 @@ class FinishRun:
     under the same name."""
     is_final: bool = False
     """No request of a person continues the run."""
-    deleted_job: str = ""
-    """Name of the job that trained to the end and has the model, if its record was deleted."""
+    model_job: str = ""
+    """Name of the job that trained to the end and has the model, if that is not the newest known one."""
 
 
 RunAction: TypeAlias = SubmitJob | FollowJob | WaitUntil | FinishRun
@@ -162,7 +162,7 @@ class _NextActionDecision:
         if self._deleted_last_job is not None:
             return self._finish_completed(
                 f"completed by {self._deleted_last_job}, whose record was deleted since",
-                deleted_job=str(self._deleted_last_job),
+                model_job=str(self._deleted_last_job),
             )
         # How a job ended may decide the whole run, even if a person has asked to stop it. The texts end the
         # run's summary: the archives with its results, or its newest checkpoint.
@@ -219,7 +219,7 @@ class _NextActionDecision:
                 return WaitUntil(until=grace_end, reason=f"{self.newest_job_name} has written no outcome yet")
         return None
 
-    def _finish_completed(self, summary: str, deleted_job: str = "") -> FinishRun:
+    def _finish_completed(self, summary: str, model_job: str = "") -> FinishRun:
         """Finish a run whose training has come to its end. It has failed if it came there with settings that
         apply until an earlier training step (``until_step``)."""
         exit_code, status = EXIT_COMPLETED, "Completed"
@@ -245,7 +245,10 @@ class _NextActionDecision:
                 f"; step {last_step} was not reached or not reported, so that what segments state from there "
                 "on was never used"
             )
-        return FinishRun(exit_code, status, summary, is_final=True, deleted_job=deleted_job)
+        finished_in = self.outcome_file.finished_in if self.outcome_file is not None else ()
+        if not model_job and len(finished_in) == 1 and finished_in[0] != str(self.newest_job_name):
+            model_job = finished_in[0]  # its outcome came late, and another job was submitted before
+        return FinishRun(exit_code, status, summary, is_final=True, model_job=model_job)
 
     @property
     def _has_finished_training(self) -> bool:

@@ -74,7 +74,9 @@ class SegmentOutcome(NamedTuple):
     """Members that a later minor version added; they are written again unchanged."""
 
     finished_in: Tuple[str, ...] = ()
-    """Of a finished run of independent ranks: the jobs in which they came to their ends. Not stored."""
+    """Of a finished run: the jobs in which its ranks came to their ends, several where they are independent.
+    Later jobs have only found that nothing is left. Not stored.
+    """
 
     @property
     def writer(self) -> CheckpointWriter:
@@ -155,12 +157,20 @@ def find_newest_outcome(
         for outcome_file in _parse_outcome_paths(file_paths)
         if outcome_file.host is None and run_id in (None, outcome_file.run)
     ]
+    newest_outcome: Optional[SegmentOutcome] = None
     for outcome_file in sorted(outcome_files, key=_outcome_age_key, reverse=True):
         content = _read_if_exists(outcome_file.path, read_file)
         outcome = None if content is None else parse_outcome(content, outcome_file.path)
-        if outcome is not None and outcome.is_of_job(job_hash):
-            return _merge_host_outcomes(outcome, file_paths, read_file)
-    return None
+        if outcome is None or not outcome.is_of_job(job_hash):
+            continue
+        if newest_outcome is None:
+            newest_outcome = _merge_host_outcomes(outcome, file_paths, read_file)
+            if not newest_outcome.has_finished or newest_outcome.independent_ranks:
+                break
+        elif not outcome.has_finished or outcome.run != newest_outcome.run:
+            break
+        newest_outcome = newest_outcome._replace(finished_in=(outcome.job,) if outcome.job else ())
+    return newest_outcome
 
 
 def runs_with_outcomes(file_paths: Iterable[str]) -> Set[str]:

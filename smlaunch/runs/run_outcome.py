@@ -151,9 +151,13 @@ class RunOutcome:
         ``jobs`` has, are not the final model."""
         if self.is_chain and self.exit_code != 0:
             return None
-        if self.final_result is not None and self.final_result.deleted_job and self.last_job.output_uri:
+        model_job = "" if self.final_result is None else self.final_result.model_job
+        for job in self.jobs:
+            if job.name == model_job:
+                return job.model_artifacts
+        if model_job and self.last_job.output_uri:  # its record was deleted
             output_uri = self.last_job.output_uri.rstrip("/")  # of all jobs of the run
-            return f"{output_uri}/{self.final_result.deleted_job}/output/model.tar.gz"
+            return f"{output_uri}/{model_job}/output/model.tar.gz"
         return self.last_job.model_artifacts
 
     @property

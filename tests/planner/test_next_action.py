@@ -45,7 +45,7 @@ from smlaunch.contract.segment import (
     FROM_STEP_VARIABLE,
     STOP_AFTER_VARIABLE,
 )
-from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome
+from smlaunch.contract.segment_outcome import CONTINUE, FINISHED, SegmentOutcome, find_newest_outcome
 from smlaunch.errors import EXIT_COMPLETED, EXIT_MACHINE, JobError, disk_full_message
 from smlaunch.export.run_template import max_billed_seconds
 
@@ -353,6 +353,23 @@ class TestChain:
         assert action.exit_code == 1
         assert action.summary.startswith(f"{RUN}-s1-a1 trained to its end, step 12, with settings")
 
+    def test_a_job_after_the_end_of_the_training_does_not_have_the_model(self) -> None:
+        jobs = (f"{RUN}-s1-a1", f"{RUN}-s2-a1", f"{RUN}-s3-a1")
+        results = ((CONTINUE, True), (FINISHED, True), (FINISHED, True))
+        files = {
+            outcome.path: outcome.to_bytes()
+            for number, (job, (result, succeeded)) in enumerate(zip(jobs, results, strict=True), 1)
+            for outcome in [SegmentOutcome(result, 10, RUN, job, number, 1, ranks_succeeded=succeeded)]
+        }
+        newest = find_newest_outcome(files, files.__getitem__, RUN)
+        assert newest is not None and newest.job == jobs[2]
+        ended_run = observe(old_job(), old_job(2), old_job(3), outcome_file=newest, newest_checkpoint_step=10)
+        assert expect_finish(next_action(workflow(), ended_run)).model_job == jobs[1]
+        del files[newest.path]
+        newest = find_newest_outcome(files, files.__getitem__, RUN)
+        ended_run = observe(old_job(), old_job(2), outcome_file=newest, newest_checkpoint_step=10)
+        assert expect_finish(next_action(workflow(), ended_run)).model_job == ""
+
     def test_a_run_that_had_finished_when_it_was_stopped_has_completed(self) -> None:
         stopped_run = observe(
             observed_job(ending=JobEnding.STOPPED),
@@ -395,10 +412,10 @@ class TestChain:
         """The archive of the job before it was named as the model; or it was created again."""
         last = SegmentOutcome(FINISHED, 10, RUN, f"{RUN}-s2-a1", 2, ranks_succeeded=True)
         end = expect_finish(next_action(workflow(), observe(old_job(ending=ending), outcome_file=last)))
-        assert (end.exit_code, end.deleted_job) == (EXIT_COMPLETED, f"{RUN}-s2-a1")
+        assert (end.exit_code, end.model_job) == (EXIT_COMPLETED, f"{RUN}-s2-a1")
         assert end.summary == f"completed by {RUN}-s2-a1, whose record was deleted since"
         known = [old_job(), old_job(2)]
-        assert expect_finish(next_action(workflow(), observe(*known, outcome_file=last))).deleted_job == ""
+        assert expect_finish(next_action(workflow(), observe(*known, outcome_file=last))).model_job == ""
         unsaved = last._replace(ranks_succeeded=False)  # its model may never have been written
         action = next_action(workflow(), observe(old_job(ending=JobEnding.TIME_LIMIT), outcome_file=unsaved))
         assert isinstance(action, SubmitJob)

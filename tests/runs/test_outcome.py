@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from smlaunch.chain.next_action import FinishRun
@@ -86,9 +88,13 @@ def test_the_model_of_a_run_is_that_of_its_last_job_although_its_record_was_dele
             OutputDataConfig={"S3OutputPath": output},
         )
     )
-    end = FinishRun(0, "Completed", "completed", deleted_job="r-s2-a1")
+    end = FinishRun(0, "Completed", "completed", model_job="r-s2-a1")
     outcome = RunOutcome("r", (job,), is_chain=True, final_result=end)
     assert outcome.model_artifacts == "s3://b/out/r-s2-a1/output/model.tar.gz"
+    empty = replace(job, name="r-s2-a1", model_artifacts="s3://b/out/r-s2-a1/output/model.tar.gz")
+    end = FinishRun(0, "Completed", "completed", model_job="r-s1-a1")
+    outcome = RunOutcome("r", (job, empty), is_chain=True, final_result=end)
+    assert outcome.model_artifacts == "s3://b/out/r-s1-a1/output/model.tar.gz"
     known = RunOutcome("r", (job,), is_chain=True, final_result=FinishRun(0, "Completed", "completed"))
     assert known.model_artifacts == "s3://b/out/r-s1-a1/output/model.tar.gz"
 
