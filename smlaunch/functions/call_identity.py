@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import inspect
 import io
 import marshal
 import pickle
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from smlaunch.functions.named_values import name_arguments
 from smlaunch.functions.script_pickling import call_deeply, script_pickler_class
 from smlaunch.functions.sent_files import find_sent_file
 
@@ -62,20 +62,6 @@ def identify_call(
 def hash_of_parts(parts: Mapping[str, str]) -> str:
     """Return the hash of the whole call."""
     return hashlib.sha256(repr(sorted(parts.items())).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def name_arguments(function: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the positional arguments with the names of the function's parameters; numbers where it has
-    none."""
-    names: list[str] = []
-    with suppress(TypeError, ValueError):  # a function of C
-        names = [
-            parameter.name
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
-    names += [str(number) for number in range(len(names) + 1, len(args) + 1)]
-    return list(zip(names, args, strict=False))
 
 
 class _Part:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, ClassVar
 
+from smlaunch.functions.named_values import NamedValue
 from smlaunch.functions.pickled_call import PickledCall
 from smlaunch.secrets.file_contents import SCANNED_BYTES, find_secret
-from smlaunch.secrets.masking import mask_document, mask_formats, mask_named_value
+from smlaunch.secrets.masking import is_secret_name, mask_document, mask_formats, mask_named_value
 
 _WINDOW_OVERLAP_BYTES = 8192
 """More than any key takes, so that each lies in one window as a whole."""
@@ -22,10 +23,13 @@ _MAX_STRUCTURE_BYTES = 16 << 20
 _MAX_TEXT_CHARACTERS = 100_000
 """Longer texts are data more often than keys."""
 
-_RANDOM_LOOKING = re.compile(r"(?=\S*\d)\S{8,}")
+_MIN_CHARACTERS = 8
+_RANDOM_LOOKING = re.compile(rf"(?=\S*\d)\S{{{_MIN_CHARACTERS},}}")
 """What a value with a secret's name has to look like: words of a language are none."""
 
 
+_is_secret_name = lru_cache(4096)(is_secret_name)
+_PATH_SEPARATOR = re.compile(r"[/\\]")
 _WORD = re.compile(r"[^\s\"'=,;&(){}]+")
 
 
@@ -33,8 +37,9 @@ def find_call_secret(call: PickledCall) -> str | None:
     """Return the kind of secret that the call holds; None without one.
 
     That is a key anywhere in it, a text in the format of a secret (``hf_...``, a URL with a password), or a
-    value with the name of one (``password``) that looks random, as a key of a dict, a keyword, an attribute,
-    a global, a class attribute, a default of a function or a field of a named tuple."""
+    value with the name of one (``password``) that looks random: the name of a key, or the first of a pair; of
+    a keyword or a parameter; of an attribute or a field; of a global or an enclosed variable; of a column; or
+    a name in the code of a function."""
     content = call.content
     for start in range(0, len(content), SCANNED_BYTES - _WINDOW_OVERLAP_BYTES):
         key_kind = find_secret(content[start : start + SCANNED_BYTES])
@@ -42,15 +47,28 @@ def find_call_secret(call: PickledCall) -> str | None:
             return key_kind
     if len(content) > _MAX_STRUCTURE_BYTES:
         return None
-    for name, value in chain(call.named_texts, _iter_values(content.partition(b"\n")[2])):
+    sent_texts = set()
+    for name, value in _iter_values(content.partition(b"\n")[2], call.named_values):
+        sent_texts.add(value)
         if mask_formats(value) != value or find_secret(value.encode("utf-8", "replace")):
             return f"the value of {name}" if name else "a value in a secret's format"
-        if name and _RANDOM_LOOKING.fullmatch(value) and mask_named_value(name, value) != value:
+        if _is_named_secret(name, value):
             return f"the value of {name}"
         hidden_words = {*_WORD.findall(value)} - {*_WORD.findall(str(mask_document(value)))}
         if any(map(_RANDOM_LOOKING.fullmatch, hidden_words)):  # --password X, PASSWORD=X
             return f"the value of {name}" if name else "a value with a secret's name in a text"
+    for name, value in call.attributes:
+        if value in sent_texts and _is_named_secret(name, value):
+            return f"the value of {name}"
     return None
+
+
+def _is_named_secret(name: str, value: str) -> bool:
+    if not name or _RANDOM_LOOKING.fullmatch(value) is None:
+        return False
+    if name.lower() == "pwd" and not _PATH_SEPARATOR.search(value):  # no working directory
+        return True
+    return bool(mask_named_value(name, value) != value)
 
 
 class _Unbuilt:
@@ -105,31 +123,37 @@ class _StructureUnpickler(_PythonUnpickler):  # type: ignore[misc]
     dispatch[pickle.BUILD[0]] = load_build
 
 
-def _iter_values(pickled: bytes) -> Iterator[tuple[str, str]]:
-    """Yield each text of a pickle with the name that it has there; empty for one of a list."""
+def _iter_values(pickled: bytes, named_values: Iterable[NamedValue]) -> Iterator[tuple[str, str]]:
+    """Yield each text of a pickle, and of values whose names it lacks, with its name; empty for one of a list
+    without a secret's name."""
     unpickler = _StructureUnpickler(io.BytesIO(pickled))
     try:
         root = unpickler.load()
     except Exception:  # of a way to pickle that this does not know: keys were searched in all bytes
         return
-    todo: list[tuple[str, Any]] = [("", root), *(("", unbuilt) for unbuilt in unpickler.unbuilt)]
-    seen_ids: set[int] = set()
+    todo: list[NamedValue] = [("", root), *(("", unbuilt) for unbuilt in unpickler.unbuilt), *named_values]
+    seen: set[tuple[int, str]] = set()
     while todo:
         name, value = todo.pop()
         if isinstance(value, (bytes, bytearray)):
             # NumPy has four bytes for a character.
             value = bytes(value[: 4 * _MAX_TEXT_CHARACTERS]).replace(b"\0", b"").decode("utf-8", "replace")
         if isinstance(value, str):
-            if len(value) <= _MAX_TEXT_CHARACTERS:
+            if _MIN_CHARACTERS <= len(value) <= _MAX_TEXT_CHARACTERS:
                 yield name, value
             continue
-        if id(value) in seen_ids:
+        if (id(value), name) in seen:
             continue
-        seen_ids.add(id(value))
-        if isinstance(value, Mapping):
-            todo += [(key if isinstance(key, str) else "", item) for key, item in value.items()]
-            todo += [("", key) for key in value]
+        seen.add((id(value), name))
+        # The items of a list have its name; a list of tokens is a text.
+        name = name if _is_secret_name(name) and name.lower() != "token" else ""
+        if type(value) is dict:
+            for key, item in value.items():
+                own_name = key if isinstance(key, str) else ""
+                todo += [(own_name if _is_secret_name(own_name) else name or own_name, item), ("", key)]
         elif isinstance(value, (list, tuple, set, frozenset)):
-            todo += [("", item) for item in value]
+            todo += [(name, item) for item in value]
+            if isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str):
+                todo.append((value[0], value[1]))
         elif isinstance(value, _Unbuilt):
             todo += [("", part) for part in value.parts]

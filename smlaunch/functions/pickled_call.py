@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 from smlaunch.errors import JobError, MachineError, Problem
 from smlaunch.functions.call_identity import identify_call
 from smlaunch.functions.host_program import CALL_FORMAT
+from smlaunch.functions.named_values import attributes_with_secret_names, name_arguments, named_values_of
 from smlaunch.functions.script_pickling import script_pickler_class
 from smlaunch.functions.sent_files import find_sent_file
 
@@ -44,8 +45,10 @@ class PickledCall(NamedTuple):
     sha256: str
     modules: frozenset[str]
     """Names of the modules that the host imports to load it."""
-    named_texts: tuple[tuple[str, str], ...] = ()
-    """Texts whose names the pickle lacks: defaults of functions, fields of named tuples."""
+    named_values: tuple[tuple[str, Any], ...] = ()
+    """Values whose names the pickle lacks, such as those of parameters."""
+    attributes: tuple[tuple[str, str], ...] = ()
+    """Attributes with secrets' names that may have been left out of the pickle."""
     parts: Mapping[str, str] = MappingProxyType({})
     """What the call is, the same in every process (call_identity)."""
 
@@ -100,7 +103,11 @@ def pickle_call(
         parts = identify_call(cloudpickle, function, args, kwargs, folder)
     except Exception:  # of methods that answer only once, for example: then only this very call is the same
         parts = {"the call": sha256}
-    return PickledCall(content, sha256, frozenset(pickler.modules), tuple(pickler.named_texts), parts)
+    arguments = (("" if name.isdigit() else name, value) for name, value in name_arguments(function, args))
+    named_values = (*arguments, *pickler.named_values)
+    return PickledCall(
+        content, sha256, frozenset(pickler.modules), named_values, tuple(pickler.attributes), parts
+    )
 
 
 _PICKLE_ADVICE = (
@@ -116,7 +123,8 @@ def _pickler_class(cloudpickle: Any) -> Any:
         def __init__(self, file: io.BytesIO, folder: Path | None) -> None:
             super().__init__(file)
             self.modules: set[str] = set()
-            self.named_texts: list[tuple[str, str]] = []
+            self.named_values: list[tuple[str, Any]] = []
+            self.attributes: list[tuple[str, str]] = []
             self.reduced: list[Any] = []
             """What was pickled other than by its own type alone, in the order of the visits."""
             self._folder = folder
@@ -126,13 +134,11 @@ def _pickler_class(cloudpickle: Any) -> Any:
             self.reduced.append(value)
             if isinstance(value, type):
                 name_class(cloudpickle, value)
-            elif isinstance(value, FunctionType):
-                self.named_texts += _text_defaults(value)
-            elif isinstance(value, tuple) and hasattr(value, "_fields"):
-                fields = zip(value._fields, value, strict=False)
-                self.named_texts += [(field, item) for field, item in fields if isinstance(item, str)]
             reduced = super().reducer_override(value)
             is_by_name = reduced is NotImplemented
+            if not (is_by_name and isinstance(value, FunctionType)):  # whose module is sent as it is
+                self.named_values += named_values_of(value)
+                self.attributes += attributes_with_secret_names(value)
             if is_by_name and isinstance(value, (type, FunctionType)):
                 self.modules.add(value.__module__)
             elif isinstance(value, ModuleType):
@@ -151,12 +157,6 @@ def _pickler_class(cloudpickle: Any) -> Any:
                     variables["__file__"] = sent_file
 
     return CallPickler
-
-
-def _text_defaults(function: FunctionType) -> list[tuple[str, str]]:
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    return [(name, item) for name, item in zip(names, defaults, strict=True) if isinstance(item, str)]
 
 
 def find_holder(reduced: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

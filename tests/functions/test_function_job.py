@@ -161,6 +161,65 @@ def connect(host: str, password: str = API_KEY, *, port: int = 1) -> str:
     return host
 
 
+def with_key(user: str, key_id: str, api_key: str) -> str:
+    return user
+
+
+def closing_over(api_key: Any) -> Callable[[], Any]:
+    def train() -> int:
+        return len(api_key)
+
+    return lambda: train()
+
+
+def with_constants(kind: int) -> Any:
+    if kind == 1:
+        db_password = "9a8b7c6d5e4f3a2b1c0d"
+        print(db_password)
+    return kind
+
+
+def with_keyword() -> Any:
+    return connect("host", port=len("abc"), password="9a8b7c6d5e4f3a2b1c0d")
+
+
+def with_dict() -> Any:
+    return {"user": "u", "password": "9a8b7c6d5e4f3a2b1c0d"}, {"user": 1}
+
+
+def with_key_of_dict(config: dict[str, str], client: Any) -> None:
+    config["password"] = "9a8b7c6d5e4f3a2b1c0d"
+
+
+def with_attribute(client: Any) -> None:
+    client.password = "9a8b7c6d5e4f3a2b1c0d"
+
+
+def without_secrets(config: dict[str, str], client: Any) -> Any:
+    config["path"], client.token_id, token = "9a8b7c6d5e4f3a2b1c0d", "9a8b7c6d5e4f3a2b1c0d", "##ing"
+    return {"name": "9a8b7c6d5e4f3a2b1c0d"}, max(path="9a8b7c6d5e4f3a2b1c0d"), token
+
+
+def get_token() -> str:  # its code has the path of this file
+    return "a1b2c3d4e5"
+
+
+def with_function_of_that_name() -> str:
+    return get_token()
+
+
+class PickledAsTuple:
+    def __init__(self, *, sends_password: bool) -> None:
+        self.password = "".join(["hunter", "2hunter2"])
+        self.sends_password = sends_password
+
+    def __getstate__(self) -> Any:
+        return (self.password if self.sends_password else None, 1)
+
+    def __setstate__(self, state: Any) -> None:
+        self.password, self.sends_password = state
+
+
 class Login(NamedTuple):
     user: str
     password: str
@@ -184,6 +243,35 @@ class Login(NamedTuple):
         (lambda: connect("h"), (), {}, "the value of password"),
         (max, (Login("me", API_KEY),), {}, "the value of password"),
         (max, (Login("me", "word"),), {}, None),
+        (closing_over(API_KEY), (), {}, "the value of api_key"),
+        (closing_over([API_KEY]), (), {}, "the value of api_key"),
+        (closing_over(get_token), (), {}, None),
+        (with_key, ("bob", API_KEY, API_KEY), {}, "the value of api_key"),
+        (with_key, ("bob", API_KEY, "word"), {}, None),
+        (functools.partial(with_key, "bob", "1", API_KEY), (), {}, "the value of api_key"),
+        (functools.partial(with_key, "bob"), ("1", API_KEY), {}, "the value of api_key"),
+        (max, (functools.partial(connect, "h", API_KEY),), {}, "the value of password"),
+        (with_constants, (1,), {}, "the value of db_password"),
+        (with_keyword, (), {}, "the value of password"),
+        (with_dict, (), {}, "the value of password"),
+        (with_key_of_dict, ({}, 1), {}, "the value of password"),
+        (with_attribute, (1,), {}, "the value of password"),
+        (without_secrets, ({}, 1), {}, None),
+        (with_function_of_that_name, (), {}, None),
+        (max, (), {"pwd": API_KEY}, "the value of pwd"),
+        (max, (), {"pwd": "/home/user1234/project"}, None),
+        (max, (), {"passwords": ["word", API_KEY]}, "the value of passwords"),
+        (max, (), {"passwords": {"db": API_KEY}}, "the value of passwords"),
+        (max, ([("user", "me"), ("password", API_KEY)],), {}, "the value of password"),
+        (max, (), {"token": ["B-12345678", "word2vec-300"]}, None),
+        (max, (PickledAsTuple(sends_password=True),), {}, "the value of password"),
+        (max, (PickledAsTuple(sends_password=False),), {}, None),
+        (
+            max,
+            (numpy.array([(1, API_KEY)], [("id", "i4"), ("password", "U40")]),),
+            {},
+            "the value of password",
+        ),
         (max, (f"curl --password {API_KEY}",), {}, "a value with a secret's name in a text"),
         (max, (f"PASSWORD='{API_KEY}' run",), {}, "a value with a secret's name in a text"),
         (max, ("usage: f --token TOKEN password=%r, TOKEN=<your-token>",), {}, None),
