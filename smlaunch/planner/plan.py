@@ -179,10 +179,17 @@ class Cost(NamedTuple):
     """All hosts together, of the most expensive segment."""
 
     maximum: float | None
-    """Until the time limit or the cost cap ends the run."""
+    """Until the time limit or the cost cap ends the run: with each job's start, transfers and stop, and
+    without volumes."""
 
     note: str
     """Source of the price, or why there is none."""
+
+    volume_gb: int = 0
+    """Size of all hosts' volumes, which are billed besides, at a price that nobody knows here."""
+
+    money_ends: str | None = None
+    """ISO date on which the cost cap ends the run, if it starts today; None if it does not end it."""
 
 
 class Candidate(NamedTuple):

@@ -36,7 +36,7 @@ from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler, 
 from smlaunch.planner.request_problems import check_compiled_request, field_paths_of, report_endpoint_limits
 from smlaunch.planner.rules import apply_rules, rules_of
 from smlaunch.planner.rules.rule import paths_overlap
-from smlaunch.planner.run_cost import plan_cost
+from smlaunch.planner.run_cost import PlannedJobCount, plan_cost
 from smlaunch.planner.script_advice import (
     advise_script,
     check_resumability,
@@ -252,10 +252,11 @@ def _forecast_run(
     start_seconds = segments.SegmentOverheads.for_job(job, facts).start_seconds
     cost = plan_cost(
         job,
+        facts,
         [compiled.price_rate for compiled in compiled_segments],
         total_seconds,
-        len(planned_segments),
-        workflow.is_multi_segment,
+        PlannedJobCount(len(planned_segments), workflow.policy.attempts, workflow.is_multi_segment),
+        volume_gb=max(compiled.volume_gb for compiled in compiled_segments),
         min_segment_seconds=max(first_segment.variant.min_useful_seconds, start_seconds),
         run_count=run_count,
         diagnostics=diagnostics,

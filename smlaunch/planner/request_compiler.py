@@ -54,6 +54,9 @@ class CompiledSegment(NamedTuple):
     image: str
     launch_spec: LaunchSpec | None
     price_rate: PriceRate
+    volume_gb: int
+    """Volumes of all hosts; none for types that SageMaker gives their NVMe disks instead."""
+
     variant: SegmentVariant
 
 
@@ -115,8 +118,16 @@ class RequestCompiler:
             price_per_hour=price_rate.dollars_per_hour,
             until_step=template.until_step,
         )
+        has_nvme_disk = bool(instance_choice.catalog_entry and instance_choice.catalog_entry.nvme_gb)
         return CompiledSegment(
-            template, instance_choice.name, processes_per_host, image, launch_spec, price_rate, variant
+            template,
+            instance_choice.name,
+            processes_per_host,
+            image,
+            launch_spec,
+            price_rate,
+            0 if has_nvme_disk else parameters.volume_gb * job.compute.hosts,
+            variant,
         )
 
     def _job_parameters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from smlaunch.catalog import instances
@@ -12,7 +13,13 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.planner.plan import Cost
 from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.planner.segments import format_seconds
+from smlaunch.planner.segments import (
+    PROVISIONING_SECONDS,
+    STOP_GRACE_SECONDS,
+    SegmentOverheads,
+    format_seconds,
+)
+from smlaunch.planner.workload_estimate import STARTUP_RANGE
 from smlaunch.text.format import format_dollars_apart
 
 
@@ -100,12 +107,59 @@ def _highest_rate(rates: Sequence[PriceRate]) -> PriceRate:
     return max(rates, key=lambda rate: rate.dollars_per_hour or 0.0)
 
 
+class UntrainedTime(NamedTuple):
+    """Seconds for which a job may be billed besides its training time. "Download time and upload time are
+    billed" (the developer guide's page on training; lengths are assumptions)."""
+
+    start: float
+    """Until its image is there and its program runs."""
+
+    download: float
+    """Of data and checkpoints."""
+
+    stop: float
+    """After its limit, with the upload of its last checkpoint or model."""
+
+    keep_alive: int
+    """In which its hosts wait for a next job."""
+
+    @classmethod
+    def of_job(cls, job: Job, facts: DiscoveredFacts) -> UntrainedTime:
+        """Nothing but the wait on this machine, whose hosts start and stop at once."""
+        keep_alive = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
+        if facts.target == "local":
+            return cls(0.0, 0.0, 0.0, keep_alive)
+        overheads = SegmentOverheads.for_job(job, facts)
+        stop_seconds = STOP_GRACE_SECONDS + overheads.last_save_seconds
+        return cls(STARTUP_RANGE.high, overheads.download_seconds, stop_seconds, keep_alive)
+
+    @property
+    def seconds(self) -> float:
+        return self.start + self.download + self.stop + self.keep_alive
+
+
+class PlannedJobCount(NamedTuple):
+    """Jobs that a run may take."""
+
+    segments: int
+    attempts: int
+    """Of each segment, at most."""
+
+    is_multi_segment: bool
+    """The run may take several segments, and ends before it exceeds its cap."""
+
+    @property
+    def total(self) -> int:
+        return self.segments * self.attempts
+
+
 def plan_cost(
     job: Job,
+    facts: DiscoveredFacts,
     rates: Sequence[PriceRate],
     total_seconds: int,
-    segment_count: int,
-    is_multi_segment: bool,
+    job_count: PlannedJobCount,
+    volume_gb: int,
     min_segment_seconds: float,
     run_count: int,
     diagnostics: Diagnostics,
@@ -114,8 +168,7 @@ def plan_cost(
     ``limits.max_cost``.
 
     ``rates``: prices per hour of all hosts, one per kind of segment, as these may differ in their machines.
-    ``total_seconds``: training time of the whole run. ``segment_count``: jobs in a row that are planned for
-    it. ``is_multi_segment``: the run may take several, and ends before it exceeds its cap.
+    ``total_seconds``: training time of the whole run. ``volume_gb``: volumes of all hosts.
     ``min_segment_seconds``: shortest useful first segment. ``run_count``: equal runs, one for each shard,
     that share the cap as the user states it.
     """
@@ -125,20 +178,18 @@ def plan_cost(
         return _report_unknown_price(job, rate_without_price, diagnostics)
     highest_rate = _highest_rate(rates)
     dollars_per_hour = highest_rate.dollars_per_hour or 0.0
-    # Billed time in which the hosts wait for a next job, after every segment.
-    keep_alive_seconds = 0 if job.compute.keep_alive is None else parse_duration(job.compute.keep_alive)
-    uncapped_dollars = dollars_per_hour * (total_seconds + segment_count * keep_alive_seconds) / 3600
+    untrained = UntrainedTime.of_job(job, facts)
+    billed_seconds = total_seconds + job_count.total * untrained.seconds
+    uncapped_dollars = dollars_per_hour * billed_seconds / 3600
     uncapped_cost = Cost(
-        is_known=True, per_hour=dollars_per_hour, maximum=uncapped_dollars, note=highest_rate.source
+        is_known=True,
+        per_hour=dollars_per_hour,
+        maximum=uncapped_dollars,
+        note=highest_rate.source,
+        volume_gb=volume_gb if facts.target == "aws" else 0,
     )
-    if keep_alive_seconds and dollars_per_hour:
-        after_text = f" after each of {segment_count} segments" if segment_count > 1 else ""
-        retry_text = "; what follows further attempts is not" if is_multi_segment else ""
-        diagnostics.add_reason(
-            "cost.warm-pool",
-            f"Hosts that wait for a next job are billed: {job.compute.keep_alive} of it{after_text} are in "
-            f"the price{retry_text}.",
-        )
+    if untrained.seconds and dollars_per_hour:
+        diagnostics.add_reason("cost.at-most", _untrained_time_text(untrained, job_count, uncapped_cost))
     # The choice of machines reports a cap that is too low for all of them.
     is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
     if max_cost is None or is_reported:
@@ -149,26 +200,78 @@ def plan_cost(
             "cost.capped", f"At most {uncapped_text} until the time limit, within the cap of {cap_text}."
         )
         return uncapped_cost
-    # Training time that the cap pays for.
-    affordable_seconds = max(0, int(max_cost / dollars_per_hour * 3600) - keep_alive_seconds)
-    if is_multi_segment and affordable_seconds >= min_segment_seconds:
+    # Training time of the first job that the cap pays for.
+    paid_seconds = max_cost / dollars_per_hour * 3600
+    affordable_seconds = max(0, int(paid_seconds - untrained.seconds))
+    if not job_count.is_multi_segment and job_count.attempts > 1 and affordable_seconds >= total_seconds:
+        diagnostics.add_reason(
+            "cost.capped-while-running",
+            f"{job_count.attempts} attempts could cost {uncapped_text}; none begins for which the cap of "
+            f"{cap_text} leaves no time.",
+        )
+        return uncapped_cost._replace(maximum=max_cost)
+    if job_count.is_multi_segment and affordable_seconds >= min_segment_seconds:
+        money_ends = _date_after(facts, paid_seconds, billed_seconds, job_count.segments)
+        date_text = f", about {money_ends} if it starts today" if money_ends else ""
         diagnostics.add_reason(
             "cost.capped-while-running",
             f"All segments together could cost {uncapped_text}; the chain ends at a checkpoint before it has "
-            f"cost {cap_text}.",
+            f"cost {cap_text}{date_text}; the last job's start and upload are not counted.",
         )
-        return uncapped_cost._replace(maximum=max_cost)
+        return uncapped_cost._replace(maximum=max_cost, money_ends=money_ends)
     suggestion = (
         f"it pays for {format_seconds(affordable_seconds)}, too short for a segment; raise it"
-        if is_multi_segment
+        if job_count.is_multi_segment
         else _suggest_cheaper_run(affordable_seconds)
     )
+    untrained_text = format_seconds(job_count.total * untrained.seconds) if untrained.seconds else ""
+    besides_text = f", and {untrained_text} of starts, transfers and stops," if untrained_text else ""
     diagnostics.add_problem(
         "limits.max_cost",
         f"{highest_rate.hosts * run_count} x {highest_rate.instance_type} for up to "
-        f"{format_duration(total_seconds)} may cost {uncapped_text}, more than {cap_text}; {suggestion}",
+        f"{format_duration(total_seconds)}{besides_text} may cost {uncapped_text}, more than {cap_text}; "
+        f"{suggestion}",
     )
     return uncapped_cost
+
+
+def _untrained_time_text(untrained: UntrainedTime, job_count: PlannedJobCount, cost: Cost) -> str:
+    """Return what the largest bill contains besides the training time, and what it does not."""
+    named_times = (
+        ("its start", untrained.start),
+        ("its download", untrained.download),
+        ("its stop and upload", untrained.stop),
+        ("the wait of its hosts for a next job", untrained.keep_alive),
+    )
+    times_text = ", ".join(
+        f"{format_seconds(seconds)} for {name}" for name, seconds in named_times if seconds >= 1
+    )
+    jobs_text = "the job is" if job_count.total == 1 else f"each of up to {job_count.total} jobs is"
+    if job_count.segments > 1 and job_count.attempts > 1:
+        jobs_text = (
+            f"each of up to {job_count.total} jobs ({job_count.segments} segments, {job_count.attempts} "
+            "attempts) is"
+        )
+    volume_text = ""
+    if cost.volume_gb:
+        volume_text = f" Disks ({cost.volume_gb:,} GB) are billed besides, at a price that is not known."
+    return f"Besides its training time {jobs_text} billed for {times_text}, as is assumed.{volume_text}"
+
+
+def _date_after(
+    facts: DiscoveredFacts, paid_seconds: float, billed_seconds: float, segment_count: int
+) -> str | None:
+    """Return the ISO date on which ``paid_seconds`` of billed time are used up if the run starts today, with
+    the waits for hosts between its segments; None if nobody knows the date. ``billed_seconds``: of all
+    segments."""
+    if facts.today is None:
+        return None
+    gap_seconds = 0.0 if facts.target == "local" else PROVISIONING_SECONDS
+    waited_seconds = segment_count * gap_seconds * paid_seconds / billed_seconds
+    try:
+        return (facts.today + timedelta(seconds=paid_seconds + waited_seconds)).isoformat()
+    except OverflowError:
+        return None
 
 
 def _report_unknown_price(job: Job, rate_without_price: PriceRate, diagnostics: Diagnostics) -> Cost:

@@ -53,6 +53,8 @@ def plan_as_dict(plan: RunPlan) -> dict[str, Any]:
             "known": plan.cost.is_known,
             "per_hour": plan.cost.per_hour,
             "at_most": plan.cost.maximum,
+            "volume_gb": plan.cost.volume_gb,
+            "money_ends": plan.cost.money_ends,
             "currency": "USD",
             "note": plan.cost.note,
         },

@@ -25,7 +25,7 @@ from smlaunch.contract.segment import SYNC
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Channel, Job, format_duration
 from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, VIA_SHARDS
-from smlaunch.planner.plan import InputSharding, PlannedJob, RunPlan, Schedule, Upload
+from smlaunch.planner.plan import Cost, InputSharding, PlannedJob, RunPlan, Schedule, Upload
 from smlaunch.planner.segments import format_exact_seconds, format_seconds
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan_document import input_facts_of
@@ -250,9 +250,10 @@ def _paid_time_text(plan: RunPlan, schedule: Schedule) -> str:
     paid_seconds = max_cost / cost.per_hour * 3600 - plan.workflow.variants[0].keep_alive_seconds
     if paid_seconds >= schedule.total:
         return ""
+    date_text = f", until about {cost.money_ends} if it starts today" if cost.money_ends else ""
     return (
         f"; limits.max_cost pays for {format_seconds(paid_seconds)} of it at {format_dollars(cost.per_hour)} "
-        "per hour"
+        f"per hour{date_text}"
     )
 
 
@@ -424,7 +425,13 @@ def _cost_text(plan: RunPlan) -> str:
         return f"unknown: {cost.note}"
     if cost.per_hour == 0:
         return f"none: {cost.note}"
-    return f"{format_dollars(cost.per_hour)} per hour, at most {format_dollars(cost.maximum)} ({cost.note})"
+    return f"{format_dollars(cost.per_hour)} per hour, {largest_bill_text(cost)} ({cost.note})"
+
+
+def largest_bill_text(cost: Cost) -> str:
+    """Return the largest bill of a plan with a known price: ``at most $14.44 and 30 GB of disk``."""
+    volume_text = f" and {cost.volume_gb:,} GB of disk" if cost.volume_gb else ""
+    return f"at most {format_dollars(cost.maximum or 0.0)}{volume_text}"
 
 
 def describe_launch_steps(plan: RunPlan) -> Iterator[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from smlaunch.planner.plan import RunPlan
-from smlaunch.render.plan_text import ranks_text, time_limit_text
-from smlaunch.text.format import format_dollars
+from smlaunch.render.plan_text import largest_bill_text, ranks_text, time_limit_text
 
 
 def opening_lines(plan: RunPlan, target_text: str) -> list[str]:
@@ -23,4 +22,4 @@ def opening_lines(plan: RunPlan, target_text: str) -> list[str]:
 def _cost_text(plan: RunPlan) -> str:
     if plan.cost.per_hour is None or plan.cost.maximum is None:
         return "cost not known"
-    return f"cost at most {format_dollars(plan.cost.maximum)}" if plan.cost.per_hour else "no cost"
+    return f"cost {largest_bill_text(plan.cost)}" if plan.cost.per_hour else "no cost"

@@ -20,6 +20,9 @@ from smlaunch.render.plan import Plan
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 TORCH = ScriptFacts(imports=frozenset({"torch", "torch.distributed"}))
 PLAIN = ScriptFacts(imports=frozenset({"json"}))
+UNTRAINED_HOURS = 0.25
+"""Billed of a job without data besides its training time: 10 minutes of start, 5 of stop and upload."""
+
 READS_CONFIG = ScriptFacts(imports=frozenset({"json"}), reads_resource_config=True)
 
 

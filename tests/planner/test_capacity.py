@@ -10,11 +10,11 @@ import pytest
 
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.errors import JobError
-from smlaunch.facts.discovered_facts import InputFacts
+from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import relevant_quotas
 from smlaunch.render.plan import Plan
-from tests.planner.fixtures import PLAIN, local, plan, region
+from tests.planner.fixtures import PLAIN, UNTRAINED_HOURS, local, plan, region
 
 TWO_TYPES = ["ml.g5.xlarge", "ml.g6.xlarge"]
 
@@ -50,7 +50,7 @@ def test_preferences_are_sent_in_their_order_with_one_number_of_hosts() -> None:
 def test_the_dearest_preference_bounds_the_cost() -> None:
     job_plan = plan({"compute": {"instance_preferences": TWO_TYPES}, "limits": {"max_runtime": "10h"}})
     assert job_plan.cost.per_hour == pytest.approx(1.408)
-    assert job_plan.cost.maximum == pytest.approx(14.08)
+    assert job_plan.cost.maximum == pytest.approx(1.408 * (10 + UNTRAINED_HOURS))
     assert job_plan.cost.note.startswith("of ml.g5.xlarge, the dearest of 2 preferences")
     swapped = plan({"compute": {"instance_preferences": TWO_TYPES[::-1]}, "limits": {"max_runtime": "10h"}})
     assert swapped.cost == job_plan.cost
@@ -101,8 +101,8 @@ def test_a_warm_pool_is_asked_for_and_paid_for() -> None:
     job = {"compute": {"instance_type": "ml.g5.xlarge", "keep_alive": "30m"}, "limits": {"max_runtime": "1h"}}
     job_plan = plan(job)
     assert job_plan.requests[0]["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
-    assert job_plan.cost.maximum == pytest.approx(1.5 * 1.408)
-    assert "30m" in explanation_of(job_plan, "cost.warm-pool")
+    assert job_plan.cost.maximum == pytest.approx((1.5 + UNTRAINED_HOURS) * 1.408)
+    assert "30m" in explanation_of(job_plan, "cost.at-most")
     assert "kept for 30m after the job" in str(job_plan)
     capped = {**job, "limits": {"max_runtime": "1h", "max_cost": 1.5}}
     with pytest.raises(JobError) as caught:
@@ -232,3 +232,18 @@ def test_quotas_are_those_of_the_kind_of_job() -> None:
             f"ml.m5.4xlarge for {kind} job usage",
             f"Number of instances for a {kind} job",
         )
+
+
+def test_a_pool_for_longer_than_it_lives_is_warned_of() -> None:
+    def warnings_of(keep_alive: str, max_runtime: str, facts: DiscoveredFacts | None = None) -> list[str]:
+        compute = {"instance_type": "ml.g5.xlarge", "keep_alive": keep_alive}
+        job = {"compute": compute, "limits": {"max_runtime": max_runtime}, "checkpoints": "s3://b/c/"}
+        warnings = plan(job, facts).warnings
+        return [text.removeprefix("compute.keep_alive: ") for text in warnings if "keep_alive" in text]
+
+    assert warnings_of("30m", "7d") == []
+    (lifetime,) = warnings_of("1h", "8d")
+    assert lifetime.startswith("a pool hands its hosts from job to job for 7 days in all")
+    (longest,) = warnings_of("2h", "1d")
+    assert longest.startswith("2h is longer than the 60 minutes that AWS's guide names")
+    assert warnings_of("2h", "8d", local()) == []

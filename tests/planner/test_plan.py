@@ -26,7 +26,17 @@ from smlaunch.facts.discovered_facts import (
 )
 from smlaunch.job.model import Job
 from smlaunch.render.plan import Plan
-from tests.planner.fixtures import PLAIN, READS_CONFIG, TORCH, local, make_plan, plan, region, with_inputs
+from tests.planner.fixtures import (
+    PLAIN,
+    READS_CONFIG,
+    TORCH,
+    UNTRAINED_HOURS,
+    local,
+    make_plan,
+    plan,
+    region,
+    with_inputs,
+)
 from tests.tables import table
 
 S3_DATA = InputFacts("s3://b/data/", "s3", objects=1797, bytes=1_234_567)
@@ -324,7 +334,7 @@ def test_cost_in_a_region() -> None:
     )
     assert job_plan.cost.is_known
     assert job_plan.cost.per_hour == pytest.approx(14.18)
-    assert job_plan.cost.maximum == pytest.approx(141.8)
+    assert job_plan.cost.maximum == pytest.approx(14.18 * (10 + UNTRAINED_HOURS))
     assert "an estimate" in job_plan.cost.note
 
 
@@ -332,23 +342,25 @@ def test_a_cap_that_cannot_be_kept_says_what_would() -> None:
     job = {"compute": {"hosts": 2, "instance_type": "ml.g5.12xlarge"}, "limits": {"max_cost": 100}}
     (line,) = refusals(job)
     assert line == (
-        "limits.max_cost: 2 x ml.g5.12xlarge for up to 24h may cost $340.32, more than $100.00; "
-        "limits.max_runtime: 7h would stay below it"
+        "limits.max_cost: 2 x ml.g5.12xlarge for up to 24h, and 15m of starts, transfers and stops, may cost "
+        "$343.87, more than $100.00; limits.max_runtime: 6h would stay below it"
     )
-    job["limits"] = {"max_cost": 100, "max_runtime": "7h"}
+    job["limits"] = {"max_cost": 100, "max_runtime": "6h"}
     assert "cost.capped" in [reason.rule for reason in plan(job).reasons]
 
 
 def test_what_attempts_may_take_is_what_the_plan_says() -> None:
-    limits = {"max_runtime": "1h", "attempts": 3, "max_cost": 10}
+    limits = {"max_runtime": "1h", "attempts": 3, "max_cost": 13}
     job = {"compute": {"instance_type": "ml.g5.xlarge", "price_per_hour": 10}, "limits": limits}
     job_plan = plan(job)
     policy = job_plan.workflow.policy
-    assert (policy.attempts, policy.total_seconds, policy.max_cost) == (3, 3600, 10)
-    assert job_plan.cost.maximum == pytest.approx(10)
+    assert (policy.attempts, policy.total_seconds, policy.max_cost) == (3, 3600, 13)
+    assert job_plan.cost.maximum == 13
     text = str(job_plan)
     assert "stopped after 1h of training, all its attempts together" in text
-    assert "At most $10.00 until the time limit, within the cap of $10.00." in text
+    assert "3 attempts could cost $17.50; none begins for which the cap of $13.00 leaves no" in text
+    dearer = plan({**job, "limits": {**limits, "max_cost": 18}})
+    assert dearer.cost.maximum == pytest.approx(10 * (1 + 3 * UNTRAINED_HOURS))
     one_job = plan({**job, "limits": {**limits, "attempts": 1}})
     assert (one_job.workflow.policy.total_seconds, one_job.workflow.policy.max_cost) == (None, None)
     assert "all its attempts" not in str(one_job)

@@ -11,7 +11,7 @@ from smlaunch.contract.run_names import JobName
 from smlaunch.facts.discovered_facts import InputFacts, StoredFile
 from smlaunch.job.model import Job
 from smlaunch.runs.run_state import observed_job_from_description
-from tests.planner.fixtures import TORCH, local, plan, region, with_inputs
+from tests.planner.fixtures import TORCH, UNTRAINED_HOURS, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 from tests.planner.test_segments import OURS
 from tests.tables import table
@@ -81,7 +81,8 @@ def test_a_price_is_of_the_type_that_the_job_names(
         (
             NAMED,
             TO_P4D,
-            f"8 x ml.p4d.24xlarge for up to 100h may cost ${800 * P4D_PRICE:,.2f}, more than $20.00",
+            "8 x ml.p4d.24xlarge for up to 100h, and 3h45m of starts, transfers and stops, may cost "
+            f"${8 * (100 + 15 * UNTRAINED_HOURS) * P4D_PRICE:,.2f}, more than $20.00",
         ),
         (
             NAMED,
@@ -170,7 +171,7 @@ def test_a_region_whose_prices_are_not_known_has_none_of_another_region() -> Non
         "limits.max_cost: the price of ml.g5.xlarge in eu-west-1 is not known, only that in us-east-1, so"
     )
     stated = {**job, "compute": {"instance_type": "ml.g5.xlarge", "price_per_hour": 2}}
-    assert plan({**stated, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND).cost.maximum == 2
+    assert plan({**stated, "limits": {"max_runtime": "1h", "max_cost": 100}}, IRELAND).cost.maximum == 2.5
 
 
 # ---- warm pools ------------------------------------------------------------------------------------------
@@ -184,17 +185,19 @@ def test_hosts_may_wait_after_every_segment() -> None:
         "checkpoints": "s3://b/c/",
     }
     job_plan = plan(job, RESUMES)
-    assert job_plan.cost.maximum == 10 + 6 * len(job_plan.segments)
+    job_count = 3 * len(job_plan.segments)
+    assert job_plan.cost.maximum == 10 + (6 + UNTRAINED_HOURS) * job_count
     assert (
-        f"6h of it after each of {len(job_plan.segments)} segments are in the price; what follows further "
-        "attempts is not." in " ".join(str(job_plan).split())
+        f"each of up to {job_count} jobs ({len(job_plan.segments)} segments, 3 attempts) is billed for 10m "
+        "for its start, 5m for its stop and upload, 6h for the wait of its hosts for a next job"
+        in " ".join(str(job_plan).split())
     )
     job["limits"]["max_cost"] = 16
     assert "the chain ends at a checkpoint before it has cost $16.00" in " ".join(
         str(plan(job, RESUMES)).split()
     )
     one_job = plan({"compute": compute, "limits": {"max_runtime": "10h"}})
-    assert one_job.cost.maximum == 16
+    assert one_job.cost.maximum == 16 + UNTRAINED_HOURS
 
 
 @table(
@@ -253,10 +256,11 @@ def test_the_cap_of_several_jobs_is_the_one_that_the_user_wrote() -> None:
     facts = with_inputs(dataclasses.replace(region(), script=TORCH), {"train": data})
     (line,) = refusals(job, facts)
     assert line.startswith(
-        "limits.max_cost: 3 x ml.g5.xlarge for up to 10h may cost $30.00, more than $29.00; "
+        "limits.max_cost: 3 x ml.g5.xlarge for up to 10h, and 45m of starts, transfers and stops, may cost "
+        "$32.25, more than $29.00; "
     )
-    job["limits"]["max_cost"] = 30
-    assert "At most $30.00 until the time limit, within the cap of $30.00." in str(plan(job, facts))
+    job["limits"]["max_cost"] = 33
+    assert "At most $32.25 until the time limit, within the cap of $33.00." in str(plan(job, facts))
 
 
 # ---- what the summary says -------------------------------------------------------------------------------
@@ -268,14 +272,14 @@ def test_the_cap_of_several_jobs_is_the_one_that_the_user_wrote() -> None:
         ({"max_runtime": "28d1s", "segment": "28d"}, "the first ends itself after 27d23h55m"),
         ({"max_runtime": "4d", "segment": "48h"}, "the first ends itself after 1d23h55m"),
         (
-            {"max_runtime": "48h", "segment": "24h", "max_cost": 0.5},
-            "if every segment takes its full time; limits.max_cost pays for 15m of it at $2.00 per hour",
+            {"max_runtime": "48h", "segment": "24h", "max_cost": 1.5},
+            "if every segment takes its full time; limits.max_cost pays for 45m of it at $2.00 per hour",
         ),
         (
             {"max_runtime": "48h", "segment": "24h", "max_cost": 95},
             "if every segment takes its full time; limits.max_cost pays for 1d23h of it at $2.00 per hour",
         ),
-        ({"max_runtime": "48h", "segment": "24h", "max_cost": 96}, "if every segment takes its full time\n"),
+        ({"max_runtime": "48h", "segment": "24h", "max_cost": 101}, "if every segment takes its full time\n"),
     ],
 )
 def test_the_summary_says_when_a_chain_ends(limits: dict[str, Any], text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from smlaunch.planner import segments
 from smlaunch.planner.plan import job_hash
 from smlaunch.planner.segments import HOST_MTBF_SECONDS, SegmentOverheads, format_seconds
 from smlaunch.render.plan import Plan
-from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
+from tests.planner.fixtures import PLAIN, TORCH, UNTRAINED_HOURS, local, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 from tests.strategies.requests import without_launch_hash
 
@@ -359,17 +360,33 @@ def test_a_cap_of_a_chain_ends_it_on_the_way() -> None:
     assert job_plan.workflow.policy.max_cost == 500.0
     assert job_plan.workflow.variants[0].price_per_hour == 10.0
     assert "cost.capped-while-running" in rules(job_plan)
-    (line,) = refusals({"limits": {**limits, "max_cost": 0.5}, "compute": DEAR}, region(script=OURS))
-    assert line.startswith("limits.max_cost: 1 x ml.g5.12xlarge for up to 60d may cost $14,400.00")
+    (line,) = refusals({"limits": {**limits, "max_cost": 3}, "compute": DEAR}, region(script=OURS))
+    assert line.startswith(
+        "limits.max_cost: 1 x ml.g5.12xlarge for up to 60d, and 1d21h of starts, transfers"
+    )
+    assert "may cost $14,857.50" in line
     assert "it pays for 3m" in line
     rehearsed = chain({"limits": limits, "compute": DEAR}, local())
     assert rehearsed.cost.maximum == 500.0
 
 
+def test_the_money_of_a_chain_ends_on_a_date() -> None:
+    limits = {"max_runtime": "60d", "segment": "24h", "max_cost": 500.0}
+    facts = region(today=date(2026, 11, 27))
+    job_plan = chain({"limits": limits, "compute": DEAR}, facts)
+    # 50 hours at $10, and a wait for hosts after each of two segments.
+    assert job_plan.cost.money_ends == job_plan.to_dict()["cost"]["money_ends"] == "2026-11-29"
+    text = " ".join(str(job_plan).split())
+    assert "pays for 2d2h of it at $10.00 per hour, until about 2026-11-29 if it starts today" in text
+    assert "before it has cost $500.00, about 2026-11-29 if it starts today;" in text
+    assert chain({"limits": {**limits, "max_cost": 50_000}, "compute": DEAR}, facts).cost.money_ends is None
+    assert chain({"limits": limits, "compute": DEAR}).cost.money_ends is None
+
+
 def test_the_dearest_segment_bounds_the_cost() -> None:
     job_plan = chain({**GROWS, "compute": DEAR})
     assert job_plan.cost.per_hour == 20.0
-    assert job_plan.cost.maximum == 20.0 * 72
+    assert job_plan.cost.maximum == 20.0 * (72 + UNTRAINED_HOURS * 3 * len(job_plan.segments))
 
 
 def test_attempts() -> None:
@@ -435,7 +452,7 @@ def test_a_role_of_another_partition_is_refused() -> None:
 def test_amounts_and_times_that_differ_are_shown_differently() -> None:
     price = {"price_per_hour": 4.22}
     (line,) = refusals(
-        {"compute": price, "limits": {"max_runtime": "1h", "max_cost": 4.2199}}, region(script=OURS)
+        {"compute": price, "limits": {"max_runtime": "45m", "max_cost": 4.2199}}, region(script=OURS)
     )
     assert "may cost $4.2200, more than $4.2199" in line
     limits = {"max_runtime": "28d1s", "segment": "14d"}

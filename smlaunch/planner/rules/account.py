@@ -1,9 +1,11 @@
-"""Rules about the account's quotas."""
+"""Rules about the account's quotas, and about the types that exist and that a region offers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smlaunch.catalog import instances, regions
+from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.quotas import DEFAULT_HOSTS_PER_JOB, HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
@@ -14,8 +16,10 @@ from smlaunch.planner.plan_context import (
     instance_quota_pattern,
     is_accelerated,
     relevant_quotas,
+    stated_instance_types,
     stated_job_kind,
 )
+from smlaunch.planner.rules.machines import RETIRED_FAMILIES
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMaker), or take another type"
@@ -267,3 +271,119 @@ def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
         for name, limit in limit_by_type.items()
         if limit is not None and limit < context.hosts
     }
+
+
+_MAX_NAMED = 6
+"""Regions or types that a sentence names."""
+
+
+@rule(
+    "instance.size",
+    summary="sizes that a known family of instance types does not have",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="InstanceType, valid values",
+    fields=("compute.instance_type", "compute.instance_preferences", "segments"),
+    may_be_allowed=True,
+    allowed_when="if AWS offers it today",
+)
+def reject_unknown_size(context: PlanContext) -> Problems:
+    """A family that the catalog does not know is newer than it, and accepted. Hosts of this machine only
+    record the type."""
+    if context.facts.target != "aws":
+        return
+    for field, name in stated_instance_types(context.job):
+        if instances.find_instance_type(name) is None and instances.types_of_family(name):
+            yield Problem(
+                field,
+                f"there is no {name} in the table of {instances.catalog_month()}; the nearest sizes are "
+                f"{', '.join(instances.near_sizes(name))}",
+            )
+
+
+@rule(
+    "region.types",
+    phase="advise",
+    summary="a region that the catalog does not know, and types that EC2 does not offer in the region",
+    source="https://github.com/getmoto/moto",
+    quote="instance_type_offerings/region: EC2's types (those of SageMaker are not confirmed)",
+    fields=("compute.instance_type", "compute.instance_preferences", "segments"),
+    facts=("account",),
+)
+def warn_of_region(context: PlanContext) -> Findings:
+    """Yield warnings, no problems: AWS publishes no table of SageMaker's types by region, and opens regions
+    and adds types any day."""
+    region = context.facts.region
+    if context.facts.target != "aws":
+        return
+    unlisted_text = regions.unlisted_region_text(region)
+    if unlisted_text is not None:
+        sentence = unlisted_text if unlisted_text.endswith("?") else f"{unlisted_text}."
+        yield PlanWarning(f"region: {sentence} AWS may have opened it since then.")
+    prices = context.facts.prices(trains_model=context.job_kind.trains_model)
+    for instance_type in context.instance_types:
+        if prices.has_price_list:
+            if prices.find(instance_type) is None:
+                yield PlanWarning(
+                    f"compute.instance_type: {prices.unknown_text(instance_type)}: SageMaker probably does "
+                    "not offer it there."
+                )
+        elif regions.is_type_missing(instance_type, region):
+            yield PlanWarning(_describe_missing_type(instance_type, region))
+
+
+def _describe_missing_type(instance_type: str, region: str) -> str:
+    """Return a warning about a type that EC2 does not offer in the region, with the regions that have it and
+    similar types of this region."""
+    ec2_type = instance_type.removeprefix("ml.")
+    continent = region.partition("-")[0]
+    regions_with_type = regions.regions_with_type(instance_type) or ()
+    other_regions = tuple(sorted(regions_with_type, key=lambda other: other.partition("-")[0] != continent))
+    sentence = (
+        f"compute.instance_type: the catalog ({regions.table_month()}) has no {ec2_type} of EC2 in {region}, "
+        f"so that SageMaker probably does not offer it there: name another region or type. "
+        f"{_list_names(other_regions)} "
+        f"{'has' if len(other_regions) == 1 else 'have'} it"
+    )
+    similar_types = _similar_types_in_region(instance_type, region)
+    return f"{sentence}; {region} has {_list_names(similar_types)}." if similar_types else f"{sentence}."
+
+
+def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]:
+    """Return types of the region with at least as many accelerators of the same maker, fewest first; without
+    accelerators, types with at least as many processors and as much memory."""
+    wanted = instances.find_instance_type(instance_type)
+    if wanted is None:
+        return ()
+    candidates = [
+        candidate
+        for candidate in instances.known_types().values()
+        if _is_offered(candidate, region) and _can_replace(candidate, wanted)
+    ]
+    candidates.sort(key=lambda candidate: (candidate.accelerators, candidate.vcpu, candidate.memory_gib))
+    return tuple(candidate.name for candidate in candidates)[:3]
+
+
+def _is_offered(instance: InstanceType, region: str) -> bool:
+    """Return whether EC2 offers the type in the region, by the catalog, and has not retired it."""
+    is_type_listed = regions.regions_with_type(instance.name) is not None
+    is_retired = instance.name.split(".")[1].startswith(RETIRED_FAMILIES)
+    return is_type_listed and not regions.is_type_missing(instance.name, region) and not is_retired
+
+
+def _can_replace(instance: InstanceType, wanted: InstanceType) -> bool:
+    """Return whether the instance type has as many accelerators as the wanted one, of the same maker; of
+    types without accelerators, as many processors and as much memory."""
+    if instance.is_neuron != wanted.is_neuron:
+        return False
+    if wanted.accelerators:
+        return instance.accelerators >= wanted.accelerators
+    return (
+        not instance.accelerators
+        and instance.vcpu >= wanted.vcpu
+        and instance.memory_gib >= wanted.memory_gib
+    )
+
+
+def _list_names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

@@ -9,16 +9,25 @@ from smlaunch.catalog.instances import find_instance_type
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration, parse_duration
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import Finding, PlanContext, PlanWarning, is_accelerated, is_neuron
+from smlaunch.planner.plan_context import (
+    Diagnostics,
+    Finding,
+    PlanContext,
+    PlanWarning,
+    is_accelerated,
+    is_neuron,
+)
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_advice import imports_package, uses_smlaunch_train
-from smlaunch.planner.segments import MAX_JOB_SECONDS, needs_several_segments
+from smlaunch.planner.segments import max_job_seconds, needs_several_segments, stated_training_seconds
 
 MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
 """Seconds that a spot job may run without checkpoints, and the service's limit for an algorithm without
 them: what an interruption loses."""
 
 MAX_KEEP_ALIVE_SECONDS = 21_600
+DOCUMENTED_KEEP_ALIVE_SECONDS = 3600
+POOL_LIFETIME_SECONDS = 7 * 86_400
 MIN_PENDING_SECONDS, MAX_PENDING_SECONDS = 1800, 28 * 86_400
 
 DEFAULT_MAX_RUNTIME = 86_400
@@ -53,8 +62,10 @@ def reject_long_spot_without_checkpoints(context: PlanContext) -> Problems:
     if not context.job_kind.has_checkpoints:  # another rule rejects spot
         return
     max_seconds = DEFAULT_MAX_RUNTIME if limits.max_runtime is None else parse_duration(limits.max_runtime)
-    max_job_seconds = min(MAX_JOB_SECONDS, context.facts.max_runtime_quota or MAX_JOB_SECONDS)
-    takes_several_jobs = job.entry is not None and needs_several_segments(job, max_seconds, max_job_seconds)
+    longest_job_seconds = max_job_seconds(job, context.facts, max_seconds, Diagnostics())
+    takes_several_jobs = job.entry is not None and needs_several_segments(
+        job, max_seconds, longest_job_seconds
+    )
     # An hour: what the service allows, waiting included, to algorithms without checkpoints.
     if takes_several_jobs or max_seconds <= MAX_SECONDS_WITHOUT_CHECKPOINTS:
         return
@@ -285,6 +296,33 @@ def reject_too_long_warm_pool(context: PlanContext) -> Problems:
         yield Problem(
             _KEEP_ALIVE_FIELD,
             f"{keep_alive} is longer than the {longest_text} that hosts can stay in a pool; shorten it",
+        )
+
+
+@rule(
+    "warm-pool.lifetime",
+    phase="advise",
+    summary="a warm pool for a run that is longer than a pool lives, or for longer than AWS's guide names",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html",
+    quote="for a maximum of 7 days (2023; a later text: 28 days); maximum KeepAlivePeriodInSeconds 3600",
+    fields=(_KEEP_ALIVE_FIELD, "limits.max_runtime", "segments"),
+)
+def warn_of_pool_lifetime(context: PlanContext) -> Findings:
+    """AWS's pages contradict each other and the API's model: nothing is rejected."""
+    job = context.job
+    if job.compute.keep_alive is None or context.facts.target != "aws":
+        return
+    total_seconds = stated_training_seconds(job)
+    if total_seconds is not None and total_seconds > POOL_LIFETIME_SECONDS:
+        yield PlanWarning(
+            f"{_KEEP_ALIVE_FIELD}: a pool hands its hosts from job to job for 7 days in all by AWS's guide "
+            "of 2023, for 28 days by a later one (neither is confirmed): the job after that starts on new "
+            "hosts."
+        )
+    if parse_duration(job.compute.keep_alive) > DOCUMENTED_KEEP_ALIVE_SECONDS:
+        yield PlanWarning(
+            f"{_KEEP_ALIVE_FIELD}: {job.compute.keep_alive} is longer than the 60 minutes that AWS's guide "
+            "names as the longest; the API's model allows 6h, and which of them holds is not confirmed."
         )
 
 
