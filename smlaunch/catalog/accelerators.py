@@ -13,6 +13,9 @@ from smlaunch.catalog.catalog_tables import load_catalog_table
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.storage import Figure, find_network
 
+CudaVersion = tuple[int, int]
+"""Major and minor number."""
+
 SLOW_NETWORK, STEADY_NETWORK, FAST_NETWORK = "slow-network", "network", "fast-network"
 
 _STEADY_BYTES_PER_SECOND = 25e9 / 8
@@ -67,6 +70,29 @@ def inter_host_efficiency(instance: InstanceType) -> Figure:
         return scaling_efficiency(SLOW_NETWORK)
     is_fast = network.bytes_per_second >= _FAST_BYTES_PER_SECOND
     return scaling_efficiency(FAST_NETWORK if is_fast else STEADY_NETWORK)
+
+
+def find_cuda_mismatch(accelerator: str, cuda: CudaVersion) -> str | None:
+    """Return why a program that was built with this version of CUDA finds no code for the accelerator, as a
+    clause; None if it finds some, or if nothing is known of the accelerator."""
+    tables = load_catalog_table("accelerators")
+    capability = tables["compute_capability"]["by_accelerator"].get(accelerator)
+    generations = tables["cuda"]["by_major"]
+    generation = generations.get(capability) or generations.get((capability or "").partition(".")[0])
+    if generation is None:
+        return None
+    gpu_text = f"{accelerator} ({generation['name']}, compute capability {capability})"
+    first, dropped = generation["first"], generation["dropped"]
+    if cuda < _parse_cuda(first):
+        return f"CUDA {cuda[0]}.{cuda[1]} is older than {gpu_text}, which needs CUDA {first} or later"
+    if dropped is not None and cuda >= _parse_cuda(dropped):
+        return f"CUDA {cuda[0]}.{cuda[1]} has no code for {gpu_text}, which needs a CUDA before {dropped}"
+    return None
+
+
+def _parse_cuda(text: str) -> CudaVersion:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
 
 
 @cache

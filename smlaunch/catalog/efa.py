@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from smlaunch.catalog.catalog_tables import load_catalog_table
+from smlaunch.catalog.image_address import parse_image_address
 
 EFA_DETECTING_VERSION = (2, 1)
 """First PyTorch version whose AWS images detect EFA: those of 2.1 (2023) contain EFA installer 1.26 or
@@ -86,7 +87,7 @@ def efa_settings(instance_type: str, image: str, host_count: int, has_own_image:
 def _pytorch_version(image: str) -> tuple[int, int] | None:
     """Return the version of PyTorch, such as (2, 8), in an image of AWS's, by its address; None for other
     images."""
-    if ".dkr.ecr." not in image:
+    if not parse_image_address(image).is_of_aws:
         return None
     tag_match = _IMAGE_TAG.search(image)
     if tag_match is None or "tensorflow" in tag_match["repository"]:

@@ -8,6 +8,8 @@ from datetime import date
 
 from smlaunch.api.request_builder import InputChannel
 from smlaunch.catalog import algorithms, images
+from smlaunch.catalog.accelerators import find_cuda_mismatch
+from smlaunch.catalog.image_address import parse_image_address
 from smlaunch.catalog.images import Image, UnknownImage
 from smlaunch.catalog.instances import InstanceChoice
 from smlaunch.facts.discovered_facts import DiscoveredFacts
@@ -148,8 +150,27 @@ def _catalog_image(
     if family_processor is None:
         return None
     version = job.framework_version or strategy.image_version
-    return images.find_training_image(
+    image = images.find_training_image(
         family, region, partition, family_processor, version, instance_choice.name
+    )
+    if facts.target == "aws":
+        _check_cuda_of_image(job, image, instance_choice, diagnostics)
+    return image
+
+
+def _check_cuda_of_image(
+    job: Job, image: Image, instance_choice: InstanceChoice, diagnostics: Diagnostics
+) -> None:
+    """Add a problem if the CUDA of the chosen image has no code for the GPUs of the instance type."""
+    cuda = parse_image_address(image.uri).cuda
+    accelerator = instance_choice.catalog_entry and instance_choice.catalog_entry.accelerator
+    mismatch = find_cuda_mismatch(accelerator, cuda) if accelerator and cuda else None
+    if mismatch is None:
+        return
+    title = f"{images.family_title(image.family)} {image.version}"
+    field = "compute.instance_type" if job.framework_version is None else "framework_version"
+    diagnostics.add_problem(
+        field, f"AWS's image of {title}: {mismatch}; name a framework_version with that, or another type"
     )
 
 
@@ -167,8 +188,8 @@ def _processor_of_family(
     if family in _PROCESSOR_BY_FAMILY:
         return _PROCESSOR_BY_FAMILY[family]
     if processor == "neuron":
-        is_strategy_rejected = any(problem.path == "strategy" for problem in diagnostics.problems)
-        if not is_strategy_rejected:
+        is_rejected = any(instance_choice.name in problem.message for problem in diagnostics.problems)
+        if not is_rejected:
             diagnostics.add_problem(
                 "image",
                 f"{instance_choice.name} needs a Neuron image, and {strategy.name} has none; use strategy: "

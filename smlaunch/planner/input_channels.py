@@ -301,22 +301,20 @@ def choose_volume_gb(
     job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts, diagnostics: Diagnostics
 ) -> int:
     """Return the size of the volume (disk) of each host in GB: as the job states, otherwise the data of File
-    channels, which are copied to every host, and the default size on top. Warns of disks that are too small.
-    """
+    channels, which are copied to every host, and the default size on top. A rule rejects too small disks."""
     copied_bytes = bytes_of_file_channels(job, facts)
     stated_gb = job.compute.volume_gb
     # The type's name, and its entry in the catalog; None if it is unknown there.
     instance_type, catalog_entry = instance_choice
     if catalog_entry is not None and catalog_entry.nvme_gb:
         # Types with NVMe disks have no volume: the request's size has no effect.
-        _warn_of_fixed_disk(stated_gb, copied_bytes, instance_type, catalog_entry.nvme_gb, diagnostics)
+        if stated_gb is not None:
+            diagnostics.add_warning(
+                f"compute.volume_gb has no effect: {instance_type} has {catalog_entry.nvme_gb:g} GB of NVMe "
+                "disk."
+            )
         return stated_gb or DEFAULT_VOLUME_GB
     if stated_gb is not None:
-        if copied_bytes > stated_gb * 1e9:
-            diagnostics.add_warning(
-                f"File channels copy {copied_bytes / 1e9:.0f} GB to every host, and compute.volume_gb is "
-                f"{stated_gb}; make it larger, or use mode FastFile."
-            )
         return stated_gb
     # Less than a GB fits in the default size of 30 GB.
     if copied_bytes < 10**9:
@@ -328,22 +326,6 @@ def choose_volume_gb(
         f"{DEFAULT_VOLUME_GB} GB free.",
     )
     return needed_gb
-
-
-def _warn_of_fixed_disk(
-    stated_gb: int | None, copied_bytes: int, instance_type: str, nvme_gb: float, diagnostics: Diagnostics
-) -> None:
-    """Warn if the job states a volume for an instance type that has NVMe disks of a fixed size instead, or if
-    the data copied to each host does not fit on them."""
-    if stated_gb is not None:
-        diagnostics.add_warning(
-            f"compute.volume_gb has no effect: {instance_type} has {nvme_gb:g} GB of NVMe disk."
-        )
-    if copied_bytes > nvme_gb * 1e9:
-        diagnostics.add_warning(
-            f"File channels copy {copied_bytes / 1e9:.0f} GB to every host, and {instance_type} has "
-            f"{nvme_gb:g} GB of disk; use mode FastFile."
-        )
 
 
 # ---- advice ----------------------------------------------------------------------------------------------

@@ -125,9 +125,7 @@ def stated_job_kind(job: Job) -> JobKind:
 
 def instance_types_of(job: Job) -> tuple[str, ...]:
     """Instance types that the job may run on, in its order."""
-    segment_types = (change.compute.instance_type for change in job.segments)
-    type_names = job.compute.instance_preferences or (job.compute.own_instance_type,)
-    return tuple(dict.fromkeys([*type_names, *(name for name in segment_types if name is not None)]))
+    return tuple(dict.fromkeys(name for _, name in stated_instance_types(job)))
 
 
 def stated_instance_types(job: Job) -> Iterator[tuple[str, str]]:

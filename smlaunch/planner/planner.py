@@ -33,7 +33,11 @@ from smlaunch.planner.plan import (
 )
 from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext, unknown_quota_text
 from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler, warn_of_differing_segments
-from smlaunch.planner.request_problems import check_compiled_request, field_paths_of, report_endpoint_limits
+from smlaunch.planner.request_problems import (
+    check_compiled_request,
+    field_paths_of,
+    report_endpoint_limits,
+)
 from smlaunch.planner.rules import apply_rules, rules_of
 from smlaunch.planner.rules.rule import paths_overlap
 from smlaunch.planner.run_cost import PlannedJobCount, plan_cost
@@ -195,7 +199,7 @@ def plan_single_run(
     )
     forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, shard_count, diagnostics)
     for compiled in compiled_segments:
-        check_compiled_request(job, compiled.variant.request, diagnostics)
+        check_compiled_request(job, compiled.variant.request, diagnostics, compiled.template.first_segment)
         report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)
     if diagnostics.problems:
         raise JobError(diagnostics.problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
-from smlaunch.planner.request_problems import request_channels
+from smlaunch.planner.request_problems import at_segment, request_channels, segment_fields_of
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import (
     AddedArguments,
@@ -81,8 +81,25 @@ class RequestCompiler:
 
     def compile_segment(self, template: SegmentTemplate) -> CompiledSegment:
         """Decide everything about a kind of segment, and build the request of the first attempt: instance
-        type, ranks per host, image, launch specification (job.json) and price. ``template``: the job with the
-        segment's changes, its time limit and its planned end."""
+        type, ranks per host, image, launch specification (job.json) and price. Problems that exist in this
+        segment only are reported at what it changes. ``template``: the job with the segment's changes, its
+        time limit and its planned end."""
+        problems_before = len(self.diagnostics.problems)
+        compiled = self.compile_alone(template)
+        problems = self.diagnostics.problems[problems_before:]
+        if problems and template.job != self.context.job:
+            unchanged = replace(self, diagnostics=Diagnostics(), uploads=[])
+            unchanged.compile_alone(template._replace(job=self.context.job))
+            problems_of_job = unchanged.diagnostics.problems
+            field_by_path = segment_fields_of(self.context.job, template.first_segment)
+            self.diagnostics.problems[problems_before:] = [
+                problem if problem in problems_of_job else at_segment(problem, field_by_path)
+                for problem in problems
+            ]
+        return compiled
+
+    def compile_alone(self, template: SegmentTemplate) -> CompiledSegment:
+        """``compile_segment`` with problems at the fields of the whole job."""
         job, facts, diagnostics = template.job, self.facts, self.diagnostics
         instance_choice = choose_instance_type(job, diagnostics)
         processes_per_host = choose_processes_per_host(

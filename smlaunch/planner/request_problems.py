@@ -9,6 +9,7 @@ from typing import Any
 from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.api.validation.violation import Violation, path_text
+from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Diagnostics
@@ -28,9 +29,13 @@ _RULES_LEFT_TO_SERVICE = {("compute.instance_type", "enum"), ("compute.instance_
 """Violations that are only warnings: the service knows new instance types before any client's tables."""
 
 
-def check_compiled_request(job: Job, request: Mapping[str, Any], diagnostics: Diagnostics) -> None:
+def check_compiled_request(
+    job: Job, request: Mapping[str, Any], diagnostics: Diagnostics, segment: int
+) -> None:
     """Add a problem for each field of the job because of which the service would reject the request, unless
-    the field already has one. The request is checked by the service's own model of its API."""
+    the field already has one. The request is checked by the service's own model of its API.
+    ``segment``: number of the request's segment."""
+    field_by_path = segment_fields_of(job, segment)
     reported_fields = {problem.path for problem in diagnostics.problems}
     kind = job_kind_of(request)
     if not get_at_path(request, kind.request_path_by_field["image"]):
@@ -41,6 +46,7 @@ def check_compiled_request(job: Job, request: Mapping[str, Any], diagnostics: Di
         field = _field_of_violation(job, violation, request)
         # The model may be older than the service, which knows newer instance types.
         is_left_to_service = (field, violation.rule) in _RULES_LEFT_TO_SERVICE
+        field = field_by_path.get(field, field)
         if field in reported_fields or is_left_to_service:
             continue
         if field == "compute.spot" and "compute.instance_preferences" in reported_fields:
@@ -66,6 +72,27 @@ def request_channels(job: Job, kind: JobKind) -> frozenset[str]:
     return frozenset(get_at_path(entry, kind.input_path_by_field["name"]) for entry in entries) - set(
         job.inputs
     )
+
+
+def segment_fields_of(job: Job, segment: int) -> dict[str, str]:
+    """Return the fields that a segment changes: by the job's own field, ``compute.hosts``, that of the
+    segment, ``segments[1].compute.hosts``. ``segment``: from 1."""
+    if segment > len(job.segments):
+        return {}
+    paths = field_paths_of(job.segments[segment - 1].to_mapping())
+    return {path: f"segments[{segment - 1}].{path}" for path in paths}
+
+
+_HOST_CHANGES = ("compute.instance_type", "compute.processes_per_host", "compute.hosts")
+
+
+def at_segment(problem: Problem, field_by_path: Mapping[str, str]) -> Problem:
+    """Return a problem at the field of a segment that causes it: the one of its name, otherwise the first
+    difference in the hosts. ``field_by_path``: what the segment changes, ``segment_fields_of``."""
+    if problem.path in field_by_path:
+        return problem._replace(path=field_by_path[problem.path])
+    host_changes = [field_by_path[path] for path in _HOST_CHANGES if path in field_by_path]
+    return Problem(host_changes[0], f"{problem.path}: {problem.message}") if host_changes else problem
 
 
 def report_endpoint_limits(

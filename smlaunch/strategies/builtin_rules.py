@@ -157,15 +157,9 @@ def _find_lightgbm_problems(context: LaunchContext) -> Iterator[Problem]:
 
 
 def _find_blazingtext_problems(context: LaunchContext) -> Iterator[Problem]:
-    if (
-        context.host_count > 1
-        and context.hyperparameters.get("mode") == "batch_skipgram"
-        and _count_gpus_per_host(context)
-    ):
-        message = (
-            f"batch_skipgram trains on several hosts only with CPUs, and {context.instance_type} has GPUs"
-        )
-        yield Problem("compute.instance_type", f"{message}; use a type without GPUs, or one host")
+    if context.hyperparameters.get("mode") == "batch_skipgram" and _count_gpus_per_host(context):
+        message = f"mode batch_skipgram runs on CPUs, and {context.instance_type} has GPUs"
+        yield Problem("compute.instance_type", f"{message}; take a type without GPUs, or mode skipgram")
 
 
 def _find_blazingtext_warnings(context: LaunchContext) -> Iterator[str]:

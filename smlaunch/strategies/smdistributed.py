@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from smlaunch.catalog.image_address import parse_image_address
 from smlaunch.errors import Problem
 from smlaunch.strategies.base import LaunchContext
 
@@ -30,11 +31,8 @@ def instance_type_problems(
 
 def repository_and_tag(image: str) -> tuple[str, str]:
     """``("pytorch-training", "2.2.0-gpu-py310")`` for an AWS image; two empty strings for others."""
-    registry, _, image_path = image.partition("/")
-    if ".dkr.ecr." not in registry:
-        return "", ""
-    repository, _, tag = image_path.partition(":")
-    return repository, tag
+    address = parse_image_address(image)
+    return (address.repository, address.tag) if address.is_of_aws else ("", "")
 
 
 def _list_text(names: Collection[str]) -> str:

@@ -33,7 +33,7 @@ _FLAGS = {
     "allow_empty_shards": "true allows sharding of tensors that are not divisible",
 }
 _PARALLEL_DEGREES = {
-    "hybrid_shard_degree": "ranks that the model is sharded over",
+    "hybrid_shard_degree": "ranks that the model is sharded over; 0 leaves that to PyTorch's FSDP",
     "tensor_parallel_degree": "ranks that each tensor is sharded over",
     "context_parallel_degree": "ranks that a sequence is sharded over, at most hybrid_shard_degree",
     "expert_parallel_degree": "ranks that a layer's experts are distributed to",
@@ -95,7 +95,8 @@ def _find_option_problems(context: LaunchContext) -> list[Problem]:
     options = context.options
     problems: list[Problem] = []
     for name in (*_PARALLEL_DEGREES, *_OTHER_NUMBERS):
-        minimum = 1 if name in _PARALLEL_DEGREES else 0  # 0 for example for random_seed
+        # 0 for example for random_seed; hybrid_shard_degree 0 leaves sharding to PyTorch's FSDP.
+        minimum = 1 if name in _PARALLEL_DEGREES and name != "hybrid_shard_degree" else 0
         if name in options and not _is_int_of_at_least(minimum, options[name]):
             message = f"a whole number of at least {minimum} is needed, not {options[name]!r}"
             problems.append(Problem(f"options.{name}", message))
@@ -110,11 +111,21 @@ def _find_option_problems(context: LaunchContext) -> list[Problem]:
                 f"{options[name]} is more than the {world_size} ranks there are; lower it, or take more hosts"
             )
             problems.append(Problem(f"options.{name}", message))
+        elif world_size is not None and options.get(name, 1) and world_size % options.get(name, 1):
+            message = (
+                f"{world_size} ranks cannot be divided into groups of {options[name]}; take a divisor of "
+                f"{world_size}: {', '.join(map(str, _divisors(world_size)))}"
+            )
+            problems.append(Problem(f"options.{name}", message))
     context_degree, shard_degree = options.get("context_parallel_degree"), options.get("hybrid_shard_degree")
-    if context_degree is not None and shard_degree is not None and context_degree > shard_degree:
+    if context_degree is not None and shard_degree and context_degree > shard_degree:
         message = f"{context_degree} is more than hybrid_shard_degree, {shard_degree}; lower it"
         problems.append(Problem("options.context_parallel_degree", message))
     return problems
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _is_int_of_at_least(minimum: int, value: Any) -> bool:

@@ -42,7 +42,13 @@ _JOBS = st.fixed_dictionaries(
     optional={
         "entry": st.sampled_from(["src/train.py", "src/run.sh", "src/program"]),
         "algorithm": st.sampled_from(["xgboost", "kmeans", "lda", "catboost", "unheard-of"]),
-        "image": st.sampled_from(["mine:1", f"{REGISTRY}/mxnet-training:1.9", f"{REGISTRY}/pytorch:2.13.0"]),
+        "image": st.sampled_from(
+            [
+                "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
+                f"{REGISTRY}/mxnet-training:1.9",
+                f"{REGISTRY}/pytorch:2.13.0",
+            ]
+        ),
         "strategy": st.sampled_from([*known_strategies(), "unheard-of"]),
         "compute": st.fixed_dictionaries(
             {},

@@ -199,8 +199,12 @@ LONG_TAG = SHORT_TAG + "-cu130-ubuntu22.04-sagemaker"
         (SHORT_TAG, "2026-10-15", "PyTorch 2.9.0 gets its last security patches on 2026-10-15"),
         (LONG_TAG, "2026-09-15", "gets its last security patches on 2026-10-15"),
         (LONG_TAG, "2026-09-14", None),
-        ("mine/pytorch-training:2.9.0-gpu-py999", "2026-11-21", None),
-        ("mine:1", "2026-11-21", None),
+        (
+            "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine/pytorch-training:2.9.0-gpu-py999",
+            "2026-11-21",
+            None,
+        ),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1", "2026-11-21", None),
     ],
 )
 def test_images_past_their_end_of_patch_are_warned_of(

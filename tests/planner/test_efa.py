@@ -23,7 +23,7 @@ NEW_IMAGE = f"{REGISTRY}/pytorch:2.13.0-cu133-amzn2023-sagemaker"
         ("ml.p4d.24xlarge", OLD_IMAGE, 1, None, ()),
         ("ml.g5.xlarge", OLD_IMAGE, 4, None, ()),
         ("ml.unknown.xlarge", OLD_IMAGE, 4, None, ()),
-        ("ml.p5.48xlarge", "mine:1", 2, "efa.own-image", ()),
+        ("ml.p5.48xlarge", "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1", 2, "efa.own-image", ()),
         ("ml.p5.48xlarge", "123456789012.dkr.ecr.us-east-1.amazonaws.com/my-own:1.2", 2, "efa.own-image", ()),
     ],
 )  # fmt: skip

@@ -152,7 +152,6 @@ def test_accelerators_that_no_type_has_are_refused(stated: str, message: str) ->
 @pytest.mark.parametrize(
     ("processes", "instance_type", "message"),
     [
-        (8, "ml.g5.12xlarge", "8 ranks per host share the 4 x NVIDIA A10G"),
         (1, "ml.g5.12xlarge", "1 rank per host may leave some of the 4 x NVIDIA A10G"),
         (8, "ml.m5.xlarge", "8 ranks per host share the 4 vCPU"),
     ],
@@ -160,6 +159,16 @@ def test_accelerators_that_no_type_has_are_refused(stated: str, message: str) ->
 def test_an_uneven_number_of_processes_is_warned_of(processes: int, instance_type: str, message: str) -> None:
     job_plan = plan({"compute": {"processes_per_host": processes, "instance_type": instance_type}})
     assert job_plan.warnings[0].startswith(message)
+
+
+def test_ranks_that_share_accelerators_are_allowed_by_name() -> None:
+    job = {
+        "compute": {"processes_per_host": 8, "instance_type": "ml.g5.12xlarge"},
+        "allow": ["processes.accelerators"],
+    }
+    warnings = plan(job).warnings
+    assert "8 ranks per host share the 4 x NVIDIA A10G of ml.g5.12xlarge." in warnings
+    assert any("(allowed: processes.accelerators)" in warning for warning in warnings)
 
 
 def test_processes_on_this_machine() -> None:
@@ -189,7 +198,11 @@ def test_processes_on_this_machine() -> None:
             {"region": "cn-north-1", "partition": "aws-cn"},
             "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.12.1-cpu-amzn2023-sagemaker",
         ),
-        ({"image": "mine:1"}, {"region": "xx-nowhere-1"}, "mine:1"),
+        (
+            {"image": "123456789012.dkr.ecr.xx-nowhere-1.amazonaws.com/mine:1"},
+            {"region": "xx-nowhere-1"},
+            "123456789012.dkr.ecr.xx-nowhere-1.amazonaws.com/mine:1",
+        ),
     ],
 )
 def test_the_image(job: dict[str, Any], region_facts: dict[str, Any], uri: str) -> None:
@@ -201,7 +214,8 @@ def test_an_endpoint_in_no_known_region_records_some_image_and_says_that_it_is_n
     assert job_plan.image.startswith("763104351884.dkr.ecr.us-east-1.")
     assert "image.not-run" in [reason.rule for reason in job_plan.reasons]
     assert any(
-        w.startswith("image: The image is recorded") for w in plan({"image": "mine:1"}, local()).warnings
+        w.startswith("image: The image is recorded")
+        for w in plan({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, local()).warnings
     )
 
 
@@ -244,8 +258,16 @@ REFUSED_JOBS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"hyperparameters": {f"k{i}": i for i in range(101)}}, {}, "hyperparameters: has 101 entries"),
     ({"environment": {"A": "x" * 513}}, {}, "environment.A: is 513 characters long"),
     ({"tags": {"team": "x" * 257}}, {}, "tags.team: is 257 characters long"),
-    ({"image": "x" * 256}, {}, "image: is 256 characters long"),
-    ({"image": "x", "framework_version": "2.13"}, {}, "framework_version: it chooses AWS's image"),
+    (
+        {"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/" + "x" * 211},
+        {},
+        "image: is 256 characters long",
+    ),
+    (
+        {"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x", "framework_version": "2.13"},
+        {},
+        "framework_version: it chooses AWS's image",
+    ),
     ({"framework_version": "3.1"}, {}, "framework_version: no PyTorch 3.1 image is known"),
     (
         {"framework_version": "2.13.7"},
@@ -427,9 +449,7 @@ def test_split_data() -> None:
         (10**6, {}, 30, False),
         (41 * 10**9, {}, 71, False),
         (41 * 10**9, {"volume_gb": 50}, 50, False),
-        (41 * 10**9, {"volume_gb": 40}, 40, True),
         (41 * 10**9, {"instance_type": "ml.g5.xlarge"}, 30, False),
-        (10**12, {"instance_type": "ml.g5.xlarge"}, 30, True),
         (10**6, {"instance_type": "ml.g5.xlarge", "volume_gb": 9}, 9, True),
     ],
 )
@@ -671,7 +691,13 @@ def test_nothing_a_user_writes_breaks_a_line() -> None:
 
 def test_the_words_for_an_images_own_program_are_shown() -> None:
     for strategy in ("custom", "processing"):
-        job = Job.from_mapping({"image": "mine:1", "strategy": strategy, "args": ["--epochs", "a b"]})
+        job = Job.from_mapping(
+            {
+                "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
+                "strategy": strategy,
+                "args": ["--epochs", "a b"],
+            }
+        )
         text = str(make_plan(job, region(source=NO_SOURCE, script=PLAIN), "digits"))
         assert "the image's own program --epochs 'a b'" in text
 
@@ -686,7 +712,9 @@ def test_what_this_machine_stands_in_for_is_said() -> None:
 
 def test_where_images_are_run_they_are_not_said_to_be_recorded() -> None:
     endpoint = EndpointFacts(hosts="containers by podman", runs_images=True)
-    text = str(plan({"image": "mine:1"}, local(endpoint=endpoint)))
+    text = str(
+        plan({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, local(endpoint=endpoint))
+    )
     assert "on this machine (containers by podman)" in text
     assert "not run" not in text
 

@@ -48,6 +48,7 @@ class Fault(NamedTuple):
     world: Mapping[str, Any] = {}
 
 
+REGISTRY = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 GOOD_JOB = {"entry": "src/train.py", "compute": {"instance_type": "ml.g5.xlarge"}}
 
 FAULTS = [
@@ -73,7 +74,10 @@ FAULTS = [
         "compute.hosts", {"compute": {"hosts": 9}}, {"quotas": {"ml.g5.xlarge for training job usage": 2.0}}
     ),
     Fault("requirements", {"requirements": "nowhere.txt"}),
-    Fault("framework_version", {"framework_version": "2.13", "image": "mine:1"}),
+    Fault(
+        "framework_version",
+        {"framework_version": "2.13", "image": f"{REGISTRY}/mine:1"},
+    ),
     Fault("name", {"name": "Not A Name"}),
     Fault("output", {"output": "nowhere"}),
     Fault("computer", {"computer": {"hosts": 2}}),
@@ -174,7 +178,7 @@ VALID_JOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "one preference of several with an accelerator",
         {
-            "image": "mine:1",
+            "image": f"{REGISTRY}/mine:1",
             "compute": {"instance_preferences": ["ml.m5.xlarge", "ml.g5.xlarge"]},
             "limits": {"max_pending": "1h"},
         },
@@ -182,7 +186,11 @@ VALID_JOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "28 days of an image's own program",
-        {"entry": None, "image": "mine:1", "limits": {"max_runtime": "28d"}},
+        {
+            "entry": None,
+            "image": f"{REGISTRY}/mine:1",
+            "limits": {"max_runtime": "28d"},
+        },
         {},
     ),
     ("9 days of processing", {"strategy": "processing", "limits": {"max_runtime": "9d"}}, {"script": PLAIN}),
@@ -193,10 +201,14 @@ VALID_JOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("checkpoints outside of /opt/ml", {"checkpoints": {"uri": "s3://b/k/", "local_path": "/data/kept"}}, {}),
     ("checkpoints beside the output", {"checkpoints": "s3://b/k/", "output": "s3://b/k2/"}, {}),
-    ("an image of one's own called after MXNet", {"image": "mine/mxnet-on-my-own:1"}, {}),
+    ("an image of one's own called after MXNet", {"image": f"{REGISTRY}/mine/mxnet-on-my-own:1"}, {}),
     (
         "requirements that may bring what an image lacks",
-        {"strategy": "ddp", "requirements": "r.txt", "image": "a/sagemaker-scikit-learn:1.4-2-cpu-py3"},
+        {
+            "strategy": "ddp",
+            "requirements": "r.txt",
+            "image": f"{REGISTRY}/sagemaker-scikit-learn:1.4-2-cpu-py3",
+        },
         {"source": dataclasses.replace(region().source, has_requirements=True)},
     ),
 ]

@@ -27,7 +27,7 @@ TRAINING_PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/winter"
 LOGIN = "arn:aws:lambda:us-east-1:123456789012:function:login"
 DATASET = "arn:aws:sagemaker:us-east-1:123456789012:hub-content/hub/DataSet/reviews/1.0.0"
 NETWORK = "subnets: [subnet-1]\nsecurity_groups: [sg-1]\n"
-IMAGE = "image: registry.example/trainer:1\n"
+IMAGE = "image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/trainer:1\n"
 
 TRAINING_FIELDS: list[tuple[str, str, str, Any]] = [
     # what the job file has beside the field, the field, the member of the request, its value there

@@ -227,7 +227,7 @@ def test_processors(name: str) -> None:
 @table(
     ("on", "is_warned"),
     [
-        *((kind, False) for kind in ("ml.p2.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge", "ml.g5.2xlarge")),
+        *((kind, False) for kind in ("ml.p3.2xlarge", "ml.g4dn.xlarge", "ml.g5.2xlarge")),
         *((kind, True) for kind in ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.g6.xlarge")),
     ],
 )
@@ -465,7 +465,7 @@ def test_blazingtext_batch_skipgram_is_the_exception() -> None:
     assert request_of(plan)["ResourceConfig"]["InstanceCount"] == 3
     assert any("the table of all algorithms does not (unconfirmed)" in warning for warning in plan.warnings)
     (message,) = refusals(job("blazingtext", GPU, hosts=3, hyperparameters=hyperparameters))
-    assert message.startswith("compute.instance_type: batch_skipgram trains on several hosts only with CPUs")
+    assert message.startswith("compute.instance_type: mode batch_skipgram runs on CPUs")
 
 
 def test_lightgbm_on_several_hosts_reads_train() -> None:

@@ -34,7 +34,11 @@ def test_without_gpus_it_takes_pytorchs_image_and_says_what_that_lacks() -> None
     assert "/pytorch:" in cpu_plan.image
     assert any("neither transformers nor accelerate" in warning for warning in cpu_plan.warnings)
     own_image_plan = plan(
-        {"compute": {"instance_type": "ml.c5.xlarge"}, "image": "mine:1", "strategy": "huggingface"},
+        {
+            "compute": {"instance_type": "ml.c5.xlarge"},
+            "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
+            "strategy": "huggingface",
+        },
         region(script=TRAINER),
     )
     assert not any("neither transformers" in warning for warning in own_image_plan.warnings)

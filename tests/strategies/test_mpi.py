@@ -78,7 +78,12 @@ def test_an_image_that_may_lack_mpi4py() -> None:
     job = {"strategy": "mpi", "compute": COMPUTE}
     assert message in plan(job, region(script=MPI4PY)).warnings
     assert message not in plan(job, local(script=MPI4PY)).warnings
-    assert message not in plan({**job, "image": "mine:1"}, region(script=MPI4PY)).warnings
+    assert (
+        message
+        not in plan(
+            {**job, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, region(script=MPI4PY)
+        ).warnings
+    )
 
 
 @table(

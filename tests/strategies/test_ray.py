@@ -96,7 +96,11 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("job", "is_warned"),
-    [({}, True), ({"requirements": "requirements.txt"}, False), ({"image": "1.dkr/ray:2"}, False)],
+    [
+        ({}, True),
+        ({"requirements": "requirements.txt"}, False),
+        ({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/ray:2"}, False),
+    ],
 )
 def test_an_image_without_ray_is_told(job: dict[str, Any], is_warned: bool) -> None:
     source = dataclasses.replace(region().source, has_requirements=True)

@@ -122,7 +122,9 @@ def test_what_is_warned_of() -> None:
     assert "does not import" not in warnings_text
     one_host = {"strategy": "smddp", "compute": {"hosts": 1, "instance_type": "ml.p4d.24xlarge"}}
     assert any("one host gains nothing" in warning for warning in plan_job(one_host).warnings)
-    own_image_warnings = plan_job({**two, "image": "mine:1"}).warnings
+    own_image_warnings = plan_job(
+        {**two, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}
+    ).warnings
     assert any(
         "Whether the image contains smddp cannot be checked" in warning for warning in own_image_warnings
     )

@@ -132,9 +132,10 @@ def test_other_instance_types(instance_type: str) -> None:
 REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"hybrid_shard_degree": "8"},
-        "options.hybrid_shard_degree: a whole number of at least 1 is needed, not '8'",
+        "options.hybrid_shard_degree: a whole number of at least 0 is needed, not '8'",
     ),
-    ({"hybrid_shard_degree": 0}, "options.hybrid_shard_degree: a whole number of at least 1"),
+    ({"hybrid_shard_degree": -1}, "options.hybrid_shard_degree: a whole number of at least 0"),
+    ({"tensor_parallel_degree": 0}, "options.tensor_parallel_degree: a whole number of at least 1"),
     ({"tensor_parallel_degree": 2.5}, "options.tensor_parallel_degree: a whole number of at least 1"),
     ({"tensor_parallel_degree": True}, "options.tensor_parallel_degree: a whole number of at least 1"),
     (

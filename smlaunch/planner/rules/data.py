@@ -1,10 +1,11 @@
-"""Rules about the location of data and checkpoints, and about splitting data."""
+"""Rules about the location of data and checkpoints, about splitting data, and about the disks for it."""
 
 from __future__ import annotations
 
 import posixpath
 import shlex
 
+from smlaunch.catalog.instances import find_instance_type
 from smlaunch.contract.run_names import parse_job_name
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
@@ -17,7 +18,7 @@ from smlaunch.planner.input_channels import (
     describe_input_problem,
 )
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_instance_types
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _PURPOSE_BY_OPT_ML_FOLDER = {
@@ -405,33 +406,60 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
             )
 
 
+MAX_VOLUME_GB = 65_536
+"""64 TiB, the largest volume of Amazon EBS; those of gp2, which the API's documentation names, have 16."""
+
+
 @rule(
-    "buckets.owner",
-    summary="an account for a bucket that it cannot own",
-    source="https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html",
-    quote="S3 refuses a request whose ExpectedBucketOwner is not the bucket's owner.",
-    fields=("bucket_owner", "inputs.*", "checkpoints", "output"),
-    facts=("account",),
+    "volume.size",
+    summary="a volume of more than 64 TiB",
+    source="https://docs.aws.amazon.com/ebs/latest/userguide/ebs-volume-types.html",
+    quote="Volume size: 1 GiB - 16 TiB (gp2), 64 TiB (io2; that of gp3 today is not confirmed)",
+    fields=("compute.volume_gb",),
 )
-def reject_contradicting_bucket_owners(context: PlanContext) -> Problems:
-    """Yield a problem for each account that the job states as the owner of a bucket, if it states another one
-    for the same bucket, or if what the field is about is not in a bucket."""
-    # By bucket: what says whose it is, and the account. The first statement counts as the true one.
-    owner_by_bucket: dict[str, tuple[str, str]] = {}
-    if context.facts.account:
-        owner_by_bucket[context.facts.bucket] = ("it is your own default bucket", context.facts.account)
-    for field, bucket, account in context.stated_bucket_owners:
-        if bucket is None:
-            # The section of the job that the field belongs to, for the message.
-            section = field.rpartition(".")[0] or "output"
-            subject = "data" if field.startswith("inputs.") else section
-            yield Problem(
-                field, f"it is about a bucket of another account, and {subject} names none; leave it out"
-            )
+def reject_impossible_volume(context: PlanContext) -> Problems:
+    volume_gb = context.job.compute.volume_gb
+    if volume_gb is not None and volume_gb > MAX_VOLUME_GB:
+        yield Problem(
+            "compute.volume_gb",
+            f"no volume has {volume_gb:,} GB: at most {MAX_VOLUME_GB:,} (64 TiB); read large inputs in mode "
+            "FastFile, or split them among hosts",
+        )
+
+
+@rule(
+    "volume.inputs",
+    summary="inputs of mode File that do not fit on the disks of the hosts",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="you must provide enough storage (File); Available storage is fixed to the NVMe-type ... capacity",
+    fields=("inputs.*", "compute", "segments"),
+    facts=("inputs",),
+)
+def reject_inputs_larger_than_disk(context: PlanContext) -> Problems:
+    """Sizes are those that were listed, so that there may be more; of an input that is split among hosts an
+    equal share is counted."""
+    job = context.job
+    if context.facts.target != "aws":
+        return
+    copied_bytes = sum(
+        (context.facts.inputs[name].bytes or 0) / (context.hosts if channel.split else 1)
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and name in context.facts.inputs
+    )
+    copies_text = f"inputs in mode File copy {copied_bytes / 1e9:,.0f} GB to every host"
+    advice = "take mode FastFile, or split them among hosts"
+    for field, type_name in stated_instance_types(job):
+        instance = find_instance_type(type_name)
+        if instance is None or instance.nvme_gb is None:
             continue
-        evidence, known_account = owner_by_bucket.setdefault(bucket, (f"{field} says", account))
-        if known_account != account:
-            yield Problem(
-                field,
-                f"{bucket} cannot belong to {account}: {evidence} {known_account}; a bucket has one owner",
-            )
+        if instance.nvme_gb:  # instead of a volume
+            if copied_bytes > instance.nvme_gb * 1e9:
+                disk_text = f"{type_name} has {instance.nvme_gb:,.0f} GB of disk"
+                yield Problem(field, f"{copies_text}, and {disk_text}; {advice}, or take a larger type")
+        elif job.compute.volume_gb is not None and copied_bytes > job.compute.volume_gb * 2**30:
+            message = f"{copies_text}, and the volume has {job.compute.volume_gb:,} GB; make it larger"
+            yield Problem("compute.volume_gb", f"{message}, or {advice}")
+            return
+        elif copied_bytes > MAX_VOLUME_GB * 2**30:
+            yield Problem("inputs", f"{copies_text}, and a volume has at most 64 TiB; {advice}")
+            return

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from smlaunch.catalog import instances
+from smlaunch.catalog.accelerators import find_cuda_mismatch
+from smlaunch.catalog.image_address import (
+    DOCKER_HUB,
+    PUBLIC_GALLERY,
+    ImageAddress,
+    dns_suffix_of,
+    parse_image_address,
+    registry_host_elsewhere,
+)
+from smlaunch.catalog.images import registry_accounts
 from smlaunch.errors import Problem
-from smlaunch.planner.plan_context import PlanContext, is_neuron
+from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT
+from smlaunch.planner.plan_context import PlanContext, is_neuron, stated_instance_types
 from smlaunch.planner.rules.rule import Problems, rule
 
 
@@ -52,6 +64,170 @@ _NEURON_NAME_PART = "neuron"
 def repository_name_of(image: str) -> str:
     """``pytorch-training`` of ``<account>.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-...``."""
     return image.rpartition("/")[2].partition("@")[0].partition(":")[0]
+
+
+def _stated_image(context: PlanContext) -> ImageAddress | None:
+    """Return the image that the job names for hosts of AWS's; None without one, and for hosts of this
+    machine, which pull from any registry, or run no image."""
+    is_for_aws = context.facts.target == "aws"
+    return parse_image_address(context.job.image) if context.job.image and is_for_aws else None
+
+
+def _own_registry(context: PlanContext) -> str:
+    """Return the registry of the job's account and region, for an example."""
+    facts = context.facts
+    account = "ACCOUNT" if facts.account == UNKNOWN_ACCOUNT else facts.account
+    return f"{account}.dkr.ecr.{facts.region}.{dns_suffix_of(facts.partition) or 'amazonaws.com'}"
+
+
+@rule(
+    "image.pull",
+    summary="an image of a registry that training cannot pull from: Docker Hub, the public gallery of ECR",
+    source="https://github.com/aws/aws-sdk/issues/117",
+    quote="TrainingImageConfig ... must be provided when using a training image from a private Docker",
+    fields=("image", "image_registry_credentials", "request"),
+)
+def reject_unreachable_registry(context: PlanContext) -> Problems:
+    """A private registry of another kind is reached through the job's network."""
+    address, job = _stated_image(context), context.job
+    requested_algorithm = job.request.get("AlgorithmSpecification")
+    names_registry = job.image_registry_credentials is not None or (
+        isinstance(requested_algorithm, Mapping) and "TrainingImageConfig" in requested_algorithm
+    )
+    if address is None or address.ecr_host is not None or names_registry:
+        return
+    if address.registry == PUBLIC_GALLERY:
+        reason = f"{PUBLIC_GALLERY} is ECR's public gallery, and jobs pull from private registries only"
+    elif address.registry == DOCKER_HUB:
+        reason = "it names no registry, which means Docker Hub, and jobs pull from Amazon ECR"
+    else:
+        reason = (
+            f"{address.registry} is no registry of Amazon ECR, which is what jobs pull from without "
+            "image_registry_credentials"
+        )
+    yield Problem("image", f"{reason}; {_copy_advice(address, context)}")
+
+
+def _copy_advice(address: ImageAddress, context: PlanContext) -> str:
+    """Return where the job can get the image from, as a clause."""
+    name = repository_name_of(address.reference)
+    if address.registry == PUBLIC_GALLERY and name in _FRAMEWORKS and address.tag:
+        facts = context.facts
+        account = registry_accounts("dlc").get(facts.region)
+        suffix = dns_suffix_of(facts.partition)
+        if account is not None and suffix is not None:
+            return f"AWS has it for jobs too: {account}.dkr.ecr.{facts.region}.{suffix}/{name}:{address.tag}"
+    return f"push a copy to a repository of your own, such as {_own_registry(context)}/{address.reference}"
+
+
+@rule(
+    "image.region",
+    summary="an image in a registry of another region or partition",
+    source="https://github.com/aws-samples/mlops-amazon-sagemaker/issues/9",
+    quote="Invalid DNS suffix ... in training image. Please provide the valid <region>.<dns-suffix>",
+    fields=("image",),
+    facts=("account",),
+)
+def reject_image_of_other_region(context: PlanContext) -> Problems:
+    address = _stated_image(context)
+    host = None if address is None else address.ecr_host
+    if address is None or host is None:
+        return
+    region, suffix = context.facts.region, dns_suffix_of(context.facts.partition)
+    is_other_suffix = suffix is not None and host.suffix not in (suffix, "on.aws")
+    if host.region == region and not is_other_suffix:
+        return
+    known_host = registry_host_elsewhere(host, region, context.facts.partition)
+    if host.region == region:
+        reason = f"registries of {region} end in {suffix}, and not in {host.suffix}"
+        advice = f"name {known_host or f'{host.account}.dkr.ecr.{region}.{suffix}'}/{address.reference}"
+    else:
+        reason = f"its registry is in {host.region}, and a job in {region} pulls from that region only"
+        advice = (
+            f"AWS has it there too: {known_host}/{address.reference}"
+            if known_host
+            else f"push a copy to {region}, such as {_own_registry(context)}/{address.reference}"
+        )
+    yield Problem("image", f"{reason}; {advice}")
+
+
+_INFERENCE_NAMES = ("inference", "serving", "tritonserver", "tgi", "lmi")
+"""Parts of the names of AWS's repositories with images that serve a model."""
+
+
+@rule(
+    "image.inference",
+    summary="an image of AWS's that serves models, for a job that trains one",
+    source="https://github.com/aws/sagemaker-python-sdk/issues/1111",
+    quote="the training image is used for training a model ... the inference one ... for making predictions",
+    fields=("image", "workload", "strategy", "entry"),
+    may_be_allowed=True,
+    allowed_when="if the script needs nothing else",
+)
+def reject_image_for_inference(context: PlanContext) -> Problems:
+    address = _stated_image(context)
+    is_for_inference = (
+        address is not None
+        and address.is_of_aws
+        and not set(_INFERENCE_NAMES).isdisjoint(re.split(r"[-_/]", address.repository))
+    )
+    if is_for_inference and context.job_kind.trains_model and context.job.workload.kind != "inference":
+        yield Problem(
+            "image",
+            f"{repository_name_of(context.job.image or '')} is AWS's image for inference: it serves models; "
+            "take the training image of the same framework, or leave it out",
+        )
+
+
+@rule(
+    "image.architecture",
+    summary="an image for arm64 on hosts with x86-64 processors, or one of AWS's for those on arm64",
+    source="https://github.com/aws/deep-learning-containers/blob/master/release_images_training.yml",
+    quote='arch_type: "x86" (of all training images; that types with Grace need others is not confirmed)',
+    fields=("image", "compute.instance_type", "compute.instance_preferences", "segments"),
+    may_be_allowed=True,
+    allowed_when="if the image is for both",
+)
+def reject_image_for_other_architecture(context: PlanContext) -> Problems:
+    address = _stated_image(context)
+    if address is None:
+        return
+    for type_name in context.instance_types:
+        is_arm_host = type_name.split(".")[1] in _ARM_FAMILIES
+        if address.is_for_arm and not is_arm_host:
+            message = f"it is for arm64 by its name, and {type_name} has x86-64 processors"
+            yield Problem("image", f"{message} (exec format error); take the image without arm64 in its name")
+        elif is_arm_host and address.is_of_aws and not address.is_for_arm:
+            yield Problem(
+                "image", f"{type_name} has arm64 processors, and AWS's image is for x86-64 by its name"
+            )
+
+
+_ARM_FAMILIES = ("p6e-gb200",)
+"""Families of training types with processors of arm64: NVIDIA's Grace."""
+
+
+@rule(
+    "image.cuda",
+    summary="an image whose CUDA has no code for the GPU: too old for it, or too new",
+    source="https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html",
+    quote="offline compilation and library support will be removed in the next major CUDA Toolkit version",
+    fields=("image", "compute.instance_type", "compute.instance_preferences", "segments"),
+    may_be_allowed=True,
+    allowed_when="if the image has code for it",
+)
+def reject_image_of_other_cuda(context: PlanContext) -> Problems:
+    """Yield a problem for each instance type for whose GPUs the CUDA that the image's tag names does not
+    compile ("no kernel image is available for execution on the device")."""
+    address = _stated_image(context)
+    if address is None or address.cuda is None:
+        return
+    for type_name in context.instance_types:
+        instance = instances.find_instance_type(type_name)
+        accelerator = None if instance is None else instance.accelerator
+        mismatch = None if accelerator is None else find_cuda_mismatch(accelerator, address.cuda)
+        if mismatch is not None:
+            yield Problem("image", f"{mismatch} ({type_name}); take another version of it, or another type")
 
 
 def framework_of(image: str) -> Framework | None:
@@ -201,13 +377,17 @@ def reject_image_for_other_accelerator(context: PlanContext) -> Problems:
     fields=("strategy", "entry", "algorithm", "compute.instance_type", "compute.instance_preferences"),
 )
 def reject_strategy_on_trainium(context: PlanContext) -> Problems:
-    trainium_types = [name for name in context.instance_types if is_neuron(name)]
-    if trainium_types and context.strategy.trainium_support == "no":
-        message = (
-            f"{context.strategy.name} does not work on {trainium_types[0]}, where ranks are torchrun's on "
-            "NeuronCores"
-        )
-        yield Problem("strategy", f"{message}; take strategy: neuron, or a type with GPUs")
+    if context.strategy.trainium_support != "no":
+        return
+    for field, type_name in stated_instance_types(context.job):
+        if not is_neuron(type_name):
+            continue
+        reason = f"{context.strategy.name} does not work on {type_name}, where ranks are torchrun's on"
+        if field.startswith("segments"):
+            yield Problem(field, f"{reason} NeuronCores; take a type with GPUs")
+        else:
+            yield Problem("strategy", f"{reason} NeuronCores; take strategy: neuron, or a type with GPUs")
+            return  # the first one is enough
 
 
 @rule(

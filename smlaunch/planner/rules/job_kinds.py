@@ -3,15 +3,27 @@ algorithms and images with their own program lack, and that a kind of input lack
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.catalog import algorithms
+from smlaunch.catalog.instances import find_instance_type
+from smlaunch.catalog.type_families import why_no_job
 from smlaunch.errors import Problem
 from smlaunch.job.model import Job, format_duration, parse_duration
+from smlaunch.job.segment_changes import SegmentCompute
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_job_kind
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_instance_types, stated_job_kind
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import reads_hosts, reads_own_host_name
+from smlaunch.planner.segments import apply_change
+from smlaunch.strategies.builtin_hyperparameters import (
+    find_contradictions,
+    find_unknown_names,
+    find_wrong_values,
+    has_all_names,
+)
 
 
 @rule(
@@ -270,6 +282,73 @@ def reject_several_jobs_without_script(context: PlanContext) -> Problems:
         )
 
 
+def _algorithm_of(context: PlanContext) -> algorithms.Algorithm | None:
+    """Return the built-in algorithm that the job names; None for a name that the catalog does not know."""
+    name = context.job.algorithm
+    return None if name is None else algorithms.find_algorithm(name)
+
+
+@rule(
+    "algorithm.names",
+    summary="hyperparameters that a built-in algorithm does not have",
+    source="https://github.com/aws/sagemaker-xgboost-container",
+    quote="Extraneous hyperparameter found (others: Additional properties are not allowed; from memory)",
+    fields=("algorithm", "hyperparameters"),
+    may_be_allowed=True,
+    allowed_when="if the algorithm has it today",
+)
+def reject_unknown_hyperparameters(context: PlanContext) -> Problems:
+    algorithm = _algorithm_of(context)
+    if algorithm is not None and has_all_names(algorithm):
+        for name, message in find_unknown_names(algorithm, context.job.hyperparameters):
+            yield Problem(f"hyperparameters.{name}", message)
+
+
+@rule(
+    "algorithm.other-names",
+    phase="advise",
+    summary="hyperparameters that the page of a JumpStart algorithm, which lists the most used ones, lacks",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/lightgbm-hyperparameters.html",
+    quote="the subset of hyperparameters that are required or most commonly used",
+    fields=("algorithm", "hyperparameters"),
+)
+def warn_of_unknown_hyperparameters(context: PlanContext) -> Findings:
+    algorithm = _algorithm_of(context)
+    if algorithm is not None and not has_all_names(algorithm):
+        for name, message in find_unknown_names(algorithm, context.job.hyperparameters):
+            yield PlanWarning(f"hyperparameters.{name}: on its page {message}.")
+
+
+@rule(
+    "algorithm.values",
+    summary="values that a built-in algorithm does not take for a hyperparameter",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/algos.html",
+    quote="Valid values (of each algorithm's page; the SageMaker SDK's classes; XGBoost's container)",
+    fields=("algorithm", "hyperparameters.*"),
+    may_be_allowed=True,
+    allowed_when="if the algorithm takes it today",
+)
+def reject_wrong_hyperparameter_values(context: PlanContext) -> Problems:
+    algorithm = _algorithm_of(context)
+    if algorithm is not None:
+        yield from find_wrong_values(algorithm, context.job.hyperparameters)
+
+
+@rule(
+    "algorithm.together",
+    summary="hyperparameters of a built-in algorithm that need or exclude each other",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/xgboost_hyperparameters.html",
+    quote="Required if objective is set to multi:softmax or multi:softprob",
+    fields=("algorithm", "hyperparameters.*"),
+    may_be_allowed=True,
+    allowed_when="if the algorithm takes them today",
+)
+def reject_contradicting_hyperparameters(context: PlanContext) -> Problems:
+    algorithm = _algorithm_of(context)
+    if algorithm is not None:
+        yield from find_contradictions(algorithm, context.job.hyperparameters)
+
+
 @rule(
     "spot.algorithm",
     summary="more than an hour including the wait for spot, for an algorithm that saves no checkpoints",
@@ -331,3 +410,73 @@ def explain_processing_folders(context: PlanContext) -> Findings:
         f"Files that the script writes to {output_dir} (SM_OUTPUT_DATA_DIR) are uploaded when the job "
         f"completes; inputs are in {kind.paths.data} (SM_CHANNEL_...).",
     )
+
+
+@rule(
+    "instance.job",
+    summary="types that SageMaker has for other uses than jobs of this kind, and retired ones",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="InstanceType, valid values (of training; of processing in API_ProcessingClusterConfig)",
+    fields=(
+        "compute.instance_type",
+        "compute.instance_preferences",
+        "segments",
+        "strategy",
+        "entry",
+        "algorithm",
+    ),
+    may_be_allowed=True,
+    allowed_when="if AWS offers it for such jobs today",
+)
+def reject_type_without_jobs(context: PlanContext) -> Problems:
+    """The model of the API knows such a family, and not for jobs of this kind. Hosts of this machine only
+    record the type."""
+    if context.facts.target != "aws":
+        return
+    for field, instance_type in stated_instance_types(context.job):
+        reason = why_no_job(instance_type, context.job_kind.trains_model)
+        if reason is not None:
+            yield Problem(field, f"{reason}; take another type")
+
+
+@rule(
+    "processes.accelerators",
+    summary="more ranks that train together than accelerators on a host",
+    source="https://github.com/NVIDIA/Megatron-LM/issues/661",
+    quote="Duplicate GPU detected",
+    fields=(
+        "compute.processes_per_host",
+        "compute.instance_type",
+        "compute.instance_preferences",
+        "segments",
+        "strategy",
+        "entry",
+    ),
+    may_be_allowed=True,
+    allowed_when="if the ranks share accelerators on purpose",
+)
+def reject_more_ranks_than_accelerators(context: PlanContext) -> Problems:
+    """Yield a problem for each number of ranks that torch.distributed joins and that is larger than that of
+    the accelerators: ranks would share one, which NCCL rejects."""
+    if not context.strategy.script_joins_ranks or not context.has_runtime or context.facts.target != "aws":
+        return
+    for prefix, job in _jobs_of_segments(context.job):
+        compute = job.compute
+        ranks = compute.processes_per_host
+        for type_name in compute.instance_preferences or (compute.own_instance_type,):
+            instance = find_instance_type(type_name)
+            if isinstance(ranks, int) and instance is not None and 0 < instance.accelerators < ranks:
+                yield Problem(
+                    f"{prefix}compute.processes_per_host",
+                    f"{ranks} ranks for the {instance.accelerators_text()} of {type_name}: each needs one of "
+                    f"its own; take {instance.accelerators}, or leave it out",
+                )
+
+
+def _jobs_of_segments(job: Job) -> Iterator[tuple[str, Job]]:
+    """Yield the job, and as it is in each segment with other hosts, with the beginning of the fields that
+    state the difference."""
+    yield "", job
+    for index, change in enumerate(job.segments):
+        if change.compute != SegmentCompute():
+            yield f"segments[{index}].", apply_change(job, change)
