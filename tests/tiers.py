@@ -39,6 +39,7 @@ FOLDERS = {
     "local/front": ENDPOINT,
     "local/jobs": UNIT,
     "real": REAL,
+    "requests": ENDPOINT,
     "runtime": PROCESS,
     "workloads": ENDPOINT,
 }
