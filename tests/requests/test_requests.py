@@ -20,18 +20,11 @@ from tests.requests.run import FOLDER, Answer, Result, judge_bad, judge_good
 CASES = yaml.safe_load((FOLDER / "cases.yaml").read_text(encoding="utf-8"))
 
 NOT_YET = {
-    "bad/40-fsx-without-subnets": "fsx:// is no input yet",
-    "bad/41-augmented-manifest-without-attributes": "no such field yet",
-    "bad/42-fastfile-with-compression": "no such field yet",
     "bad/43-half-of-the-channels-in-groups": "no such field yet",
     "bad/44-groups-beside-a-type": "no such field yet",
     "bad/47-spot-without-a-wait": "the plan states the wait: spot in ``request`` is compute.spot",
-    "good/08-fsx-lustre": "fsx:// is no input yet",
-    "good/09-efs-short-id": "efs:// is no input yet",
     "good/11-groups-with-channels": "no such field yet",
     "good/12-groups-without-channels": "no such field yet",
-    "good/27-augmented-manifest": "no such field yet",
-    "good/28-shuffled-shards": "no such field yet",
     "good/32-twenty-eight-days": "an unknown quota is AWS's default of 5 days, so that the run has segments",
     "good/37-accelerators-instead-of-a-type": "no such type yet",
     "good/39-secrets": "no such field yet",
