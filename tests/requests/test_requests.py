@@ -26,7 +26,6 @@ NOT_YET = {
     "good/11-groups-with-channels": "no such field yet",
     "good/12-groups-without-channels": "no such field yet",
     "good/32-twenty-eight-days": "an unknown quota is AWS's default of 5 days, so that the run has segments",
-    "good/39-secrets": "no such field yet",
 }
 """Cases that do not pass, and why. One that passes must not be listed."""
 
