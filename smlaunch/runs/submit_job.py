@@ -157,6 +157,8 @@ def find_existing_job(
         return SubmittedJob(planned_job.name, arn, attached=True)
     problem = "was made of another job, source or data" if existing_hash else "was not made by smlaunch"
     text = f"the training job {planned_job.name} exists already and {problem}; take another name"
+    if existing_hash and planned_job.request.get("HyperParameters"):
+        text += " (a hyperparameter that is text, as --hp gives it, is another one than a number)"
     error_class = OtherJobError if existing_hash else JobError
     raise error_class([Problem("name", text)])
 

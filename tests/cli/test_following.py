@@ -6,14 +6,18 @@ import io
 import re
 import subprocess
 import time
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from smlaunch.chain.next_action import FinishRun
 from smlaunch.cli.display import Display
+from smlaunch.cli.follow import _advise_after_failure
 from smlaunch.runs.job_poller import LogLine, StateChange
 from smlaunch.runs.progress_estimate import ProgressTracker
+from smlaunch.runs.run_outcome import RunOutcome, outcome_from_description
 from tests.cli.conftest import COMMAND, Shell
 from tests.cli.terminal import Terminal
 
@@ -136,3 +140,20 @@ def test_a_traceback_between_the_lines_of_another_rank_was_shown(
         for rank in (0, 1):
             display.show_events([LogLine("job", "algo-1", 0, f"[{rank}] [rank{rank}]: {line}")], follower)
     assert display.has_just_shown(failure_text) is repeats
+
+
+@pytest.mark.parametrize(
+    ("checkpoints_uri", "is_final", "advice"),
+    [
+        ("s3://b/c/", False, "smlaunch resume r --local tries again from the newest checkpoint"),
+        (None, False, "smlaunch resume r --local tries again from the beginning"),
+        ("s3://b/c/", True, "run it again under another --name"),
+    ],
+)
+def test_resume_is_offered_where_it_helps(checkpoints_uri: str | None, is_final: bool, advice: str) -> None:
+    description = {"TrainingJobName": "r-s1-a1", "TrainingJobStatus": "Failed", "FailureReason": "?"}
+    job = replace(outcome_from_description(description), checkpoints_uri=checkpoints_uri)
+    end = FinishRun(1, "Failed", "failed", is_final=is_final)
+    outcome = RunOutcome("r", (job,), is_chain=True, final_result=end)
+    connection: Any = SimpleNamespace(cli_flag=" --local")
+    assert _advise_after_failure(outcome, job, connection).endswith(f"; {advice}")
