@@ -121,6 +121,7 @@ _COMMANDS = {
     "schema": ("smlaunch.cli.schema", "schema", "Print the job file's JSON Schema."),
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
     "catalog": ("smlaunch.cli.catalog", "catalog", "Read a region's prices and an account's quotas."),
+    "account": ("smlaunch.cli.account", "account", "Print what an account needs, or make it."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Check what works on this machine."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),
 }

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from smlaunch.account.account_setup import AccountSetup
+from smlaunch.account.policies import OPTIONAL_CALLER_ACTIONS, caller_policy, execution_policy, trust_policy
 from smlaunch.local.endpoint_settings import CALL_LOG_VARIABLE
 from smlaunch.local.front.call_log import read_call_log
 from tests import warm
@@ -26,15 +28,19 @@ def policies() -> dict[str, dict[str, Any]]:
     return {name: json.loads(text) for name, text in blocks}
 
 
+_CONTEXT = {"s3:ResourceAccount": "123456789012", "iam:PassedToService": "sagemaker.amazonaws.com"}
+
+
 def is_allowed(policy: dict[str, Any], action: str, resource: str) -> bool:
-    """Whether a statement allows the action, for the page's region, account, buckets and role."""
-    resource = resource.replace("us-east-1-000000000000", "eu-west-1-123456789012")
-    resource = resource.replace("iam::000000000000:", "iam::123456789012:").replace("/*", "/x")
+    """Whether a statement allows the action, for the page's region, account and role."""
+    resource = resource.replace("us-east-1", "eu-west-1").replace("000000000000", "123456789012")
     for statement in policy["Statement"]:
-        actions, resources = (
-            [x] if isinstance(x, str) else x for x in (statement["Action"], statement["Resource"])
-        )
-        if action in actions and any(fnmatchcase(resource, pattern) for pattern in resources):
+        resources = statement["Resource"] if isinstance(statement["Resource"], list) else ["*"]
+        if (
+            action in statement["Action"]
+            and any(fnmatchcase(resource, pattern) for pattern in resources)
+            and statement.get("Condition", {}).get("StringEquals", {}).items() <= _CONTEXT.items()
+        ):
             return True
     return False
 
@@ -89,21 +95,22 @@ def test_the_callers_policy_allows_what_the_commands_call(tmp_path: Path) -> Non
         for need in sorted(needed)
         if need[0] not in _WITHOUT_PERMISSION and not is_allowed(policy, *need)
     ] == []
-    unused = {action for statement in policy["Statement"] for action in _actions(statement)} - {
-        action for action, _ in needed
-    }
-    # Of a region only, of runs that orchestrators drive, and of a stop before the end of the job.
-    assert unused <= {"iam:GetRole", "s3:CreateBucket", "sagemaker:Search", "sagemaker:StopTrainingJob"}
+    allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
+    # Of a region only, and of a stop before the end of the job.
+    unused = allowed - {action for action, _ in needed} - {"sagemaker:StopTrainingJob"}
+    assert unused <= set(OPTIONAL_CALLER_ACTIONS)
 
 
-def _actions(statement: dict[str, Any]) -> list[str]:
-    return [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+def test_the_page_has_the_policies_that_the_command_prints() -> None:
+    setup = AccountSetup("123456789012", "eu-west-1", data_buckets=("my-data",))
+    trust, execution, caller = trust_policy(), execution_policy(setup), caller_policy(setup)
+    assert policies() == {"trust": trust, "execution": execution, "caller": caller}
 
 
 def test_the_execution_roles_policies_are_whole() -> None:
     trust, execution = policies()["trust"], policies()["execution"]
     assert trust["Statement"][0]["Principal"] == {"Service": "sagemaker.amazonaws.com"}
-    actions = {action for statement in execution["Statement"] for action in _actions(statement)}
+    actions = {action for statement in execution["Statement"] for action in statement["Action"]}
     assert {
         "s3:GetObject",
         "s3:PutObject",
@@ -112,4 +119,4 @@ def test_the_execution_roles_policies_are_whole() -> None:
         "ecr:BatchGetImage",
     } <= actions
     for statement in (*trust["Statement"], *execution["Statement"]):
-        assert statement["Effect"] == "Allow" and "*" not in _actions(statement)
+        assert statement["Effect"] == "Allow" and "*" not in statement["Action"]
