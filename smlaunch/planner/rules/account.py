@@ -1,25 +1,16 @@
-<<<<<<< HEAD
 """Rules about the account's quotas, and about the types that exist and that a region offers."""
-=======
-"""Rules about the account: its quotas, its role, and buckets by their names."""
->>>>>>> f5f39e2 (What cannot run is refused by its field: images of other registries, regions, architectures and CUDA versions, types without jobs, ranks without accelerators, disks that are too small, impossible buckets, roles of other accounts; names and values of the algorithms' hyperparameters, each with its source; a fault of a segment is reported there (4 of 200 plans of the corpus are refused now))
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-<<<<<<< HEAD
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
-=======
-from smlaunch.catalog import regions
->>>>>>> f5f39e2 (What cannot run is refused by its field: images of other registries, regions, architectures and CUDA versions, types without jobs, ranks without accelerators, disks that are too small, impossible buckets, roles of other accounts; names and values of the algorithms' hyperparameters, each with its source; a fault of a segment is reported there (4 of 200 plans of the corpus are refused now))
 from smlaunch.catalog.quotas import DEFAULT_HOSTS_PER_JOB, HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
-from smlaunch.job.model import Job
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import (
     PlanContext,
@@ -30,6 +21,7 @@ from smlaunch.planner.plan_context import (
     stated_instance_types,
     stated_job_kind,
 )
+from smlaunch.planner.rules.data import DEFAULT_BUCKET, stated_addresses
 from smlaunch.planner.rules.machines import RETIRED_FAMILIES
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -284,7 +276,6 @@ def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
     }
 
 
-<<<<<<< HEAD
 _MAX_NAMED = 6
 """Regions or types that a sentence names."""
 
@@ -309,105 +300,10 @@ def reject_unknown_size(context: PlanContext) -> Problems:
                 field,
                 f"there is no {name} in the table of {instances.catalog_month()}; the nearest sizes are "
                 f"{', '.join(instances.near_sizes(name))}",
-=======
-@rule(
-    "role.account",
-    summary="a role of another account than the caller's",
-    source="https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
-    quote="you cannot pass a role of another account (not confirmed: the page could not be opened)",
-    fields=("role",),
-    facts=("account",),
-)
-def reject_role_of_other_account(context: PlanContext) -> Problems:
-    """Without an account that was asked, the role's is taken for it."""
-    facts = context.facts
-    match = _ROLE_ACCOUNT.match(facts.role or "")
-    if facts.target == "aws" and match is not None and match[1] != facts.account:
-        yield Problem(
-            "role",
-            f"{facts.role} is a role of account {match[1]}, and the job is of account {facts.account}: a job "
-            "takes a role of its own account; name one, or use credentials of that account",
-        )
-
-
-_ROLE_ACCOUNT = re.compile(r"arn:[a-z-]+:iam::([0-9]{12}):role/")
-
-
-def _stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the S3 addresses that the job states, each with its field."""
-    for name, channel in job.inputs.items():
-        if channel.is_in_s3:
-            yield f"inputs.{name}.uri", channel.uri
-    if job.checkpoints is not None and job.checkpoints.uri is not None:
-        yield "checkpoints.uri", job.checkpoints.uri
-    if job.stored_output.uri is not None:
-        yield "output", job.stored_output.uri
-
-
-_BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_MAX_BUCKET_NAME = 63
-
-
-@rule(
-    "buckets.name",
-    summary="a bucket whose name S3 does not allow",
-    source="https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html",
-    quote="lowercase letters, numbers, periods (.), and hyphens (-) (not confirmed: seen in a copy)",
-    fields=("inputs.*", "checkpoints", "output"),
-    may_be_allowed=True,
-    allowed_when="for a bucket that was made in us-east-1 before March 2018",
-)
-def reject_impossible_bucket_names(context: PlanContext) -> Problems:
-    """An access point stands for a bucket by its ARN."""
-    for field, uri in _stated_addresses(context.job):
-        address = split_s3_uri(uri)
-        if address is None or address[0].startswith("arn:"):
-            continue
-        name = address[0]
-        if not _BUCKET_NAME.fullmatch(name):
-            yield Problem(
-                field,
-                f"no bucket is called {name!r}: names of buckets have small letters, digits, dashes and dots "
-                "only, and begin and end with a letter or a digit",
-            )
-        elif len(name) > _MAX_BUCKET_NAME:
-            yield Problem(
-                field, f"no bucket is called {name!r}: a name has at most {_MAX_BUCKET_NAME} characters"
-            )
-
-
-_DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)-(?P<account>[0-9]{12})")
-"""Name of the SageMaker SDK's default bucket of an account in a region."""
-
-
-@rule(
-    "buckets.region",
-    summary="the default bucket of another region, by its name",
-    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html",
-    quote="same region as the job",
-    fields=("inputs.*", "checkpoints", "output"),
-    facts=("account",),
-    may_be_allowed=True,
-    allowed_when="if the bucket is in the job's region",
-)
-def reject_default_bucket_of_other_region(context: PlanContext) -> Problems:
-    region = context.facts.region
-    for field, uri in _stated_addresses(context.job):
-        bucket = (split_s3_uri(uri) or ("",))[0]
-        match = _DEFAULT_BUCKET.fullmatch(bucket)
-        if context.facts.target != "aws" or match is None or match["region"] == region:
-            continue
-        if match["region"] in regions.known_regions():
-            yield Problem(
-                field,
-                f"{bucket} is a bucket in {match['region']} by its name, and the job runs in {region}; "
-                "name a bucket of that region",
->>>>>>> f5f39e2 (What cannot run is refused by its field: images of other registries, regions, architectures and CUDA versions, types without jobs, ranks without accelerators, disks that are too small, impossible buckets, roles of other accounts; names and values of the algorithms' hyperparameters, each with its source; a fault of a segment is reported there (4 of 200 plans of the corpus are refused now))
             )
 
 
 @rule(
-<<<<<<< HEAD
     "region.types",
     phase="advise",
     summary="a region that the catalog does not know, and types that EC2 does not offer in the region",
@@ -494,7 +390,32 @@ def _can_replace(instance: InstanceType, wanted: InstanceType) -> bool:
 def _list_names(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
-=======
+
+
+@rule(
+    "role.account",
+    summary="a role of another account than the caller's",
+    source="https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
+    quote="you cannot pass a role of another account (not confirmed: the page could not be opened)",
+    fields=("role",),
+    facts=("account",),
+)
+def reject_role_of_other_account(context: PlanContext) -> Problems:
+    """Without an account that was asked, the role's is taken for it."""
+    facts = context.facts
+    match = _ROLE_ACCOUNT.match(facts.role or "")
+    if facts.target == "aws" and match is not None and match[1] != facts.account:
+        yield Problem(
+            "role",
+            f"{facts.role} is a role of account {match[1]}, and the job is of account {facts.account}: a job "
+            "takes a role of its own account; name one, or use credentials of that account",
+        )
+
+
+_ROLE_ACCOUNT = re.compile(r"arn:[a-z-]+:iam::([0-9]{12}):role/")
+
+
+@rule(
     "buckets.account",
     summary="results in the default bucket of another account, by its name, without a stated owner",
     source="https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
@@ -506,9 +427,9 @@ def reject_default_bucket_of_other_account(context: PlanContext) -> Problems:
     """A bucket of another account may be meant; then the job says whose it is (``bucket_owner``)."""
     account = context.facts.account
     stated_buckets = {owner.bucket for owner in context.stated_bucket_owners}
-    for field, uri in _stated_addresses(context.job):
+    for field, uri in stated_addresses(context.job):
         bucket = (split_s3_uri(uri) or ("",))[0]
-        match = _DEFAULT_BUCKET.fullmatch(bucket)
+        match = DEFAULT_BUCKET.fullmatch(bucket)
         is_checked = not field.startswith("inputs.") and bucket not in stated_buckets
         if match is None or not is_checked or context.facts.target != "aws" or account == UNKNOWN_ACCOUNT:
             continue
@@ -552,4 +473,3 @@ def reject_contradicting_bucket_owners(context: PlanContext) -> Problems:
                 field,
                 f"{bucket} cannot belong to {account}: {evidence} {known_account}; a bucket has one owner",
             )
->>>>>>> f5f39e2 (What cannot run is refused by its field: images of other registries, regions, architectures and CUDA versions, types without jobs, ranks without accelerators, disks that are too small, impossible buckets, roles of other accounts; names and values of the algorithms' hyperparameters, each with its source; a fault of a segment is reported there (4 of 200 plans of the corpus are refused now))

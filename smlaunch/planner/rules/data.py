@@ -1,15 +1,18 @@
-"""Rules about the location of data and checkpoints, about splitting data, and about the disks for it."""
+"""Rules about the location of data and checkpoints, about splitting data, and about names of buckets."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
+from collections.abc import Iterator
 
-from smlaunch.catalog.instances import find_instance_type
+from smlaunch.catalog import regions
 from smlaunch.contract.run_names import parse_job_name
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import CheckpointedRun
+from smlaunch.job.model import Job
 from smlaunch.planner.file_sharding import too_few_files_message
 from smlaunch.planner.input_channels import (
     RESERVED_CHANNELS,
@@ -18,7 +21,7 @@ from smlaunch.planner.input_channels import (
     describe_input_problem,
 )
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_instance_types
+from smlaunch.planner.plan_context import PlanContext, PlanWarning
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _PURPOSE_BY_OPT_ML_FOLDER = {
@@ -406,60 +409,73 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
             )
 
 
-MAX_VOLUME_GB = 65_536
-"""64 TiB, the largest volume of Amazon EBS; those of gp2, which the API's documentation names, have 16."""
+def stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the S3 addresses that the job states, each with its field."""
+    for name, channel in job.inputs.items():
+        if channel.is_in_s3:
+            yield f"inputs.{name}.uri", channel.uri
+    if job.checkpoints is not None and job.checkpoints.uri is not None:
+        yield "checkpoints.uri", job.checkpoints.uri
+    if job.stored_output.uri is not None:
+        yield "output", job.stored_output.uri
+
+
+_BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_MAX_BUCKET_NAME = 63
 
 
 @rule(
-    "volume.size",
-    summary="a volume of more than 64 TiB",
-    source="https://docs.aws.amazon.com/ebs/latest/userguide/ebs-volume-types.html",
-    quote="Volume size: 1 GiB - 16 TiB (gp2), 64 TiB (io2; that of gp3 today is not confirmed)",
-    fields=("compute.volume_gb",),
+    "buckets.name",
+    summary="a bucket whose name S3 does not allow",
+    source="https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html",
+    quote="lowercase letters, numbers, periods (.), and hyphens (-) (not confirmed: seen in a copy)",
+    fields=("inputs.*", "checkpoints", "output"),
+    may_be_allowed=True,
+    allowed_when="for a bucket that was made in us-east-1 before March 2018",
 )
-def reject_impossible_volume(context: PlanContext) -> Problems:
-    volume_gb = context.job.compute.volume_gb
-    if volume_gb is not None and volume_gb > MAX_VOLUME_GB:
-        yield Problem(
-            "compute.volume_gb",
-            f"no volume has {volume_gb:,} GB: at most {MAX_VOLUME_GB:,} (64 TiB); read large inputs in mode "
-            "FastFile, or split them among hosts",
-        )
-
-
-@rule(
-    "volume.inputs",
-    summary="inputs of mode File that do not fit on the disks of the hosts",
-    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
-    quote="you must provide enough storage (File); Available storage is fixed to the NVMe-type ... capacity",
-    fields=("inputs.*", "compute", "segments"),
-    facts=("inputs",),
-)
-def reject_inputs_larger_than_disk(context: PlanContext) -> Problems:
-    """Sizes are those that were listed, so that there may be more; of an input that is split among hosts an
-    equal share is counted."""
-    job = context.job
-    if context.facts.target != "aws":
-        return
-    copied_bytes = sum(
-        (context.facts.inputs[name].bytes or 0) / (context.hosts if channel.split else 1)
-        for name, channel in job.inputs.items()
-        if channel.mode == "File" and name in context.facts.inputs
-    )
-    copies_text = f"inputs in mode File copy {copied_bytes / 1e9:,.0f} GB to every host"
-    advice = "take mode FastFile, or split them among hosts"
-    for field, type_name in stated_instance_types(job):
-        instance = find_instance_type(type_name)
-        if instance is None or instance.nvme_gb is None:
+def reject_impossible_bucket_names(context: PlanContext) -> Problems:
+    """An access point stands for a bucket by its ARN."""
+    for field, uri in stated_addresses(context.job):
+        address = split_s3_uri(uri)
+        if address is None or address[0].startswith("arn:"):
             continue
-        if instance.nvme_gb:  # instead of a volume
-            if copied_bytes > instance.nvme_gb * 1e9:
-                disk_text = f"{type_name} has {instance.nvme_gb:,.0f} GB of disk"
-                yield Problem(field, f"{copies_text}, and {disk_text}; {advice}, or take a larger type")
-        elif job.compute.volume_gb is not None and copied_bytes > job.compute.volume_gb * 2**30:
-            message = f"{copies_text}, and the volume has {job.compute.volume_gb:,} GB; make it larger"
-            yield Problem("compute.volume_gb", f"{message}, or {advice}")
-            return
-        elif copied_bytes > MAX_VOLUME_GB * 2**30:
-            yield Problem("inputs", f"{copies_text}, and a volume has at most 64 TiB; {advice}")
-            return
+        name = address[0]
+        if not _BUCKET_NAME.fullmatch(name):
+            yield Problem(
+                field,
+                f"no bucket is called {name!r}: names of buckets have small letters, digits, dashes and dots "
+                "only, and begin and end with a letter or a digit",
+            )
+        elif len(name) > _MAX_BUCKET_NAME:
+            yield Problem(
+                field, f"no bucket is called {name!r}: a name has at most {_MAX_BUCKET_NAME} characters"
+            )
+
+
+DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)-(?P<account>[0-9]{12})")
+"""Name of the SageMaker SDK's default bucket of an account in a region."""
+
+
+@rule(
+    "buckets.region",
+    summary="the default bucket of another region, by its name",
+    source="https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html",
+    quote="same region as the job",
+    fields=("inputs.*", "checkpoints", "output"),
+    facts=("account",),
+    may_be_allowed=True,
+    allowed_when="if the bucket is in the job's region",
+)
+def reject_default_bucket_of_other_region(context: PlanContext) -> Problems:
+    region = context.facts.region
+    for field, uri in stated_addresses(context.job):
+        bucket = (split_s3_uri(uri) or ("",))[0]
+        match = DEFAULT_BUCKET.fullmatch(bucket)
+        if context.facts.target != "aws" or match is None or match["region"] == region:
+            continue
+        if match["region"] in regions.known_regions():
+            yield Problem(
+                field,
+                f"{bucket} is a bucket in {match['region']} by its name, and the job runs in {region}; "
+                "name a bucket of that region",
+            )

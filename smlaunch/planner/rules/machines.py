@@ -1,4 +1,5 @@
-"""Rules that reject machines which a workload cannot run on, or should not: the first objection decides."""
+"""Rules that reject machines which a workload cannot run on, or should not (the first objection decides), and
+disks of them that are too small."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from smlaunch.catalog import regions
+from smlaunch.catalog import instances, regions
+from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration
 from smlaunch.planner.plan_context import (
     Objection,
+    PlanContext,
     instance_quota_pattern,
+    stated_instance_types,
     stated_job_kind,
 )
-from smlaunch.planner.rules.rule import rule
+from smlaunch.planner.rules.rule import Problems, rule
 from smlaunch.planner.rules.strategies import find_search_library
 from smlaunch.planner.run_cost import UntrainedTime, longest_runtime_text
 from smlaunch.strategies.base import LaunchContext
@@ -401,3 +405,62 @@ def reject_machines_over_budget(option: ComputeOption) -> Objections:
     cap_text = format_dollars(demand.max_cost)
     clause = f"may cost {format_dollars(needed_dollars)}{limit_text}, more than {cap_text}"
     yield Objection(clause, remedy, distance=needed_dollars if is_estimate_over_cap else estimated_dollars)
+
+
+MAX_VOLUME_GB = 65_536
+"""64 TiB, the largest volume of Amazon EBS; those of gp2, which the API's documentation names, have 16."""
+
+
+@rule(
+    "volume.size",
+    summary="a volume of more than 64 TiB",
+    source="https://docs.aws.amazon.com/ebs/latest/userguide/ebs-volume-types.html",
+    quote="Volume size: 1 GiB - 16 TiB (gp2), 64 TiB (io2; that of gp3 today is not confirmed)",
+    fields=("compute.volume_gb",),
+)
+def reject_impossible_volume(context: PlanContext) -> Problems:
+    volume_gb = context.job.compute.volume_gb
+    if volume_gb is not None and volume_gb > MAX_VOLUME_GB:
+        yield Problem(
+            "compute.volume_gb",
+            f"no volume has {volume_gb:,} GB: at most {MAX_VOLUME_GB:,} (64 TiB); read large inputs in mode "
+            "FastFile, or split them among hosts",
+        )
+
+
+@rule(
+    "volume.inputs",
+    summary="inputs of mode File that do not fit on the disks of the hosts",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="you must provide enough storage (File); Available storage is fixed to the NVMe-type ... capacity",
+    fields=("inputs.*", "compute", "segments"),
+    facts=("inputs",),
+)
+def reject_inputs_larger_than_disk(context: PlanContext) -> Problems:
+    """Sizes are those that were listed, so that there may be more; of an input that is split among hosts an
+    equal share is counted."""
+    job = context.job
+    if context.facts.target != "aws":
+        return
+    copied_bytes = sum(
+        (context.facts.inputs[name].bytes or 0) / (context.hosts if channel.split else 1)
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and name in context.facts.inputs
+    )
+    copies_text = f"inputs in mode File copy {copied_bytes / 1e9:,.0f} GB to every host"
+    advice = "take mode FastFile, or split them among hosts"
+    for field, type_name in stated_instance_types(job):
+        instance = instances.find_instance_type(type_name)
+        if instance is None or instance.nvme_gb is None:
+            continue
+        if instance.nvme_gb:  # instead of a volume
+            if copied_bytes > instance.nvme_gb * 1e9:
+                disk_text = f"{type_name} has {instance.nvme_gb:,.0f} GB of disk"
+                yield Problem(field, f"{copies_text}, and {disk_text}; {advice}, or take a larger type")
+        elif job.compute.volume_gb is not None and copied_bytes > job.compute.volume_gb * 2**30:
+            message = f"{copies_text}, and the volume has {job.compute.volume_gb:,} GB; make it larger"
+            yield Problem("compute.volume_gb", f"{message}, or {advice}")
+            return
+        elif copied_bytes > MAX_VOLUME_GB * 2**30:
+            yield Problem("inputs", f"{copies_text}, and a volume has at most 64 TiB; {advice}")
+            return
