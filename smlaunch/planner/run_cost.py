@@ -189,7 +189,10 @@ def plan_cost(
         volume_gb=volume_gb if facts.target == "aws" else 0,
     )
     if untrained.seconds and dollars_per_hour:
-        diagnostics.add_reason("cost.at-most", _untrained_time_text(untrained, job_count, uncapped_cost))
+        diagnostics.add_reason(
+            "cost.at-most",
+            _untrained_time_text(untrained, job_count) + _unknown_bills_text(job, facts, uncapped_cost),
+        )
     # The choice of machines reports a cap that is too low for all of them.
     is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
     if max_cost is None or is_reported:
@@ -235,8 +238,24 @@ def plan_cost(
     return uncapped_cost
 
 
-def _untrained_time_text(untrained: UntrainedTime, job_count: PlannedJobCount, cost: Cost) -> str:
-    """Return what the largest bill contains besides the training time, and what it does not."""
+def _unknown_bills_text(job: Job, facts: DiscoveredFacts, cost: Cost) -> str:
+    """Return what the largest bill does not contain, as nobody knows it here: downloads of data of unknown
+    size, and volumes."""
+    unknown_text = ""
+    unsized_inputs = [
+        f"inputs.{name}"
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and (name not in facts.inputs or facts.inputs[name].bytes is None)
+    ]
+    if unsized_inputs and facts.target == "aws":
+        unknown_text += f" The download of {', '.join(unsized_inputs)}, of unknown size, is not in it."
+    if cost.volume_gb:
+        unknown_text += f" Disks ({cost.volume_gb:,} GB) are billed besides, at a price that is not known."
+    return unknown_text
+
+
+def _untrained_time_text(untrained: UntrainedTime, job_count: PlannedJobCount) -> str:
+    """Return what the largest bill contains besides the training time."""
     named_times = (
         ("its start", untrained.start),
         ("its download", untrained.download),
@@ -252,10 +271,7 @@ def _untrained_time_text(untrained: UntrainedTime, job_count: PlannedJobCount, c
             f"each of up to {job_count.total} jobs ({job_count.segments} segments, {job_count.attempts} "
             "attempts) is"
         )
-    volume_text = ""
-    if cost.volume_gb:
-        volume_text = f" Disks ({cost.volume_gb:,} GB) are billed besides, at a price that is not known."
-    return f"Besides its training time {jobs_text} billed for {times_text}, as is assumed.{volume_text}"
+    return f"Besides its training time {jobs_text} billed for {times_text}, as is assumed."
 
 
 def _date_after(

@@ -286,3 +286,27 @@ def test_the_summary_says_when_a_chain_ends(limits: dict[str, Any], text: str) -
     compute = {"instance_type": "ml.g5.xlarge", "price_per_hour": 2}
     job = {"compute": compute, "limits": limits, "checkpoints": "s3://b/c/"}
     assert text in re.sub(r"\n {4,}", " ", str(plan(job, RESUMES)))
+
+
+# ---- what the largest bill contains ----------------------------------------------------------------------
+
+
+def test_the_largest_bill_has_the_download_and_says_what_is_not_in_it() -> None:
+    job: dict[str, Any] = {
+        "compute": {"instance_type": "ml.m5.xlarge", "hosts": 2, "price_per_hour": 1, "volume_gb": 1000},
+        "limits": {"max_runtime": "1h"},
+        "inputs": {"train": "s3://b/t/"},
+    }
+    known = InputFacts("s3://b/t/", "s3", objects=100, bytes=720 * 10**9)  # an hour at 200 MB/s
+    job_plan = plan(job, with_inputs(region(), {"train": known}))
+    assert job_plan.cost.maximum == 2 * (1 + 1 + UNTRAINED_HOURS)
+    assert job_plan.cost.volume_gb == job_plan.to_dict()["cost"]["volume_gb"] == 2000
+    text = " ".join(str(job_plan).split())
+    assert "at most $4.50 and 2,000 GB of disk (" in text
+    assert "10m for its start, 1h for its download, 5m for its stop and upload, as is assumed." in text
+    assert "Disks (2,000 GB) are billed besides, at a price that is not known." in text
+    assert "of unknown size" not in text
+    unsized = plan(job, with_inputs(region(), {"train": InputFacts("s3://b/t/", "s3")}))
+    assert "The download of inputs.train, of unknown size, is not in it." in " ".join(str(unsized).split())
+    here = plan(job, local())
+    assert (here.cost.maximum, here.cost.volume_gb) == (2, 0)
