@@ -99,7 +99,9 @@ def gather_facts(
         elif account_problem is not None and channel.is_in_s3:
             inputs[name] = InputFacts(channel.uri, kind="s3")  # not known without an account
         else:
-            inputs[name] = gather_input_facts(channel, target, job.include_secrets)
+            inputs[name] = gather_input_facts(
+                channel, target, job.include_secrets, needs_size=name in needs.sized_inputs
+            )
     return DiscoveredFacts(
         region=target.region_name,
         account=account,

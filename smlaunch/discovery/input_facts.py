@@ -21,15 +21,21 @@ from smlaunch.job.model import Channel
 from smlaunch.text.home_folder import expand_home
 
 MAX_LISTED_OBJECTS = 10_000
-"""Objects counted for each input: ten pages, about a second in a region. Larger inputs have "at least" so
-many."""
+"""Objects counted of an input whose size decides nothing: ten pages, about a second in a region. Larger
+inputs have "at least" so many."""
+
+MAX_COUNTED_OBJECTS = 100_000
+"""Objects counted where hosts, disks or times depend on the size: about ten seconds."""
 
 MAX_SPLIT_OBJECTS = 1_000_000
 """Objects of a channel that is split by bytes. All their names and sizes are needed, a thousand for each
 request. Larger inputs need packing first."""
 
 
-def gather_input_facts(channel: Channel, target: DiscoveryTarget, include_secrets: bool) -> InputFacts:
+def gather_input_facts(
+    channel: Channel, target: DiscoveryTarget, include_secrets: bool, *, needs_size: bool
+) -> InputFacts:
+    """``needs_size``: the plan depends on it, so that more objects are counted."""
     needs_file_names = channel.split == "bytes"
     if channel.is_local:
         return _gather_local_input_facts(channel.uri, needs_file_names, include_secrets)
@@ -39,7 +45,14 @@ def gather_input_facts(channel: Channel, target: DiscoveryTarget, include_secret
     if unsupported_bucket is not None:
         problem = f"{channel.uri}: the local endpoint has no {unsupported_bucket}; name a bucket"
         return InputFacts(channel.uri, kind="s3", problem=problem)
-    input_facts = _gather_s3_input_facts(channel.uri, target.input_storage, needs_file_names)
+    # Names are needed to split the files among hosts or runs, for which all of them have to be known.
+    max_objects = MAX_COUNTED_OBJECTS if needs_size and not channel.is_listed else MAX_LISTED_OBJECTS
+    input_facts = _gather_s3_input_facts(
+        channel.uri,
+        target.input_storage,
+        needs_file_names,
+        MAX_SPLIT_OBJECTS if needs_file_names else max_objects,
+    )
     if channel.is_listed and input_facts.problem is None:
         # The manifest's own size says nothing about the data.
         return InputFacts(channel.uri, kind="s3")
@@ -54,17 +67,18 @@ def _unsupported_bucket(uri: str) -> str | None:
     return "directory buckets (S3 Express One Zone)" if bucket.endswith("--x-s3") else None
 
 
-def _gather_s3_input_facts(uri: str, storage: ObjectStorage, needs_file_names: bool) -> InputFacts:
-    """List the objects under an input channel's S3 prefix, up to a limit, and return their number and size,
-    or the problem. ``needs_file_names`` adds name and size of each object, and a higher limit.
+def _gather_s3_input_facts(
+    uri: str, storage: ObjectStorage, needs_file_names: bool, max_objects: int
+) -> InputFacts:
+    """List the objects under an input channel's S3 prefix, up to ``max_objects``, and return their number and
+    size, or the problem. ``needs_file_names`` adds name and size of each object.
 
     A shard is one of the large files into which `smlaunch data pack` puts many small ones.
     """
     bucket, prefix = split_s3_uri(uri) or ("", "")
-    # Names are needed to split the files among hosts or runs, for which all of them have to be known.
-    max_objects = MAX_SPLIT_OBJECTS if needs_file_names else MAX_LISTED_OBJECTS
     try:
-        stored_objects = list(islice(storage.list_objects(bucket, prefix), max_objects))
+        # One more than the limit shows that there is more.
+        stored_objects = list(islice(storage.list_objects(bucket, prefix), max_objects + 1))
     except CallError as error:
         if error.code == "NoSuchBucket":
             problem = f"{uri}: there is no bucket {bucket!r}"
@@ -76,12 +90,13 @@ def _gather_s3_input_facts(uri: str, storage: ObjectStorage, needs_file_names: b
         return InputFacts(
             uri, kind="s3", exists=False, objects=0, bytes=0, problem=f"there is no object under {uri}{hint}"
         )
+    counted = stored_objects[:max_objects]
     input_facts = InputFacts(
         uri,
         kind="s3",
-        objects=len(stored_objects),
-        bytes=sum(stored.size for stored in stored_objects),
-        is_truncated=len(stored_objects) == max_objects,
+        objects=len(counted),
+        bytes=sum(stored.size for stored in counted),
+        is_truncated=len(stored_objects) > max_objects,
     )
     if not needs_file_names or input_facts.is_truncated:  # without all names, none is of use
         return input_facts

@@ -17,5 +17,8 @@ class FactNeeds(NamedTuple):
     checkpoints: bool
     """What is in the prefix of checkpoints that the job names, from which the run would continue."""
 
+    sized_inputs: frozenset[str]
+    """Names of the inputs on whose size the plan depends."""
+
     module_sources: bool
     """What the modules of the source import, and whether they name the checkpoint directory."""

@@ -21,7 +21,7 @@ from smlaunch.job.file_system import FILE_SYSTEM_SCHEMA, check_file_system_uri, 
 from smlaunch.job.read_only import ReadOnlyDict, ReadOnlyList
 from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
 from smlaunch.job.written_float import WrittenFloat
-from smlaunch.text.did_you_mean import did_you_mean, nearest_match
+from smlaunch.text.did_you_mean import did_you_mean
 
 _SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
@@ -36,9 +36,6 @@ _NON_PROGRAM_SUFFIXES = (
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
-_INSTANCE_SIZE = r"(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)"
-"""Also of types that the catalog does not know."""
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Both as CreateTrainingJob has them (botocore's service model): ChannelName, TrainingEnvironmentKey."""
 
@@ -329,45 +326,6 @@ def _check_variable_name(text: str) -> str:
     return text
 
 
-_ACCELERATORS = re.compile(r"([A-Za-z][A-Za-z0-9 -]{0,40}):([1-9][0-9]{0,2})")
-"""A100:8, as SkyPilot writes it, in place of an instance type."""
-
-
-def _check_instance_type(text: str) -> str:
-    """Return the instance type; of accelerators and their number, the cheapest type that has them."""
-    if (accelerators := _ACCELERATORS.fullmatch(text)) is not None:
-        return _type_with_accelerators(accelerators[1], int(accelerators[2]))
-    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", text):
-        is_without_prefix = re.fullmatch(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", text)
-        hint = f", did you mean 'ml.{text}'?" if is_without_prefix else ""
-        raise FieldError(f"{text!r} is not an instance type such as ml.m5.xlarge{hint}")
-    size = text.rpartition(".")[2]
-    if not re.fullmatch(_INSTANCE_SIZE, size):
-        from smlaunch.catalog.instances import known_types  # reads a table
-
-        match = nearest_match(text, known_types())
-        hint = f", did you mean {match!r}?" if match is not None else ""
-        raise FieldError(f"{text!r} is no instance type: no size is called {size!r}{hint}")
-    return text
-
-
-def _type_with_accelerators(accelerator: str, count: int) -> str:
-    from smlaunch.catalog import instances  # reads a table
-
-    matches = instances.types_with_accelerators(accelerator, count)
-    if matches:
-        return matches[0].name
-    others = instances.types_with_accelerators(accelerator)
-    if not others:
-        hint = did_you_mean(accelerator, instances.accelerator_names())
-        raise FieldError(f"no instance type has {accelerator!r}{hint}; or name the type")
-    counts = sorted({instance.accelerators for instance in others})
-    raise FieldError(
-        f"no instance type has {count} x {accelerator}: they have {', '.join(map(str, counts))}; more "
-        "of them are several hosts (compute.hosts)"
-    )
-
-
 def _check_image(text: str) -> str:
     if not _IMAGE.fullmatch(text):
         raise FieldError(
@@ -507,14 +465,6 @@ ScriptPath = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_check_script, _
 ModuleName = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_module, _MODULE_SCHEMA)]
 CommandLine = Annotated[tuple[TextOrInteger, ...], FieldRule(_check_command, _COMMAND_SCHEMA)]
 DataUri = Annotated[str, _PATH, _TEXT, _NOT_EMPTY, FieldRule(_parse_data_uri, _DATA_SCHEMA)]
-InstanceTypeName = Annotated[
-    str,
-    _TEXT,
-    FieldRule(
-        _check_instance_type,
-        {"pattern": rf"^(ml\.[a-z0-9-]+\.{_INSTANCE_SIZE}|{_ACCELERATORS.pattern})$"},
-    ),
-]
 ImageAddress = Annotated[str, _TEXT, _NOT_EMPTY, FieldRule(_check_image, {"pattern": f"^{_IMAGE.pattern}$"})]
 AccountId = Annotated[str, _TEXT, FieldRule(_check_account_id, {"pattern": "^[0-9]{12}$"})]
 RunId = Annotated[

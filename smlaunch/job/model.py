@@ -25,7 +25,6 @@ from smlaunch.job.field_types import (
     Duration,
     Hyperparameter,
     ImageAddress,
-    InstanceTypeName,
     NonEmptyText,
     PathText,
     PositiveInt,
@@ -41,6 +40,7 @@ from smlaunch.job.field_types import (
 )
 from smlaunch.job.field_types import format_duration as format_duration
 from smlaunch.job.field_types import parse_duration as parse_duration
+from smlaunch.job.instance_types import InstanceTypeName
 from smlaunch.job.program import Container as Container
 from smlaunch.job.program import Entry as Entry
 from smlaunch.job.read_only import ReadOnlyDict

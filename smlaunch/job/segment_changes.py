@@ -8,11 +8,11 @@ from dataclasses import field
 from smlaunch.job.field_types import (
     Duration,
     Hyperparameter,
-    InstanceTypeName,
     NonEmptyText,
     PositiveInt,
     ProcessCount,
 )
+from smlaunch.job.instance_types import InstanceTypeName
 from smlaunch.job.sections import Section, section
 
 

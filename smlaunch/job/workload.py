@@ -7,11 +7,11 @@ from typing import Literal
 from smlaunch.job.field_types import (
     ByteSize,
     Duration,
-    InstanceTypeName,
     NonEmptyText,
     PositiveInt,
     PositiveNumber,
 )
+from smlaunch.job.instance_types import InstanceTypeName
 from smlaunch.job.sections import Section, section
 
 

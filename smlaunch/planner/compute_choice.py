@@ -24,6 +24,7 @@ from smlaunch.planner.compute_demand import (
     starts_one_process,
 )
 from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
+from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.launch_choices import threads_per_rank
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import Diagnostics, Objection
@@ -69,6 +70,9 @@ def choose_compute(
         # Nothing can be compared by it: planning continues with the catalog's prices.
         job = job.with_changes(compute=job.compute.with_changes(price_per_hour=None))
         demand = replace(demand, job=job)
+    if (unsized := _unsized_inputs(demand)) is not None:
+        diagnostics.add_problem(*unsized)
+        return job, ()
     evaluated_options = [
         EvaluatedOption(option, rejection=option.rejection) for option in _generate_options(demand)
     ]
@@ -94,6 +98,40 @@ def choose_compute(
         *(_to_candidate(option, rejection) for option, rejection in rejected),
     ]
     return _job_with_limit(_job_with_option(job, chosen), chosen, diagnostics), tuple(candidates)
+
+
+def _unsized_inputs(demand: ComputeDemand) -> tuple[str, str] | None:
+    """Return the problem, field and message, of machines that follow from the size of inputs which is not
+    known; None if nothing depends on it. A later step of a pipeline has no input yet, and takes the least."""
+    job, facts, strategy = demand.job, demand.facts, demand.strategy
+    names = [
+        f"inputs.{name}"
+        for name, channel in job.inputs.items()
+        if not channel.is_local
+        and name in facts.inputs
+        and facts.inputs[name].bytes is None
+        and facts.inputs[name].exists
+        and not facts.inputs[name].is_pending
+    ]
+    if not names or facts.target == "local":
+        return None
+    size_text = f"the size of {' and '.join(names)} is not known"
+    if facts.account_problem is not None:
+        size_text += ", as no account was asked"
+    if strategy.is_for_tables and "hosts" not in job.compute.stated_fields:
+        return (
+            "compute.hosts",
+            f"hosts are chosen by the size of the tables, and {size_text}; every host gets a complete copy "
+            f"of each input; state compute.hosts, or read large tables from S3 in the script. {ELSEWHERE}",
+        )
+    holds_data_in_memory = strategy.loads_all_data and not demand.capability.uses_accelerators
+    if holds_data_in_memory and not demand.names_instance_type:
+        return (
+            "compute.instance_type",
+            f"the algorithm holds all of its data in memory, about five times its size, and {size_text}; "
+            "state compute.instance_type, and compute.hosts where hosts share the data",
+        )
+    return None
 
 
 def _job_with_limit(job: Job, chosen: ComputeOption, diagnostics: Diagnostics) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.prices import HourlyPrice, RegionPrices
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.script_capability import ScriptCapability, script_capability
+from smlaunch.job.channel import Channel
 from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
@@ -48,6 +49,20 @@ IN_MEMORY_LIBRARIES = ("pandas", "sklearn", "xgboost", "lightgbm", "catboost")
 """Libraries whose programs usually load all of their data into memory."""
 
 
+class HostInput(NamedTuple):
+    """Data that hosts read: what each of them reads as a whole, and what they share."""
+
+    whole: DataShare
+    split: DataShare
+
+    def of_host(self, host_count: int) -> DataShare:
+        """What each of so many hosts reads, if all read the same amount."""
+        return DataShare(
+            bytes=self.whole.bytes + self.split.bytes / host_count,
+            files=self.whole.files + self.split.files / host_count,
+        )
+
+
 @dataclass(frozen=True)
 class ComputeDemand(PlanContext):
     """What the workload demands of machines."""
@@ -79,11 +94,11 @@ class ComputeDemand(PlanContext):
     model_bytes: float | None
     """Memory of one replica of the model."""
 
-    in_memory_bytes: float | None
-    """Memory of all data, for a program that loads it."""
+    in_memory_input: HostInput | None
+    """All data, for a program that loads it."""
 
-    copied_input: DataShare
-    """Total of all File channels."""
+    copied_input: HostInput
+    """All File channels."""
 
     has_split_input: bool
     """Each host gets its own share of an input."""
@@ -163,6 +178,12 @@ class ComputeOption:
         return f"{MODEL_MEMORY_SHARE:.0%} of {self.device_memory_gib:g} GiB"
 
     @property
+    def in_memory_bytes(self) -> float | None:
+        """Memory that each host needs for the data that the program loads; None for one that loads none."""
+        data = self.demand.in_memory_input
+        return None if data is None else data.of_host(self.host_count).bytes * IN_MEMORY_FACTOR
+
+    @property
     def devices_per_replica(self) -> int:
         """Number of accelerators (or hosts without) that one replica of the model is sharded over."""
         if not self.demand.capability.shards_model:
@@ -174,11 +195,7 @@ class ComputeOption:
         """Duration of the work; None without a measurement."""
         if self.demand.measurement is None:
             return None
-        split_count = self.host_count if self.demand.has_split_input else 1
-        host_data = DataShare(
-            bytes=self.demand.copied_input.bytes / split_count,
-            files=self.demand.copied_input.files / split_count,
-        )
+        host_data = self.demand.copied_input.of_host(self.host_count)
         return estimate_duration(self.host_group, self.demand.measurement, host_data)
 
     @cached_property
@@ -306,7 +323,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         max_cost=job.limits.max_cost,
         asks_for_segments=job.limits.segment is not None or bool(job.segments),
         model_bytes=None if workload.model_memory is None else parse_size(workload.model_memory),
-        in_memory_bytes=None if on_accelerators else _in_memory_bytes(strategy, facts),
+        in_memory_input=None if on_accelerators else _in_memory_input(job, strategy, facts),
         # Data of File channels, which hosts copy before training.
         copied_input=_copied_input(job, facts),
         has_split_input=job.has_split_input,
@@ -393,26 +410,40 @@ def _vcpu_per_accelerator(job: Job, measurement: Measurement | None) -> float | 
     return measurement.instance.vcpu / max(1, measurement.instance.accelerators)
 
 
-def _in_memory_bytes(strategy: Strategy, facts: DiscoveredFacts) -> float | None:
-    """Memory of all inputs, for a program that loads them."""
+def _in_memory_input(job: Job, strategy: Strategy, facts: DiscoveredFacts) -> HostInput | None:
+    """All inputs, for a program that loads them; None for another one, and where no size is known."""
     loads_all_data = (
         strategy.loads_all_data
         or find_imported_library(facts.script.imports, IN_MEMORY_LIBRARIES) is not None
     )
-    total_bytes = sum(input_facts.bytes or 0 for input_facts in facts.inputs.values())
-    return total_bytes * IN_MEMORY_FACTOR if loads_all_data and total_bytes else None
+    all_inputs = _sum_inputs(job.inputs, facts)
+    return all_inputs if loads_all_data and all_inputs.of_host(1).bytes else None
 
 
-def _copied_input(job: Job, facts: DiscoveredFacts) -> DataShare:
-    """Total of all File channels; nothing on local hosts, which do not download."""
+def _copied_input(job: Job, facts: DiscoveredFacts) -> HostInput:
+    """All File channels; nothing on local hosts, which do not download."""
     if facts.target == "local":
-        return DataShare(bytes=0, files=0)
-    channel_names = [name for name, channel in job.inputs.items() if channel.mode == "File"]
-    copied_inputs = [facts.inputs[name] for name in channel_names if name in facts.inputs]
-    return DataShare(
-        bytes=sum(input_facts.bytes or 0 for input_facts in copied_inputs),
-        files=sum(input_facts.objects or 0 for input_facts in copied_inputs),
+        return HostInput(DataShare(0, 0), DataShare(0, 0))
+    return _sum_inputs(
+        {name: channel for name, channel in job.inputs.items() if channel.mode == "File"}, facts
     )
+
+
+def _sum_inputs(channels: Mapping[str, Channel], facts: DiscoveredFacts) -> HostInput:
+    """Return the sizes of the channels, as far as they are known."""
+
+    def total(*, is_split: bool) -> DataShare:
+        inputs = [
+            facts.inputs[name]
+            for name, channel in channels.items()
+            if name in facts.inputs and (channel.split is not None) == is_split
+        ]
+        return DataShare(
+            bytes=sum(input_facts.bytes or 0 for input_facts in inputs),
+            files=sum(input_facts.objects or 0 for input_facts in inputs),
+        )
+
+    return HostInput(whole=total(is_split=False), split=total(is_split=True))
 
 
 def _fewest_files(job: Job, facts: DiscoveredFacts) -> int | None:

@@ -101,8 +101,8 @@ def _decisive_reason(
         )
     if not instance.accelerators:
         is_type_chosen_by_memory = not demand.names_instance_type or chosen.host_count > 1
-        if demand.in_memory_bytes is not None and is_type_chosen_by_memory:
-            return "instance-type.in-memory", _in_memory_reason(chosen, demand.in_memory_bytes)
+        if chosen.in_memory_bytes is not None and is_type_chosen_by_memory:
+            return "instance-type.in-memory", _in_memory_reason(chosen, chosen.in_memory_bytes)
         return (
             "compute.processors",
             f"{description}{estimate_text}{comparison_text}.",
@@ -183,14 +183,14 @@ def _scale_out_reason(chosen: ComputeOption, suitable: Sequence[ComputeOption]) 
     )
 
 
-def _in_memory_reason(chosen: ComputeOption, needed_bytes: float) -> str:
+def _in_memory_reason(chosen: ComputeOption, bytes_per_host: float) -> str:
     """Reason for a type, or a number of hosts, chosen by its memory."""
     need_text = (
         "The program reads all of its data into memory, which needs about five times its size, "
-        f"{format_size(int(needed_bytes))}"
+        f"{format_size(int(bytes_per_host))}"
     )
     if chosen.host_count > 1:
-        need_text += f", shared among {chosen.host_count} hosts"
+        need_text += f" on each of {chosen.host_count} hosts"
     price_text = (
         ""
         if chosen.demand.names_instance_type

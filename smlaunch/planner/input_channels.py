@@ -36,7 +36,7 @@ from smlaunch.job.model import Channel, Job
 from smlaunch.planner.file_sharding import VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, Upload
 from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.planner.segments import bytes_of_file_channels
+from smlaunch.storage.host_data import bytes_of_file_channels, data_of_host
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 if TYPE_CHECKING:
@@ -328,6 +328,13 @@ def choose_volume_gb(
     return needed_gb
 
 
+ELSEWHERE = (
+    "Tables of terabytes fit better in EMR Serverless or AWS Glue (Spark), or Amazon Athena (SQL), which "
+    "read S3 (s3a://) where the data lies"
+)
+"""What fits better than a processing job, which copies each input completely to every host."""
+
+
 # ---- advice ----------------------------------------------------------------------------------------------
 
 _MIN_ADVISED_BYTES = 10**9
@@ -393,9 +400,8 @@ def _advise_channel(
     host = HostProfile(instance=instances.find_instance_type(instance_type), hosts=job.compute.hosts)
     is_data_split = channel.split is not None
     if channel.mode == "File":
-        share_count = job.compute.hosts if is_data_split else 1
         # Bytes and files that one host copies to its disk before training.
-        host_data = DataShare(bytes=size_bytes / share_count, files=object_count / share_count)
+        host_data = data_of_host(channel, input_facts, job.compute.hosts)
         disk_warning = slow_disk_warning(host_data, host)
         if disk_warning is not None:
             diagnostics.add_warning(f"inputs.{name}: {disk_warning}")

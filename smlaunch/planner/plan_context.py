@@ -256,7 +256,19 @@ def fact_needs(job: Job) -> FactNeeds:
         instance_quotas=relevant_quotas(job),
         runtime_quota=runtime_quota if _exceeds_default_runtime_quota(job) else None,
         checkpoints=job.checkpoints is not None,
+        sized_inputs=sized_inputs(job),
         module_sources=may_need_several_jobs or has_split_by_bytes,
+    )
+
+
+def sized_inputs(job: Job) -> frozenset[str]:
+    """Return the names of the inputs on whose size the plan depends: those that hosts copy or share, and all
+    of a job whose machines are compared."""
+    compares_machines = job.workload != Workload() or job.algorithm is not None
+    return frozenset(
+        name
+        for name, channel in job.inputs.items()
+        if compares_machines or channel.mode == "File" or channel.split is not None
     )
 
 

@@ -19,6 +19,7 @@ from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
 from smlaunch.planner.plan_context import Diagnostics, max_hosts_of, unknown_quota_text
+from smlaunch.storage.host_data import bytes_of_file_channels
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400
@@ -360,15 +361,6 @@ def _checkpoint_stall_seconds(one_checkpoint_bytes: int | None, host_count: int)
     if one_checkpoint_bytes is None:
         return ASSUMED_STALL_SECONDS
     return one_checkpoint_bytes / host_count / MEMORY_COPY_BYTES_PER_SECOND
-
-
-def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
-    """Return the size of the inputs that the service copies to each host before training (mode ``File``)."""
-    return sum(
-        facts.inputs[name].bytes or 0
-        for name, channel in job.inputs.items()
-        if channel.mode == "File" and name in facts.inputs
-    )
 
 
 def checkpoints_to_keep(job: Job) -> int:

@@ -32,9 +32,10 @@ from smlaunch.planner.workload_estimate import (
 )
 from smlaunch.render.plan import Plan
 from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
-from tests.planner.fixtures import PLAIN, TORCH, local, plan, region, with_inputs
+from tests.planner.fixtures import PLAIN, TORCH, local, make_plan, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 from tests.strategies.requests import plan_job
+from tests.tables import table
 
 ONE_ACCELERATOR_SCRIPT = ScriptFacts(imports=frozenset({"torch"}), features={"backward": FeatureLocation(3)})
 FSDP = ScriptFacts(imports=TORCH.imports | {"torch.distributed.fsdp"})
@@ -186,10 +187,60 @@ def test_data_too_large_for_one_host_is_shared_by_several_of_an_algorithm_that_c
     memory_gib = (find_instance_type(job_plan.instance_type) or pytest.fail()).memory_gib
     assert job_plan.hosts > 1
     assert job_plan.hosts * memory_gib * 2**30 >= 5 * 520e9 > (job_plan.hosts - 1) * memory_gib * 2**30
-    assert f"2.6 TB, shared among {job_plan.hosts} hosts" in words_of(job_plan)
+    assert f"{2600 / job_plan.hosts:.1f} GB on each of {job_plan.hosts} hosts" in words_of(job_plan)
     of_named_type = plan_xgboost(520e9, instance_type="ml.m5.24xlarge")
     assert (of_named_type.hosts, of_named_type.instance_type) == (7, "ml.m5.24xlarge")
     assert plan_xgboost(1e9).hosts == 1
+
+
+def test_only_what_is_split_is_shared_in_memory_and_on_disks() -> None:
+    inputs = {**XGBOOST["inputs"], "validation": {"uri": "s3://b/v/", "content_type": "text/csv"}}
+    facts = {
+        "train": InputFacts("s3://b/t/", "s3", objects=2000, bytes=int(200e9)),
+        "validation": InputFacts("s3://b/v/", "s3", objects=10, bytes=int(40e9)),
+    }
+    job = {**XGBOOST, "inputs": inputs, "compute": {"instance_type": "ml.m5.24xlarge"}}
+    job_plan = plan_job(job, inputs=facts)
+    # 5 x 240 GB need 3 hosts of 412 GB if all is shared; 5 x 40 GB of them are on every host.
+    assert job_plan.hosts == 5
+    (request,) = job_plan.requests
+    assert request["ResourceConfig"]["VolumeSizeInGB"] == 30 + 40 + 40
+
+
+@table(
+    ("facts", "compute", "problem"),
+    [
+        ({"account_problem": "no AWS credentials were found"}, {}, "is not known, as no account was asked"),
+        ({}, {}, "the size of inputs.train is not known; state compute.instance_type"),
+        ({}, {"instance_type": "ml.m5.24xlarge"}, None),
+        ({"target": "local"}, {}, None),
+    ],
+)
+def test_machines_are_not_chosen_by_a_size_that_is_not_known(
+    facts: dict[str, Any], compute: dict[str, Any], problem: str | None
+) -> None:
+    unlisted = region(inputs={"train": InputFacts("s3://b/t/", "s3")}, **facts)
+    job = {**XGBOOST, "compute": compute}
+    if problem is None:
+        make_plan(Job.from_mapping(job), unlisted, "digits")
+        return
+    with pytest.raises(JobError) as error:
+        make_plan(Job.from_mapping(job), unlisted, "digits")
+    (line,) = (str(each) for each in error.value.problems)
+    assert line.startswith("compute.instance_type: ") and problem in line
+
+
+def test_a_bound_is_said_to_be_one() -> None:
+    def warnings_of(**channel: Any) -> list[str]:
+        job = {"inputs": {"train": {"uri": "s3://b/t/", **channel}}}
+        facts = InputFacts("s3://b/t/", "s3", objects=100_000, bytes=10**9, is_truncated=True)
+        job_plan = plan(job, with_inputs(region(), {"train": facts}))
+        return [warning for warning in job_plan.warnings if warning.startswith("inputs.train: at least")]
+
+    (warning,) = warnings_of()
+    assert "at least 100,000 objects and 1.0 GB, where counting stopped" in warning
+    assert warnings_of(mode="FastFile") == []
+    assert len(warnings_of(mode="FastFile", split="key")) == 1
 
 
 def test_data_too_large_for_named_hosts_is_warned_of() -> None:

@@ -57,7 +57,7 @@ def test_an_unknown_caller_is_reported_before_an_input_is_read(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        gather_facts_module, "gather_input_facts", lambda *_: pytest.fail("an input was read")
+        gather_facts_module, "gather_input_facts", lambda *_, **__: pytest.fail("an input was read")
     )
     identity = FakeIdentity()
     unknown_caller = CallError("GetCallerIdentity", "InvalidClientTokenId", "")
@@ -155,12 +155,23 @@ def test_inputs_that_are_not_listed_by_a_bucket_name(script: Path) -> None:
 
 def test_a_long_listing_is_truncated(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_facts, "MAX_LISTED_OBJECTS", 3)
+    monkeypatch.setattr(input_facts, "MAX_COUNTED_OBJECTS", 8)
     storage = FakeStorage(["data"])
-    storage.objects["data"] = {f"k{index}": b"x" for index in range(9)}
-    facts = gather_needed_facts(
-        Job(entry=script, role=ROLE, inputs={"t": "s3://data/k"}), target_with(storage=storage), SOURCE
-    )
-    assert (facts.inputs["t"].objects, facts.inputs["t"].is_truncated) == (3, True)
+    for object_count, counts in ((8, {"File": (8, False), "FastFile": (3, True)}), (9, {"File": (8, True)})):
+        storage.objects["data"] = {f"k{index}": b"x" for index in range(object_count)}
+        for mode, expected in counts.items():
+            job = Job(entry=script, role=ROLE, inputs={"t": {"uri": "s3://data/k", "mode": mode}})
+            facts = gather_needed_facts(job, target_with(storage=storage), SOURCE).inputs["t"]
+            assert (facts.objects, facts.is_truncated) == expected
+            assert facts.bytes == facts.objects
+
+
+def test_twenty_thousand_objects_are_counted_to_the_last(script: Path) -> None:
+    storage = FakeStorage(["data"])
+    storage.objects["data"] = dict.fromkeys((f"k{index}" for index in range(20_000)), b"x" * 10)
+    job = Job(entry=script, role=ROLE, inputs={"t": "s3://data/k"})
+    facts = gather_needed_facts(job, target_with(storage=storage), SOURCE).inputs["t"]
+    assert (facts.objects, facts.bytes, facts.is_truncated) == (20_000, 200_000, False)
 
 
 def test_local_inputs_are_named_by_their_content(script: Path, tmp_path: Path) -> None:

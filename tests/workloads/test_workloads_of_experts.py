@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from _pytest.mark import ParameterSet
 
 from smlaunch.cli.main import main
 from tests.workloads.compare import differences
@@ -26,11 +25,6 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     for workload in yaml.safe_load((FOLDER / "expected.yaml").read_text("utf-8"))["workloads"]
 }
 WITH_DATA = [name for name, workload in WORKLOADS.items() if workload["data"]]
-NOT_YET = {
-    "04-xgboost-500gb",
-    "08-spark-10tb",
-}
-NOT_YET_SIZED = {"08-spark-10tb"}
 ROLE = "arn:aws:iam::111122223333:role/Training"
 
 
@@ -58,12 +52,6 @@ def sized_account(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         server.shutdown()
 
 
-def parameters(names: Iterable[str], not_yet: Set[str]) -> list[ParameterSet]:
-    """One parameter for each name; those that do not pass yet must fail."""
-    marks = {name: [pytest.mark.xfail(strict=True)] if name in not_yet else [] for name in names}
-    return [pytest.param(name, marks=marks[name]) for name in marks]
-
-
 def differences_of_plan(
     name: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
@@ -76,7 +64,7 @@ def differences_of_plan(
     return [difference for difference in all_differences if not difference.startswith("should ")]
 
 
-@pytest.mark.parametrize("name", parameters(WORKLOADS, NOT_YET))
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_plan_without_an_account(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +72,7 @@ def test_plan_without_an_account(
 
 
 @pytest.mark.usefixtures("sized_account")
-@pytest.mark.parametrize("name", parameters(WITH_DATA, NOT_YET_SIZED))
+@pytest.mark.parametrize("name", WITH_DATA)
 def test_plan_of_sized_data(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

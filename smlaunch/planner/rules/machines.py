@@ -192,10 +192,9 @@ def reject_too_little_accelerator_memory(option: ComputeOption) -> Objections:
 )
 def reject_too_little_host_memory(option: ComputeOption) -> Objections:
     """Each host loads only its share of an input that is split among the hosts."""
-    has_split_input, total_bytes = option.demand.has_split_input, option.demand.in_memory_bytes
-    if total_bytes is None:
+    has_split_input, bytes_per_host = option.demand.has_split_input, option.in_memory_bytes
+    if bytes_per_host is None:
         return
-    bytes_per_host = total_bytes / (option.host_count if has_split_input else 1)
     if bytes_per_host > option.instance.memory_gib * 2**30:
         states_hosts = "hosts" in option.demand.job.compute.stated_fields
         remedy = "name compute.instance_type and compute.hosts to use such hosts anyway"

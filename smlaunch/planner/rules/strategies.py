@@ -1,5 +1,5 @@
-"""Rules that choose the strategy, and one about searches of hyperparameters. The first one that applies
-decides; earlier ones have stronger evidence.
+"""Rules that choose the strategy, and some about work that has another way: searches of hyperparameters, and
+inputs too large for every host. The first one that chooses decides; earlier ones have stronger evidence.
 
 Their order: ``_STATED`` by what the job states, ``_WORK`` by the kind of work, ``_SCRIPT`` by what the
 script uses, ``_DATA`` by how the data is split, then rules of others that state no order, and ``_FALLBACK``
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import (
     JobContext,
@@ -18,10 +20,12 @@ from smlaunch.planner.plan_context import (
     PlanWarning,
     StrategyMatch,
     max_hosts_of,
+    sized_inputs,
 )
-from smlaunch.planner.rules.rule import Findings, rule
+from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
+from smlaunch.text.format import format_size
 
 StrategyMatches = Iterator[StrategyMatch]
 
@@ -313,3 +317,80 @@ def _takes_one_process_per_host(context: JobContext) -> bool:
 
 def _hosts_read_own_shares(context: JobContext) -> bool:
     return context.job.has_split_input and _takes_one_process_per_host(context)
+
+
+MAX_COPIED_BYTES = 10**12
+"""Of an input that each of several hosts copies: an hour or more at the speed of a volume."""
+
+
+@rule(
+    "inputs.copies",
+    summary="an input of more than 1 TB that each of several hosts copies completely",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProcessingS3Input.html",
+    quote="FullyReplicated: the entire dataset on each ML compute instance (that of training likewise)",
+    fields=("inputs.*", "compute.hosts", "segments", "strategy"),
+    facts=("inputs",),
+    may_be_allowed=True,
+    allowed_when="if every host needs all of it",
+)
+def reject_copies_of_large_inputs(context: PlanContext) -> Problems:
+    if context.facts.target != "aws" or context.hosts == 1:
+        return
+    for name, channel in context.job.inputs.items():
+        input_facts = context.facts.inputs.get(name)
+        is_copied = channel.split is None and (channel.mode == "File" or context.job_kind.copies_all_inputs)
+        if not is_copied or input_facts is None or (input_facts.bytes or 0) <= MAX_COPIED_BYTES:
+            continue
+        size = format_size(input_facts.bytes or 0)
+        at_least = "at least " if input_facts.is_truncated else ""
+        yield Problem(
+            f"inputs.{name}",
+            f"each of {context.hosts} hosts would copy all of it, {at_least}{size}, before it starts: "
+            f"{format_size((input_facts.bytes or 0) * context.hosts)} in all, and hours at a volume's 128 to "
+            f"250 MiB/s; {_instead_of_copies(context)}",
+        )
+
+
+def _instead_of_copies(context: PlanContext) -> str:
+    if context.strategy.is_for_tables:
+        return f"read s3a:// in the script, and leave the input out. {ELSEWHERE}"
+    if context.job_kind.copies_all_inputs:
+        return "give each host its share (split: key), or read S3 in the script"
+    return "give each host its share (split: key), or let hosts read what they open (mode: FastFile)"
+
+
+@rule(
+    "inputs.tables",
+    phase="advise",
+    summary="tables of terabytes, which other services read from S3",
+    source="https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/emr-serverless.html",
+    quote="EMR Serverless (AWS Glue and Amazon Athena likewise): billed by use, without a cluster",
+    fields=("inputs.*", "strategy"),
+    facts=("inputs",),
+)
+def advise_on_large_tables(context: PlanContext) -> Findings:
+    total_bytes = sum(input_facts.bytes or 0 for input_facts in context.facts.inputs.values())
+    is_large = total_bytes > MAX_COPIED_BYTES
+    if context.facts.target == "aws" and context.strategy.is_for_tables and is_large:
+        yield Reason("inputs.tables", f"The inputs have {format_size(total_bytes)}. {ELSEWHERE}.")
+
+
+@rule(
+    "inputs.bounds",
+    phase="advise",
+    summary="inputs with more objects than a plan counts",
+    source="docs/planner.md",
+    quote="counts at most 100,000 objects of an input",
+    fields=("inputs.*",),
+    facts=("inputs",),
+)
+def warn_of_uncounted_objects(context: PlanContext) -> Findings:
+    """What depends on the size of such an input follows from a lower bound."""
+    for name in sorted(sized_inputs(context.job)):
+        input_facts = context.facts.inputs.get(name)
+        if input_facts is not None and input_facts.is_truncated:
+            yield PlanWarning(
+                f"inputs.{name}: at least {input_facts.objects or 0:,} objects and "
+                f"{format_size(input_facts.bytes or 0)}, where counting stopped: machines, disks and times "
+                "follow from that bound and may be too small; `smlaunch data inventory` counts all of it."
+            )
