@@ -38,6 +38,8 @@ class InputChannel(NamedTuple):
     shuffle_seed: int | None = None
     record_wrapper: str | None = None
     is_gzipped: bool = False
+    instance_groups: tuple[str, ...] = ()
+    """Names of the groups whose hosts get it; empty for all hosts."""
 
     @property
     def data_type(self) -> str:
@@ -107,6 +109,9 @@ class JobParameters(NamedTuple):
     instance_preferences: tuple[str, ...] = ()
     """Types in order instead of ``instance_type``, each for ``hosts`` hosts."""
 
+    instance_groups: tuple[tuple[str, str, int], ...] = ()
+    """Name, type and number of hosts of each group, instead of ``instance_type`` and ``hosts``."""
+
     keep_alive_seconds: int | None = None
     """How long hosts wait for the next job."""
 
@@ -124,6 +129,11 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
         output_uri = output_uri.rstrip("/") + kind.output_suffix.format(job=parameters.name)
     entrypoint = runtime_entrypoint(kind.paths) if parameters.has_runtime else list(parameters.entrypoint)
     preferences = [{"InstanceType": name} for name in parameters.instance_preferences]
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": instance_type, "InstanceCount": host_count}
+        for name, instance_type, host_count in parameters.instance_groups
+        if "compute.instance_groups" in kind.request_path_by_field
+    ]
     value_by_field: dict[str, Any] = {
         **kind.constants,
         "name": parameters.name,
@@ -143,9 +153,10 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
         "output.kms_key": parameters.output_kms_key,
         "output.compression": parameters.output_compression,
         # The service takes the first available one of the preferred types; the number of hosts is the same.
-        "compute.instance_type": None if preferences else parameters.instance_type,
+        "compute.instance_type": None if preferences or groups else parameters.instance_type,
         "compute.instance_preferences": preferences,
-        "compute.hosts": parameters.host_count,
+        "compute.instance_groups": groups,
+        "compute.hosts": None if groups else parameters.host_count,
         "compute.volume_gb": parameters.volume_gb,
         "compute.volume_kms_key": parameters.volume_kms_key,
         "compute.training_plan": parameters.training_plan,
@@ -196,6 +207,7 @@ def _input_entry(kind: JobKind, channel: InputChannel) -> dict[str, Any]:
             "data_type": channel.data_type,
             "split": "ShardedByS3Key" if channel.is_sharded else "FullyReplicated",
             "attributes": list(channel.attributes),
+            "instance_groups": list(channel.instance_groups),
         }
     return _build_document(kind.input_path_by_field, value_by_field)
 

@@ -38,6 +38,8 @@ class Channel(Section):
     own list (``smlaunch.train.shard_files``). ``jobs``: one job for each shard. None lets the plan choose."""
     access: Literal["ro", "rw"] = "ro"
     """Whether hosts may only read the folder of a file system, ``ro``, or write to it too, ``rw``."""
+    instance_groups: tuple[NonEmptyText, ...] = ()
+    """Names of the groups of ``compute.instance_groups`` whose hosts get the data. Empty gives it to all."""
     manifest: StrictBool = False
     """Whether uri is a manifest: an object that lists the objects of the data."""
     attributes: Annotated[tuple[NonEmptyText, ...], at_most(16)] | None = None
@@ -63,6 +65,7 @@ class Channel(Section):
         split: SplitName | None = None,
         split_via: SplitViaName | None = None,
         access: Literal["ro", "rw"] = "ro",
+        instance_groups: tuple[str, ...] = (),
         manifest: bool = False,
         attributes: tuple[str, ...] | None = None,
         shuffle_seed: int | None = None,
@@ -77,6 +80,7 @@ class Channel(Section):
             split=split,
             split_via=split_via,
             access=access,
+            instance_groups=instance_groups,
             manifest=manifest,
             attributes=attributes,
             shuffle_seed=shuffle_seed,

@@ -68,6 +68,18 @@ LauncherName = Literal["runtime", "torchrun"]
 
 
 @section
+class GroupOfHosts(Section):
+    """Hosts of one type among the hosts of a job (a heterogeneous cluster)."""
+
+    name: NonEmptyText
+    """Name of the group, which its hosts have in ``SM_CURRENT_INSTANCE_GROUP``."""
+    type: InstanceTypeName
+    """Their instance type."""
+    hosts: PositiveInt = 1
+    """Number of hosts."""
+
+
+@section
 class Compute(Section):
     """The hosts of a run."""
 
@@ -89,15 +101,50 @@ class Compute(Section):
     on_demand_fallback: StrictBool = False
     """Retry a segment on demand when no spot capacity is available for it."""
     price_per_hour: PositiveNumber | None = None
-    """US dollars for one host and hour of instance_type, or of the first of instance_preferences, where the
-    price in the region is not known, or an old one. Other types, of segments and preferences, keep their own.
-    A change of the type, by ``with_changes`` or an option of the command line, that states no price drops it.
+    """US dollars for one host and hour of instance_type, or of the first of instance_preferences or
+    instance_groups, where the price in the region is not known, or an old one. Other types keep their own. A
+    change of the type, by ``with_changes`` or an option of the command line, that states no price drops it.
     """
     instance_preferences: Annotated[tuple[InstanceTypeName, ...], at_most(5)] = ()
     """Instance types in order of preference, instead of one instance_type: the service uses the first with
     capacity."""
+    instance_groups: Annotated[tuple[GroupOfHosts, ...], at_most(5)] = ()
+    """Hosts of several types in one job, instead of instance_type and hosts. The hosts of each group train
+    together, and every group runs the same program."""
     keep_alive: Duration = None
     """How long hosts wait for the next job after this one has ended, and are billed (a warm pool)."""
+
+    @property
+    def host_count(self) -> int:
+        """Number of hosts of a job, those of all groups."""
+        return sum(group.hosts for group in self.instance_groups) or self.hosts
+
+    @property
+    def hosts_of_largest_group(self) -> int:
+        """Number of hosts that train together at most; all without groups."""
+        return max((group.hosts for group in self.instance_groups), default=self.hosts)
+
+    @property
+    def group_rows(self) -> tuple[tuple[str, str, int], ...]:
+        """Name, type and number of hosts of each group."""
+        return tuple((group.name, group.type, group.hosts) for group in self.instance_groups)
+
+    @property
+    def groups_text(self) -> str:
+        """Such as ``loaders: 2 x ml.c5.xlarge, trainers: 1 x ml.g5.xlarge``; empty without groups."""
+        return ", ".join(f"{name}: {hosts} x {type_name}" for name, type_name, hosts in self.group_rows)
+
+    @property
+    def field_of_types(self) -> str:
+        """The field that states the instance types."""
+        others = [name for name in ("instance_preferences", "instance_groups") if getattr(self, name)]
+        return f"compute.{(others or ['instance_type'])[0]}"
+
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        """Types that the hosts of a job may be of, or of which it has hosts at once."""
+        group_types = tuple(dict.fromkeys(group.type for group in self.instance_groups))
+        return group_types or self.instance_preferences or (self.own_instance_type,)
 
     @property
     def own_instance_type(self) -> str:
@@ -114,11 +161,14 @@ class Compute(Section):
 
 
 def _own_instance_type(compute_fields: Mapping[str, Any]) -> Any:
-    """Return the first of the preferred instance types, the one that is named, or the default.
+    """Return the first of the preferred instance types or groups, the one that is named, or the default.
     ``compute_fields``: as they were given, and not checked."""
     preferences = compute_fields.get("instance_preferences")
     if isinstance(preferences, Sequence) and preferences:
         return preferences[0]
+    groups = compute_fields.get("instance_groups")
+    if isinstance(groups, Sequence) and groups:
+        return groups[0].get("type") if isinstance(groups[0], Mapping) else getattr(groups[0], "type", None)
     return compute_fields.get("instance_type") or DEFAULT_INSTANCE_TYPE
 
 
@@ -315,6 +365,11 @@ class Job(Section):
     def program(self) -> str:
         """The program: that of the entry, the algorithm, or the image."""
         return self.entry.program if self.entry is not None else self.algorithm or self.image or ""
+
+    @property
+    def can_be_continued(self) -> bool:
+        """Whether another training job may continue it: it runs a script, on hosts that train together."""
+        return self.entry is not None and not self.compute.instance_groups
 
     @property
     def has_split_input(self) -> bool:

@@ -1,8 +1,8 @@
-"""What an entry of a request's inputs says of a channel of the job."""
+"""What a request says of the job's channels, and of the groups of hosts that get them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smlaunch.api.job_kinds import FieldPath, get_at_path
@@ -53,3 +53,11 @@ def channel_members(entry: Mapping[str, Any], paths: Mapping[str, FieldPath]) ->
             yield ChannelMember(path, *((field, text) if is_stated else ("",)))
         else:
             yield ChannelMember(path, field, value)
+
+
+def as_instance_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the job's ``compute.instance_groups`` for the request's."""
+    name_by_member = {"InstanceGroupName": "name", "InstanceType": "type", "InstanceCount": "hosts"}
+    return [
+        {name_by_member.get(member, member): value for member, value in group.items()} for group in groups
+    ]

@@ -29,7 +29,7 @@ from smlaunch.catalog.strategies import STRATEGIES
 from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SOURCE_CHANNEL
 from smlaunch.errors import Problem
 from smlaunch.job.nested_members import paths_without_value, remove_at_path
-from smlaunch.job.request_inputs import channel_members
+from smlaunch.job.request_inputs import as_instance_groups, channel_members
 from smlaunch.job.sections import Section, expand_shorthand, shorten_value
 from smlaunch.text.did_you_mean import nearest_match
 
@@ -85,6 +85,7 @@ _READER_BY_FIELD: Mapping[str, Callable[[Any], Any]] = {
     "limits.max_runtime": _as_duration,
     "limits.max_wait": _as_duration,
     "limits.max_pending": _as_duration,
+    "compute.instance_groups": as_instance_groups,
     "output.compression": str.lower,
 }
 """How a field's value is made of that of the member, where they differ."""

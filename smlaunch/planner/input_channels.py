@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -128,7 +128,7 @@ def plan_inputs(
         if input_facts.is_pending:
             diagnostics.add_warning(_PENDING_WARNING.format(name))
         # Reason for an input with split: key, whose objects the service distributes.
-        _explain_split(name, channel, job.compute.hosts, diagnostics)
+        _explain_split(name, channel, hosts_of_channel(job, channel), diagnostics)
         data_uri = channel.uri
         if channel.is_local:
             uploads.append(_data_upload(channel, input_facts, layout))
@@ -178,6 +178,7 @@ def _to_request_channel(
         shuffle_seed=channel.shuffle_seed,
         record_wrapper=channel.record_wrapper,
         is_gzipped=channel.compression is not None,
+        instance_groups=channel.instance_groups,
     )
     if sharding is None:
         return request_channel, []
@@ -214,6 +215,22 @@ def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout
     text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0) + "\n"
     file = f"{sharding.channel}.manifest"
     return Upload("shards", layout.file_lists_prefix({file: text}) + file, content=text)
+
+
+def hosts_of_channel(job: Job, channel: Channel) -> int:
+    """Number of hosts that get an input: those of its groups, or all."""
+    groups = job.compute.instance_groups
+    return sum(group.hosts for group in groups if group.name in channel.instance_groups) or (
+        job.compute.host_count
+    )
+
+
+def for_all_groups(job: Job, channels: Sequence[InputChannel]) -> Sequence[InputChannel]:
+    """Return the channels: as soon as one names groups all do, smlaunch's own all groups."""
+    names = tuple(group.name for group in job.compute.instance_groups)
+    if not names or not any(channel.instance_groups for channel in channels):
+        return [channel._replace(instance_groups=()) for channel in channels]
+    return [channel._replace(instance_groups=channel.instance_groups or names) for channel in channels]
 
 
 def count_smlaunch_channels(job: Job) -> int:
@@ -401,7 +418,7 @@ def _advise_channel(
     is_data_split = channel.split is not None
     if channel.mode == "File":
         # Bytes and files that one host copies to its disk before training.
-        host_data = data_of_host(channel, input_facts, job.compute.hosts)
+        host_data = data_of_host(channel, input_facts, hosts_of_channel(job, channel))
         disk_warning = slow_disk_warning(host_data, host)
         if disk_warning is not None:
             diagnostics.add_warning(f"inputs.{name}: {disk_warning}")
@@ -432,6 +449,21 @@ def _advise_channel(
         diagnostics.add_reason(
             rule_name, f"Mode {channel.mode} as the job says; advised for most scripts: {advice_line}"
         )
+
+
+def warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: Diagnostics) -> None:
+    """Warn of channels with input mode Pipe if a host has several ranks: only one process can read each pipe
+    (developer guide, your-algorithms-training-algo-running-container)."""
+    if processes_per_host == 1:
+        return
+    is_count = isinstance(processes_per_host, int)
+    ranks_text = f"{processes_per_host} ranks run" if is_count else "several ranks may run"
+    for name, channel in job.inputs.items():
+        if channel.mode == "Pipe":
+            diagnostics.add_warning(
+                f"inputs.{name}: only one process can read a pipe, and {ranks_text} on each host: let one "
+                "of them read it for all, or use mode FastFile."
+            )
 
 
 _MIN_WAIT_SECONDS = 300.0

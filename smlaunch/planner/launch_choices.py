@@ -12,7 +12,7 @@ from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, InstanceChoice, In
 from smlaunch.contract.launch_spec import AUTO
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.plan_context import Diagnostics, JobContext
+from smlaunch.planner.plan_context import Diagnostics, JobContext, is_accelerated
 from smlaunch.planner.rules import rules_of
 from smlaunch.planner.script_launch import needed_processes
 from smlaunch.strategies import load_strategy
@@ -45,6 +45,8 @@ def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
         for preference in preferences:
             _warn_of_unknown_type(preference, diagnostics)
         return InstanceChoice(preferences[0], instances.find_instance_type(preferences[0]))
+    if job.compute.instance_groups:
+        return _choose_type_among_groups(job, diagnostics)
     instance_type = job.compute.instance_type
     if instance_type is None:
         default_type = instances.known_types()[DEFAULT_INSTANCE_TYPE]
@@ -56,6 +58,21 @@ def choose_instance_type(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
         return InstanceChoice(DEFAULT_INSTANCE_TYPE, default_type)
     _warn_of_unknown_type(instance_type, diagnostics)
     return InstanceChoice(instance_type, instances.find_instance_type(instance_type))
+
+
+def _choose_type_among_groups(job: Job, diagnostics: Diagnostics) -> InstanceChoice:
+    """Return the type of the first group with accelerators, for which the image is, or of the first group."""
+    types = job.compute.instance_types
+    for name in types:
+        _warn_of_unknown_type(name, diagnostics)
+    name = next(filter(is_accelerated, types), types[0])
+    if len(types) > 1:
+        diagnostics.add_reason(
+            "instance-groups.type",
+            f"All groups run one image, chosen for {name}; figures that depend on the type are for it, and "
+            "the cost is that of all groups.",
+        )
+    return InstanceChoice(name, instances.find_instance_type(name))
 
 
 def _warn_of_unknown_type(name: str, diagnostics: Diagnostics) -> None:
@@ -99,8 +116,9 @@ def choose_processes_per_host(
         return 1
     if facts.target == "local":
         return _local_processes_per_host(instance_type, catalog_entry, facts, diagnostics)
-    if _preferences_differ_in_accelerators(job):
-        message = "The preferences differ in their accelerators: each host counts its own."
+    if _types_differ_in_accelerators(job):
+        types = "groups" if job.compute.instance_groups else "preferences"
+        message = f"The {types} differ in their accelerators: each host counts its own."
         diagnostics.add_reason("processes.auto", message)
         return AUTO
     return _processes_for_hardware(job, strategy, instance_choice, diagnostics)
@@ -141,7 +159,7 @@ def _processes_for_cores(
     job: Job, strategy: Strategy, catalog_entry: InstanceType, diagnostics: Diagnostics
 ) -> int:
     """Return the number of ranks per host without accelerators: of preferred types by the smallest."""
-    preferred_types = (instances.find_instance_type(name) for name in job.compute.instance_preferences)
+    preferred_types = (instances.find_instance_type(name) for name in job.compute.instance_types)
     possible_types = [entry for entry in preferred_types if entry is not None] or [catalog_entry]
     smallest_type = min(possible_types, key=lambda entry: entry.cores)
     thread_count = threads_per_rank(job)
@@ -160,11 +178,11 @@ def _processes_for_cores(
     return ranks_per_host
 
 
-def _preferences_differ_in_accelerators(job: Job) -> bool:
-    """Whether the instance types that the job prefers have different numbers of accelerators. A type that the
-    catalog does not know counts as different from those that it knows."""
-    preferred_entries = map(instances.find_instance_type, job.compute.instance_preferences)
-    accelerator_counts = {None if entry is None else entry.accelerators for entry in preferred_entries}
+def _types_differ_in_accelerators(job: Job) -> bool:
+    """Whether the job's instance types have different numbers of accelerators. A type that the catalog does
+    not know counts as different from those that it knows."""
+    entries = map(instances.find_instance_type, job.compute.instance_types)
+    accelerator_counts = {None if entry is None else entry.accelerators for entry in entries}
     return len(accelerator_counts) > 1
 
 

@@ -133,6 +133,9 @@ def stated_instance_types(job: Job) -> Iterator[tuple[str, str]]:
     with ``compute.instance_type``."""
     if job.compute.instance_preferences:
         yield from (("compute.instance_preferences", name) for name in job.compute.instance_preferences)
+    elif job.compute.instance_groups:
+        for index, group in enumerate(job.compute.instance_groups):
+            yield f"compute.instance_groups[{index}].type", group.type
     else:
         yield "compute.instance_type", job.compute.own_instance_type
     for index, change in enumerate(job.segments):
@@ -142,7 +145,7 @@ def stated_instance_types(job: Job) -> Iterator[tuple[str, str]]:
 
 def max_hosts_of(job: Job) -> int:
     """Number of hosts of the largest segment."""
-    return max(job.compute.hosts, *(change.compute.hosts or 1 for change in job.segments), 1)
+    return max(job.compute.host_count, *(change.compute.hosts or 1 for change in job.segments), 1)
 
 
 def is_accelerated(instance_type: str) -> bool:
@@ -339,4 +342,5 @@ def relevant_quotas(job: Job, kind: JobKind | None = None) -> tuple[str, ...]:
 def plan_chooses_type(job: Job) -> bool:
     """Whether the plan chooses the instance type by the job's workload."""
     compute = job.compute
-    return job.workload != Workload() and compute.instance_type is None and not compute.instance_preferences
+    names_type = compute.instance_type is not None or compute.instance_preferences or compute.instance_groups
+    return job.workload != Workload() and not names_type

@@ -209,7 +209,7 @@ def plan_single_run(
         job_hash=job_digest,
         facts=stated_facts,
         strategy=strategy.name,
-        hosts=first_segment.template.job.compute.hosts,
+        hosts=first_segment.template.job.compute.host_count,
         processes_per_host=first_segment.processes_per_host,
         instance_type=first_segment.instance_type,
         image=first_segment.image,
@@ -279,8 +279,8 @@ def _divide_into_segments(
     """Return a template for each kind of segment of the run, and whether it may take several training jobs.
     Adds a problem if it takes several and the script cannot resume. ``total_seconds``: training time of the
     whole run."""
-    # Processing jobs, and images with their own program, cannot be continued by another job.
-    can_be_continued = strategy.job_kind.has_checkpoints and job.entry is not None
+    # Processing jobs cannot be continued by another job, and not every training job can.
+    can_be_continued = strategy.job_kind.has_checkpoints and job.can_be_continued
     if not can_be_continued:
         quota_text = unknown_quota_text(facts, total_seconds)
         if quota_text:
@@ -308,7 +308,7 @@ def _advise_on_script_and_data(
     advise_input_modes(job, facts, first_segment.instance_type, strategy.job_kind, diagnostics)
     total_ranks = None
     if isinstance(first_segment.processes_per_host, int):
-        total_ranks = first_segment.processes_per_host * job.compute.hosts
+        total_ranks = first_segment.processes_per_host * job.compute.host_count
     advise_script(facts, strategy, total_ranks, diagnostics)
     warn_of_idle_accelerators(job, facts, strategy, first_segment.instance_type, diagnostics)
     suggest_built_in(job, facts.script, diagnostics)
@@ -416,7 +416,7 @@ def _to_planned_segment(number: int, request: Mapping[str, Any], compiled: Compi
         index=number,
         max_runtime=request["StoppingCondition"]["MaxRuntimeInSeconds"],
         stop_after=None if stop_after_text is None else int(stop_after_text),
-        hosts=compiled.template.job.compute.hosts,
+        hosts=compiled.template.job.compute.host_count,
         instance_type=compiled.instance_type,
         until_step=compiled.template.until_step,
     )

@@ -24,9 +24,15 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.bucket_owners import bucket_owners_for_request
-from smlaunch.job.model import Job, format_duration, parse_duration
+from smlaunch.job.model import Compute, Job, format_duration, parse_duration
 from smlaunch.planner.image_choice import choose_image, jumpstart_inputs, warn_of_patch_end
-from smlaunch.planner.input_channels import RunS3Layout, choose_volume_gb, plan_launch_channels
+from smlaunch.planner.input_channels import (
+    RunS3Layout,
+    choose_volume_gb,
+    for_all_groups,
+    plan_launch_channels,
+    warn_of_shared_pipes,
+)
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
 from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
@@ -106,7 +112,7 @@ class RequestCompiler:
             job, self.context.strategy, instance_choice, facts, diagnostics
         )
         image = choose_image(job, self.context.strategy, instance_choice, facts, diagnostics)
-        _warn_of_shared_pipes(job, processes_per_host, diagnostics)
+        warn_of_shared_pipes(job, processes_per_host, diagnostics)
         warn_of_patch_end(image, facts, diagnostics)
         jumpstart_hyperparameters, jumpstart_channels = jumpstart_inputs(image, facts)
         context = self._launch_context(
@@ -116,7 +122,7 @@ class RequestCompiler:
             image,
             {**jumpstart_hyperparameters, **job.hyperparameters},
         )
-        self._check_strategy(context, job.compute.instance_preferences)
+        self._check_strategy(context, job.compute)
         launch_spec = self._compile_launch_spec(context, job.image is not None)
         launch_channels = [] if launch_spec is None else self._launch_channels(launch_spec)
         price_rate = compute_price_rate(
@@ -178,15 +184,16 @@ class RequestCompiler:
             metrics=tuple((metric.name, metric.regex) for metric in job.metrics),
             # The job's, and those by which the strategy configures AWS's image.
             hyperparameters={**context.hyperparameters, **self.context.strategy.hyperparameters(context)},
-            channels=tuple(channels),
+            channels=tuple(for_all_groups(job, channels)),
             output_uri=job.stored_output.uri or self.layout.output_prefix,
             output_kms_key=job.stored_output.kms_key,
             output_compression=None
             if job.stored_output.compression is None
             else job.stored_output.compression.upper(),
             instance_type=context.instance_type,
-            host_count=job.compute.hosts,
+            host_count=job.compute.host_count,
             instance_preferences=job.compute.instance_preferences,
+            instance_groups=job.compute.group_rows,
             keep_alive_seconds=_seconds_or_none(job.compute.keep_alive),
             max_pending_seconds=_seconds_or_none(job.limits.max_pending),
             volume_gb=choose_volume_gb(job, instance_choice, self.facts, diagnostics),
@@ -245,7 +252,7 @@ class RequestCompiler:
             leading_args=added.leading,
             trailing_args=added.trailing,
             flags=added.flags,
-            host_count=job.compute.hosts,
+            host_count=job.compute.hosts_of_largest_group,
             processes_per_host=processes_per_host,
             has_accelerators=may_have_accelerators(job, facts),
             environment_names=frozenset(job.environment),
@@ -281,7 +288,7 @@ class RequestCompiler:
         added = added_arguments(
             job,
             self.facts.script.program,
-            job.compute.hosts,
+            job.compute.hosts_of_largest_group,
             processes_per_host,
             self.context.strategy.launcher or job.launcher,
             may_have_accelerators(job, self.facts),
@@ -295,22 +302,22 @@ class RequestCompiler:
             )
         return added
 
-    def _check_strategy(self, context: LaunchContext, preferences: Sequence[str]) -> None:
+    def _check_strategy(self, context: LaunchContext, compute: Compute) -> None:
         """Add the strategy's problems with each instance type that the job may run on. A strategy is how the
         program is started, such as ``ddp``.
 
-        ``context``: all decisions, for the first type. ``preferences``: names of all types if the job states
-        several, of which the service chooses one; otherwise empty."""
+        ``context``: all decisions, for one of the types of ``compute``."""
         contexts_of_other_types = [
             context._replace(instance_type=name, instance_spec=find_instance_type(name))
-            for name in preferences[1:]
+            for name in compute.instance_types
+            if name != context.instance_type
         ]
         for context_of_type in (context, *contexts_of_other_types):
             for problem in self.context.strategy.find_all_problems(context_of_type):
                 # A problem is reported at the job's field; the type's is another one if there are several.
-                is_about_preference = preferences and problem.path == "compute.instance_type"
+                is_about_type = problem.path == "compute.instance_type"
                 self.diagnostics.add_problem(
-                    "compute.instance_preferences" if is_about_preference else problem.path,
+                    compute.field_of_types if is_about_type else problem.path,
                     problem.message,
                     problem.change,
                 )
@@ -397,21 +404,6 @@ def _efa_variables(context: LaunchContext, has_own_image: bool, diagnostics: Dia
         return {}
     diagnostics.add_reason(settings.rule, settings.explanation)
     return dict(settings.variables)
-
-
-def _warn_of_shared_pipes(job: Job, processes_per_host: int | str, diagnostics: Diagnostics) -> None:
-    """Warn of channels with input mode Pipe if a host has several ranks: only one process can read each pipe
-    (developer guide, your-algorithms-training-algo-running-container)."""
-    if processes_per_host == 1:
-        return
-    is_count = isinstance(processes_per_host, int)
-    ranks_text = f"{processes_per_host} ranks run" if is_count else "several ranks may run"
-    for name, channel in job.inputs.items():
-        if channel.mode == "Pipe":
-            diagnostics.add_warning(
-                f"inputs.{name}: only one process can read a pipe, and {ranks_text} on each host: let one "
-                "of them read it for all, or use mode FastFile."
-            )
 
 
 def _seconds_or_none(duration: str | None) -> int | None:

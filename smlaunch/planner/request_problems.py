@@ -21,7 +21,7 @@ REQUEST_FIELD = "request"
 
 _INPUT_FIELDS_IN_MESSAGES = (
     *("uri", "mode", "split", "content_type"),
-    *("access", "attributes", "compression", "record_wrapper", "shuffle_seed"),
+    *("access", "attributes", "instance_groups", "compression", "record_wrapper", "shuffle_seed"),
 )
 _INPUT_FIELD_BY_DATA_TYPE = {"AugmentedManifestFile": "attributes", "ManifestFile": "manifest"}
 
@@ -101,7 +101,7 @@ def report_endpoint_limits(
     """Report members of the request that the endpoint rejects (a problem) or records without effect: a
     warning if the job states the field that the member comes from, otherwise a reason."""
     endpoint = facts.endpoint
-    hosts = job.compute.hosts
+    hosts = job.compute.host_count
     if endpoint.max_hosts is not None and hosts > endpoint.max_hosts:
         message = (
             f"this machine can stand for {endpoint.max_hosts} hosts of a job, not for {hosts}; take fewer"

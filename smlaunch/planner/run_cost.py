@@ -44,6 +44,8 @@ def compute_price_rate(
     price that the job states counts, to rehearse a cost cap."""
     if len(job.compute.instance_preferences) > 1:
         return _rate_of_most_expensive_preference(job, facts, prices)
+    if job.compute.instance_groups:
+        return _rate_of_groups(job, facts, prices)
     instance_type = instance_choice.name
     # Of one host; None if the job states none.
     host_price = job.compute.price_per_hour
@@ -96,6 +98,30 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts, prices:
             f"of {highest_rate.instance_type}, the dearest of {len(preferences)} preferences; "
             f"{highest_rate.source}"
         ),
+    )
+
+
+def _rate_of_groups(job: Job, facts: DiscoveredFacts, prices: RegionPrices) -> PriceRate:
+    """Return the price per hour of the hosts of all instance groups; it is unknown if that of any type is."""
+    rates: list[PriceRate] = []
+    for index, group in enumerate(job.compute.instance_groups):
+        # The price that the job states is that of the first group.
+        compute = job.compute.with_changes(
+            instance_groups=(),
+            instance_type=group.type,
+            hosts=group.hosts,
+            price_per_hour=job.compute.price_per_hour if index == 0 else None,
+        )
+        choice = InstanceChoice(group.type, instances.find_instance_type(group.type))
+        rates.append(compute_price_rate(job.with_changes(compute=compute), choice, facts, prices))
+    rate_without_price = _first_rate_without_price(rates)
+    if rate_without_price is not None:
+        return rate_without_price
+    return PriceRate(
+        instance_type=rates[0].instance_type,
+        hosts=job.compute.host_count,
+        dollars_per_hour=sum(rate.dollars_per_hour or 0.0 for rate in rates),
+        source="; ".join(dict.fromkeys(f"{rate.source}" for rate in rates)),
     )
 
 

@@ -277,9 +277,8 @@ def _hosts_text(plan: RunPlan, request: Mapping[str, Any]) -> str:
     alternatives = "".join(f", or {name}" for name in compute.instance_preferences[1:])
     spot_text = ", spot" if compute.spot else ""
     keep_alive_text = f", kept for {compute.keep_alive} after the job" if compute.keep_alive else ""
-    return (
-        f"{plan.hosts} x {plan.instance_type}{type_text}{alternatives}{disk_text}{spot_text}{keep_alive_text}"
-    )
+    hosts_text = compute.groups_text or f"{plan.hosts} x {plan.instance_type}{type_text}{alternatives}"
+    return f"{hosts_text}{disk_text}{spot_text}{keep_alive_text}"
 
 
 def _cluster_config_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -405,6 +404,8 @@ def _input_text(
         distribution_text = "a shard for each host"
     else:
         distribution_text = "all of it on every host"
+    if channel.instance_groups:
+        distribution_text += f" of {' and '.join(channel.instance_groups)}"
     amount_texts: list[str] = []
     if input_facts.objects is not None:
         more_text = " or more" if input_facts.is_truncated else ""  # counting stopped at a limit

@@ -47,7 +47,7 @@ def require_plan_without_account(job: Job, account_problem: AccountProblem) -> N
     if account_problem.has_credentials:
         raise account_problem.user_error
     for name, channel in job.inputs.items():
-        if channel.split == "bytes" and channel.is_in_s3 and job.compute.hosts > 1:
+        if channel.split == "bytes" and channel.is_in_s3 and job.compute.host_count > 1:
             raise AccountError(
                 f"inputs.{name}.split: bytes takes the names and sizes of the objects at {channel.uri}, and "
                 f"{account_problem.user_error}"

@@ -168,10 +168,7 @@ def _refuse_secrets_in_environment(job: Job) -> None:
             "it looks like a secret, and the exported file would hold it as plain text; store it in AWS "
             "Secrets Manager or Parameter Store, and name its place under secrets"
         )
-        changes = (f"--secret {field.partition('.')[2]}=secretsmanager:NAME" for field in fields)
-        raise JobError(
-            [Problem(field, message, change) for field, change in zip(fields, changes, strict=True)]
-        )
+        raise JobError([Problem(field, message) for field in fields])
 
 
 def add_remaining_problems(error: JobError, target: Target) -> JobError:

@@ -199,10 +199,20 @@ def test_a_mistake_in_a_job_file_is_told_without_the_secret(shell: Shell) -> Non
     assert "environment.LR: text is needed, not 0.5" in result.err
 
 
-def test_an_export_holds_the_secrets_and_says_so(endpoint_shell: Shell) -> None:
+def test_an_export_refuses_secrets_of_the_environment_and_tells_of_others(endpoint_shell: Shell) -> None:
     (endpoint_shell.folder / "secrets").mkdir()
     (endpoint_shell.folder / "secrets" / "train.py").write_text("")
     (endpoint_shell.folder / "secrets" / "job.yaml").write_text(JOB)
+    for kind in ("step-functions", "airflow", "pipeline"):
+        refused = endpoint_shell("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
+        assert refused.code == 2 and find_leaks(refused.err) == []
+        for field in ("environment.DB_PASSWORD", "environment.NOTE", "environment.DATABASE"):
+            assert f"{field}: it looks like a secret" in refused.err
+        assert "TOKENIZER" not in refused.err and not (endpoint_shell.folder / f"out-{kind}").exists()
+    others = "".join(
+        line for line in JOB.splitlines(True) if "environment" not in line and "hunter2" not in line
+    )
+    (endpoint_shell.folder / "secrets" / "job.yaml").write_text(others)
     for kind in ("step-functions", "airflow", "pipeline"):
         result = endpoint_shell("export", kind, "secrets/job.yaml", "--local", "--out", f"out-{kind}")
         assert result.code == 0, result.err
@@ -210,19 +220,12 @@ def test_an_export_holds_the_secrets_and_says_so(endpoint_shell: Shell) -> None:
         warning = next(
             line for line in result.err.splitlines() if "the export contains the values of" in line
         )
-        for field in (
-            "environment.DB_PASSWORD",
-            "environment.NOTE",
-            "hyperparameters.api_key",
-            "args",
-            "tags.ci_token",
-        ):
+        for field in ("hyperparameters.api_key", "args", "tags.ci_token"):
             assert field in warning
-        assert "TOKENIZER" not in warning
         exported_text = "".join(
             path.read_text() for path in (endpoint_shell.folder / f"out-{kind}").iterdir()
         )
-        assert "hunter2" in exported_text
+        assert "s3same" in exported_text
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ _RAISE_QUOTA_HINT = "ask for more in the Service Quotas console (Amazon SageMake
         "compute.hosts",
         "compute.instance_type",
         "compute.instance_preferences",
+        "compute.instance_groups",
         "compute.spot",
         "segments",
     ),
@@ -64,14 +65,22 @@ def reject_more_hosts_than_quota(context: PlanContext) -> Problems:
         # Such as "ml.m5.xlarge for training job usage".
         quota_name = instance_quota_pattern(context.job, context.job_kind).format(instance_type)
         if max_count == 0:
-            field = "compute.spot" if compute.spot else "compute.instance_type"
+            field = "compute.spot" if compute.spot else compute.field_of_types
             on_demand_hint = ", or hosts on demand" if compute.spot else ""
             yield Problem(
                 field, f"the account's quota {quota_name!r} is 0; {_RAISE_QUOTA_HINT}{on_demand_hint}"
             )
         else:
-            message = f"the account's quota {quota_name!r} is {max_count}, and the job takes {context.hosts}"
-            yield Problem("compute.hosts", f"{message}; take fewer hosts, or {_RAISE_QUOTA_HINT}")
+            host_count = _hosts_of_type(context, instance_type)
+            message = f"the account's quota {quota_name!r} is {max_count}, and the job takes {host_count}"
+            field = "compute.instance_groups" if compute.instance_groups else "compute.hosts"
+            yield Problem(field, f"{message}; take fewer hosts, or {_RAISE_QUOTA_HINT}")
+
+
+def _hosts_of_type(context: PlanContext, instance_type: str) -> int:
+    """Return how many hosts of a type the job takes: those of the groups of the type, or all."""
+    groups = context.job.compute.instance_groups
+    return sum(group.hosts for group in groups if group.type == instance_type) or context.hosts
 
 
 @rule(
@@ -259,7 +268,8 @@ def _unasked_things(context: PlanContext) -> Iterator[str]:
 
 def _hosts_text(context: PlanContext) -> str:
     """Return the hosts that the job takes: ``2 x ml.m5.xlarge or ml.m5.2xlarge``."""
-    return f"{context.hosts} x {' or '.join(context.instance_types)}"
+    groups_text = context.job.compute.groups_text
+    return groups_text or f"{context.hosts} x {' or '.join(context.instance_types)}"
 
 
 def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
@@ -272,7 +282,7 @@ def _insufficient_quotas(context: PlanContext) -> dict[str, int]:
     return {
         name: int(limit)
         for name, limit in limit_by_type.items()
-        if limit is not None and limit < context.hosts
+        if limit is not None and limit < _hosts_of_type(context, name)
     }
 
 

@@ -329,6 +329,9 @@ def reject_image_for_other_processor(context: PlanContext) -> Problems:
         type_processor = "gpu" if instance.accelerators else "cpu"
         if type_processor == image_processor:
             continue
+        # The one image of instance groups is for the accelerators that some of them have.
+        if context.job.compute.instance_groups and type_processor == "cpu" and context.has_accelerators:
+            continue
         gpus_text = instance.accelerators_text() if instance.accelerators else "no GPU"
         yield Problem(
             "image",
@@ -351,7 +354,7 @@ def reject_image_for_other_accelerator(context: PlanContext) -> Problems:
     if image is None or framework_of(image) is None:
         return
     # Neuron devices are the accelerators of Trainium (trn types).
-    field = "compute.instance_preferences" if compute.instance_preferences else "compute.instance_type"
+    field = compute.field_of_types
     # By its repository, such as pytorch-training-neuronx.
     is_neuron_image = any(
         _NEURON_NAME_PART in name_part for name_part in repository_name_of(image).split("-")

@@ -43,6 +43,7 @@ from smlaunch.strategies.builtin_hyperparameters import (
         "limits.segment",
         "limits.max_pending",
         "compute.training_plan",
+        "compute.instance_groups",
         "output.compression",
         "image_registry_credentials",
         "metrics",
@@ -74,6 +75,7 @@ def _stated_request_fields(job: Job) -> dict[str, bool]:
         "compute.spot": job.compute.spot,
         "compute.keep_alive": job.compute.keep_alive is not None,
         "compute.training_plan": job.compute.training_plan is not None,
+        "compute.instance_groups": bool(job.compute.instance_groups),
         "limits.max_pending": job.limits.max_pending is not None,
         "output.compression": job.stored_output.compression is not None,
         "image_registry_credentials": job.image_registry_credentials is not None,
@@ -136,13 +138,26 @@ def reject_unreachable_file_system(context: PlanContext) -> Problems:
             message = f"hosts mount a file system, and mode {channel.mode} is for data in S3; leave it out"
             yield Problem(f"{field}.mode", message)
         for other_field in _FIELDS_OF_INPUTS_IN_S3:
-            if other_field in channel.stated_fields and getattr(channel, other_field) not in (None, False):
+            if other_field in channel.stated_fields and getattr(channel, other_field) not in (
+                None,
+                False,
+                (),
+            ):
                 message = "it is for data in S3, and hosts mount this file system as it is; leave it out"
                 yield Problem(f"{field}.{other_field}", message)
 
 
 _FIELDS_OF_INPUTS_IN_S3 = (
-    *("split", "split_via", "manifest", "attributes", "shuffle_seed", "record_wrapper", "compression"),
+    *(
+        "split",
+        "split_via",
+        "instance_groups",
+        "manifest",
+        "attributes",
+        "shuffle_seed",
+        "record_wrapper",
+        "compression",
+    ),
     "bucket_owner",
 )
 
@@ -392,7 +407,7 @@ def explain_processing_folders(context: PlanContext) -> Findings:
     reads_other_hosts = script.reads_resource_config or reads_hosts(script.program)
     hosts_communicate = context.strategy.joins_hosts or reads_other_hosts
     has_split_input = any(channel.split for channel in job.inputs.values())
-    if job.compute.hosts > 1 and not hosts_communicate and not has_split_input:
+    if job.compute.host_count > 1 and not hosts_communicate and not has_split_input:
         what_it_reads, condition = (
             (f"{job.program} reads which host it is on (SM_CURRENT_HOST)", "it chooses its part by that name")
             if reads_own_host_name(script.program)

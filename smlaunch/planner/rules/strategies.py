@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ScriptFacts
+from smlaunch.job.model import Workload, parse_duration
 from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import (
@@ -19,12 +20,16 @@ from smlaunch.planner.plan_context import (
     PlanContext,
     PlanWarning,
     StrategyMatch,
+    is_accelerated,
+    is_neuron,
     max_hosts_of,
     sized_inputs,
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
+from smlaunch.planner.segments import MAX_JOB_SECONDS
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
+from smlaunch.text.did_you_mean import did_you_mean
 from smlaunch.text.format import format_size
 
 StrategyMatches = Iterator[StrategyMatch]
@@ -394,3 +399,90 @@ def warn_of_uncounted_objects(context: PlanContext) -> Findings:
                 f"{format_size(input_facts.bytes or 0)}, where counting stopped: machines, disks and times "
                 "follow from that bound and may be too small; `smlaunch data inventory` counts all of it."
             )
+
+
+@rule(
+    "groups.exclusive",
+    summary="instance groups beside other hosts, and what only one training can have",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html",
+    quote="InstanceType and InstanceCount cannot be specified with InstanceGroups",
+    fields=("compute", "segments", "workload", "limits.segment", "checkpoints"),
+)
+def reject_fields_beside_groups(context: PlanContext) -> Problems:
+    """Yield a problem for each field that states hosts beside the groups, and for each that makes the job a
+    part of one training: every group trains by itself, and checkpoints are those of one training."""
+    job, compute = context.job, context.job.compute
+    if not compute.instance_groups:
+        return
+    message = "compute.instance_groups names types and hosts of its own; keep one of them"
+    for field in ("instance_type", "hosts", "instance_preferences"):
+        if field in compute.stated_fields and getattr(compute, field) not in (None, ()):
+            yield Problem(f"compute.{field}", message)
+    if job.workload != Workload():
+        yield Problem("workload", "it lets the plan choose hosts, and compute.instance_groups names them")
+    together = (
+        "each instance group trains by itself, and a run's checkpoints and segments are of one training"
+    )
+    for field, is_stated in (
+        ("checkpoints", job.checkpoints is not None),
+        ("segments", bool(job.segments)),
+        ("limits.segment", job.limits.segment is not None),
+    ):
+        if is_stated:
+            yield Problem(field, f"{together}; leave it out, or take hosts of one type")
+    max_runtime = job.limits.max_runtime
+    if max_runtime is not None and parse_duration(max_runtime) > MAX_JOB_SECONDS:
+        message = f"{max_runtime} takes several jobs, and {together}; shorten it, or take hosts of one type"
+        yield Problem("limits.max_runtime", message)
+
+
+@rule(
+    "groups.names",
+    summary="two instance groups of one name, or types that have no common image",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_InstanceGroup.html",
+    quote="InstanceGroupName: Specifies the name of the instance group",
+    fields=("compute.instance_groups", "image"),
+)
+def reject_unsuitable_groups(context: PlanContext) -> Problems:
+    groups = context.job.compute.instance_groups
+    names = [group.name for group in groups]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            message = f"{names.count(name)} groups are called {name!r}; give each a name of its own"
+            yield Problem("compute.instance_groups", message)
+    types = [group.type for group in groups]
+    neuron_type = next(filter(is_neuron, types), None)
+    gpu_type = next((name for name in types if is_accelerated(name) and not is_neuron(name)), None)
+    if context.job.image is None and neuron_type is not None and gpu_type is not None:
+        message = f"all groups run one image, and AWS has none for {neuron_type} and {gpu_type} together"
+        yield Problem("compute.instance_groups", f"{message}; take one of them, or name an image")
+
+
+@rule(
+    "groups.channels",
+    summary="channels of instance groups that do not exist, or of groups for some channels only",
+    source="https://github.com/aws/sagemaker-python-sdk/issues/6089",
+    quote="Some channels have assigned instance groups while others not",
+    fields=("inputs.*", "compute.instance_groups"),
+)
+def reject_channels_of_unknown_groups(context: PlanContext) -> Problems:
+    job = context.job
+    names = [group.name for group in job.compute.instance_groups]
+    has_groups = any(channel.instance_groups for channel in job.inputs.values())
+    for channel_name, channel in job.inputs.items():
+        field = f"inputs.{channel_name}.instance_groups"
+        unknown_names = [name for name in channel.instance_groups if name not in names]
+        if channel.instance_groups and not names:
+            message = "the job has no instance groups; name them in compute.instance_groups, or leave it out"
+            yield Problem(field, message)
+        elif unknown_names:
+            hint = did_you_mean(unknown_names[0], names)
+            yield Problem(field, f"no instance group is called {unknown_names[0]!r}{hint}; there is {names}")
+        elif channel.file_system is not None and has_groups:
+            message = (
+                "a file system is mounted by all groups, and other channels name theirs; leave those out"
+            )
+            yield Problem(f"inputs.{channel_name}", message)
+        elif has_groups and not channel.instance_groups:
+            message = "other channels name their instance groups, so every channel has to; name those of it"
+            yield Problem(field, message)
