@@ -371,6 +371,12 @@ class Job(Section):
         """Whether another training job may continue it: it runs a script, on hosts that train together."""
         return self.entry is not None and not self.compute.instance_groups
 
+    def hosts_of_channel(self, channel: Channel) -> int:
+        """Return the number of hosts that get an input: those of its groups, or all."""
+        groups = self.compute.instance_groups
+        hosts = sum(group.hosts for group in groups if group.name in channel.instance_groups)
+        return hosts or self.compute.host_count
+
     @property
     def has_split_input(self) -> bool:
         """Whether hosts share the files of an input, instead of each getting all of them."""

@@ -128,7 +128,7 @@ def plan_inputs(
         if input_facts.is_pending:
             diagnostics.add_warning(_PENDING_WARNING.format(name))
         # Reason for an input with split: key, whose objects the service distributes.
-        _explain_split(name, channel, hosts_of_channel(job, channel), diagnostics)
+        _explain_split(name, channel, job.hosts_of_channel(channel), diagnostics)
         data_uri = channel.uri
         if channel.is_local:
             uploads.append(_data_upload(channel, input_facts, layout))
@@ -215,14 +215,6 @@ def _manifest_upload(sharding: InputSharding, shard_index: int, uri: str, layout
     text = json.dumps([{"prefix": uri}, *sharding.names_by_host[shard_index]], indent=0) + "\n"
     file = f"{sharding.channel}.manifest"
     return Upload("shards", layout.file_lists_prefix({file: text}) + file, content=text)
-
-
-def hosts_of_channel(job: Job, channel: Channel) -> int:
-    """Number of hosts that get an input: those of its groups, or all."""
-    groups = job.compute.instance_groups
-    return sum(group.hosts for group in groups if group.name in channel.instance_groups) or (
-        job.compute.host_count
-    )
 
 
 def for_all_groups(job: Job, channels: Sequence[InputChannel]) -> Sequence[InputChannel]:
@@ -418,7 +410,7 @@ def _advise_channel(
     is_data_split = channel.split is not None
     if channel.mode == "File":
         # Bytes and files that one host copies to its disk before training.
-        host_data = data_of_host(channel, input_facts, hosts_of_channel(job, channel))
+        host_data = data_of_host(channel, input_facts, job.hosts_of_channel(channel))
         disk_warning = slow_disk_warning(host_data, host)
         if disk_warning is not None:
             diagnostics.add_warning(f"inputs.{name}: {disk_warning}")

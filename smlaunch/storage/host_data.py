@@ -14,7 +14,7 @@ def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
     """Return the size of the inputs that the service copies to each host before training (mode ``File``): of
     one with ``split: key`` a host's share of the objects, each of the average size."""
     return sum(
-        math.ceil(data_of_host(channel, facts.inputs[name], job.compute.hosts).bytes)
+        math.ceil(data_of_host(channel, facts.inputs[name], job.hosts_of_channel(channel)).bytes)
         for name, channel in job.inputs.items()
         if channel.mode == "File" and name in facts.inputs
     )

@@ -20,11 +20,7 @@ from tests.requests.run import FOLDER, Answer, Result, judge_bad, judge_good
 CASES = yaml.safe_load((FOLDER / "cases.yaml").read_text(encoding="utf-8"))
 
 NOT_YET = {
-    "bad/43-half-of-the-channels-in-groups": "no such field yet",
-    "bad/44-groups-beside-a-type": "no such field yet",
     "bad/47-spot-without-a-wait": "the plan states the wait: spot in ``request`` is compute.spot",
-    "good/11-groups-with-channels": "no such field yet",
-    "good/12-groups-without-channels": "no such field yet",
     "good/32-twenty-eight-days": "an unknown quota is AWS's default of 5 days, so that the run has segments",
 }
 """Cases that do not pass, and why. One that passes must not be listed."""

@@ -19,7 +19,6 @@ from smlaunch.planner.input_channels import (
     SMLAUNCH_FOLDER,
     count_smlaunch_channels,
     describe_input_problem,
-    hosts_of_channel,
 )
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning
@@ -154,7 +153,7 @@ def reject_more_hosts_than_objects(context: PlanContext) -> Problems:
         # Truncated: counting stopped early, at far more objects than a job has hosts.
         if input_facts is None or input_facts.is_truncated or channel.split != "key":
             continue
-        hosts = hosts_of_channel(context.job, channel) if channel.instance_groups else context.hosts
+        hosts = context.job.hosts_of_channel(channel) if channel.instance_groups else context.hosts
         if input_facts.objects and input_facts.objects < hosts:
             yield Problem(f"inputs.{name}.split", too_few_files_message(input_facts.objects, "object", hosts))
 
