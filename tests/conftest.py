@@ -11,11 +11,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from smlaunch.discovery.config_files import OWN_VARIABLE, SDK_ADMIN_VARIABLE, SDK_USER_VARIABLE
 from tests import tiers
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+
+CONFIG_VARIABLES = (OWN_VARIABLE, SDK_USER_VARIABLE, SDK_ADMIN_VARIABLE)
 
 _guard = tiers.Guard()
 
@@ -26,6 +29,8 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_configure(config: pytest.Config) -> None:
     _use_own_cache_folder(config)
+    # No defaults of the user's team. An empty file is one that says nothing.
+    os.environ.update(dict.fromkeys(CONFIG_VARIABLES, os.devnull))
     for name, meaning in tiers.MEANING.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

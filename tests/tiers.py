@@ -109,6 +109,7 @@ FILES = {
     "runs/test_stage.py::test_nothing_of_transfers_is_loaded_without_data": PROCESS,
     "runs/test_stage.py::test_one_of_many_clients_creates_the_secret": PROCESS,
     "runs/test_target.py": ENDPOINT,
+    "runs/test_team_defaults.py::test_the_default_region_is_the_last_one": ENDPOINT,
     "runtime/test_launch_spec.py": UNIT,
     "runtime/test_mpi_report.py": UNIT,
     "runtime/test_mpirun_args.py": UNIT,

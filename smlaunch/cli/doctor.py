@@ -17,9 +17,10 @@ import click
 from smlaunch import __version__
 from smlaunch.cli.json_output import print_json
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option
-from smlaunch.errors import EXIT_MACHINE, EXIT_REFUSED, EndpointError, SmlaunchError
+from smlaunch.errors import EXIT_BAD_JOB, EXIT_MACHINE, EXIT_REFUSED, EndpointError, JobError, SmlaunchError
 
 if TYPE_CHECKING:
+    from smlaunch.errors import Problem
     from smlaunch.local.executors.executor_base import MachineCheck
 
 _LOW_DISK_BYTES = 2 << 30
@@ -44,9 +45,10 @@ def doctor(region: str | None, profile: str | None, aws: bool, as_json: bool) ->
     """Check what works on this machine, and explain what does not. Starts nothing; calls AWS only with
     --aws, --region or --profile."""
     machine_checks = [*_machine_checks(), *_endpoint_checks()]
+    config_checks = list(_config_checks())
     asks_aws = aws or region is not None or profile is not None
     aws_checks = list(_region_checks(region, profile) if asks_aws else _unasked_region_checks())
-    checks = [*machine_checks, *aws_checks]
+    checks = [*machine_checks, *config_checks, *aws_checks]
     if as_json:
         print_json({"checks": [check._asdict() for check in checks]})
     else:
@@ -54,7 +56,8 @@ def doctor(region: str | None, profile: str | None, aws: bool, as_json: bool) ->
         for check in checks:
             click.echo(f"{_SYMBOL_BY_VERDICT[check.verdict]} {check.name.ljust(name_width)}  {check.text}")
     # A note is only a restriction; what is missing makes commands fail.
-    for failed_checks, exit_code in ((machine_checks, EXIT_MACHINE), (aws_checks, EXIT_REFUSED)):
+    groups = ((machine_checks, EXIT_MACHINE), (config_checks, EXIT_BAD_JOB), (aws_checks, EXIT_REFUSED))
+    for failed_checks, exit_code in groups:
         if any(check.verdict == "missing" for check in failed_checks):
             return exit_code
     return 0
@@ -153,6 +156,28 @@ def _background_endpoint_check(state_dir: Path) -> Check:
     if endpoint_info is None:
         return Check("endpoint", "ok", "no background endpoint (run --local starts its own)")
     return Check("endpoint", "ok", f"running at {endpoint_info.url}")
+
+
+def _config_checks() -> Iterator[Check]:
+    """Yield a check of each place where a team's configuration file may be, in the order of precedence."""
+    from smlaunch.discovery.config_files import config_files, read_team_settings
+
+    problems: tuple[Problem, ...] = ()
+    try:
+        read_team_settings(os.environ)
+    except JobError as error:
+        problems = error.problems
+    for place in config_files(os.environ):
+        name = f"config ({place.title})"
+        named_by = f", by {place.variable}" if place.variable else ""
+        texts = [str(problem) for problem in problems if problem.path.startswith(str(place.path))]
+        if texts:
+            yield Check(name, "missing", "; ".join(texts))
+        elif place.is_in_s3:
+            yield Check(name, "note", f"{place.address}{named_by}: read when a job in a region is planned")
+        else:
+            state = "is read" if place.exists else "is not there"
+            yield Check(name, "ok", f"{place.path} {state}{named_by}")
 
 
 def _unasked_region_checks() -> Iterator[Check]:

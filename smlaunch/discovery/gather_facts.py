@@ -50,6 +50,7 @@ from smlaunch.facts.discovered_facts import (
 from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import choose_requirements
 from smlaunch.facts.script_capability import needs_module_scan
+from smlaunch.facts.team_settings import NO_TEAM, TeamFacts
 from smlaunch.job.model import Job
 
 
@@ -61,6 +62,7 @@ def gather_facts(
     pending_channels: Collection[str] = (),
     analyzed_file: Path | None = None,
     account_problem: str | None = None,
+    team: TeamFacts = NO_TEAM,
 ) -> DiscoveredFacts:
     """Gather everything that the planner has to know about a job and its surroundings, once and without a
     change: the caller and its role, the source, the script's needs, the inputs' data, quotas and checkpoints.
@@ -69,8 +71,8 @@ def gather_facts(
     plan does. ``pending_channels`` names input channels whose data does not exist yet, such as the output of
     an earlier step of a pipeline. ``analyzed_file`` is read instead of the program's own file, where that
     only calls it. ``account_problem``: why the caller cannot be identified; then no service is asked
-    anything. Raises CallError only where the caller cannot be identified; any other missing item is recorded
-    with the reason.
+    anything. ``team``: the defaults that the job has. Raises CallError only where the caller cannot be
+    identified; any other missing item is recorded with the reason.
     """
     caller = Caller(target) if account_problem is None else UnknownCaller(job.role, target)
     # Either the role's ARN, or the problem: why there is none.
@@ -106,7 +108,9 @@ def gather_facts(
         region=target.region_name,
         account=account,
         partition=caller.partition,
-        bucket=target.bucket or f"sagemaker-{target.region_name}-{account}",
+        bucket=target.bucket or team.staging_value("bucket") or f"sagemaker-{target.region_name}-{account}",
+        bucket_prefix="" if target.bucket else team.staging_value("bucket_prefix") or "",
+        team=team,
         role=role,
         role_problem=role_problem,
         account_problem=account_problem,

@@ -224,7 +224,10 @@ def build_run_template(
         region=plan.facts.region,
         account=plan.facts.account,
         shards=shards,
-        items_uri=RunS3Layout(plan.facts.bucket, plan.run).export_prefix + ITEMS_FILE if shards else "",
+        items_uri=RunS3Layout(plan.facts.bucket, plan.run, plan.facts.bucket_prefix).export_prefix
+        + ITEMS_FILE
+        if shards
+        else "",
         time_scale=time_scale,
     )
 

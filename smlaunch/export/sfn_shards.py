@@ -162,7 +162,9 @@ class _ShardValues:
 
 def results_prefix(template: RunTemplate, run: str = "*") -> str:
     """S3 prefix of the results of shards, which are too large for a state."""
-    return RunS3Layout(template.items_uri.split("/")[2], run).export_prefix + "results/"
+    # s3://BUCKET/PREFIX/smlaunch/RUN/shards/FILE
+    bucket, _, prefix = template.items_uri.removeprefix("s3://").rsplit("/", 4)[0].partition("/")
+    return RunS3Layout(bucket, run, prefix).export_prefix + "results/"
 
 
 def sharded_run_states(

@@ -17,6 +17,7 @@ from smlaunch.catalog.region_catalog import RegionCatalog
 from smlaunch.facts.launcher_lines import LauncherLine
 from smlaunch.facts.script_program import NO_PROGRAM, MissingPackage, ProgramFacts, UnknownCommand
 from smlaunch.facts.source_place import OutsideFile
+from smlaunch.facts.team_settings import NO_TEAM, TeamFacts
 
 Sha256 = bytes
 """A SHA-256, of 32 bytes."""
@@ -348,6 +349,12 @@ class DiscoveredFacts:
 
     resolved_image: ResolvedImage | None = None
     """None if the catalog knows the image."""
+
+    bucket_prefix: str = ""
+    """Folder in ``bucket`` that has smlaunch's own folder; empty for the top."""
+
+    team: TeamFacts = NO_TEAM
+    """What the team's configuration files have given the job."""
 
     folder: str = ""
     """The working directory, in which relative paths of the job begin."""

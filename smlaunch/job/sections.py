@@ -107,6 +107,9 @@ class Section:
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
+    DOCUMENT: ClassVar[str] = "job"
+    """What a message calls the whole of which this section is the top."""
+
     SHORTHAND_FIELD: ClassVar[str | None] = None
     """The field that a bare string or path stands for."""
 
@@ -408,7 +411,7 @@ def _unknown_key_hint(
         if key in field_names(class_of_section):
             return f", did you mean '{name}.{key}'?"
     if key in field_names(root):
-        return f", did you mean {key!r} at the top of the job?"
+        return f", did you mean {key!r} at the top of the {root.DOCUMENT}?"
     return did_you_mean(key, known_keys)
 
 

@@ -160,6 +160,15 @@ def read_job_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dict[str, Any]:
     """Return the mapping in a YAML document. ``document_name``: stands before line and column in errors.
     Raises JobError for a text that is no YAML mapping."""
+    mapping = parse_yaml_mapping(content, document_name, "entry: train.py")
+    if mapping is None:
+        raise JobError([Problem(document_name, "the file is empty; at least 'entry: train.py' is needed")])
+    return mapping
+
+
+def parse_yaml_mapping(content: bytes | str, document_name: str, example: str) -> dict[str, Any] | None:
+    """As ``parse_job_yaml``, but None for a text without any value. ``example``: a line of such a document,
+    for messages."""
     try:
         document = yaml.load(content, Loader=_Loader)  # noqa: S506  a SafeLoader with fewer implicit types
     except yaml.MarkedYAMLError as error:
@@ -179,13 +188,9 @@ def parse_job_yaml(content: bytes | str, document_name: str = "job file") -> dic
     if _count_values(document, count_by_id={}) > _MAX_VALUES:
         message = f"its aliases make more than {_MAX_VALUES} values, or one contains itself"
         raise JobError([Problem(document_name, message)])
-    if document is None:
-        raise JobError([Problem(document_name, "the file is empty; at least 'entry: train.py' is needed")])
-    if not isinstance(document, dict):
+    if document is not None and not isinstance(document, dict):
         found_text = "a list" if isinstance(document, list) else f"{document!r}"
-        raise JobError(
-            [Problem(document_name, f"a mapping such as 'entry: train.py' is needed, not {found_text}")]
-        )
+        raise JobError([Problem(document_name, f"a mapping such as {example!r} is needed, not {found_text}")])
     return document
 
 

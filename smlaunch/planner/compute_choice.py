@@ -28,8 +28,8 @@ from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.launch_choices import threads_per_rank
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import Diagnostics, Objection
-from smlaunch.planner.workload_estimate import speedup
 from smlaunch.storage.read_time_estimates import EstimateRange
+from smlaunch.storage.workload_estimate import speedup
 from smlaunch.strategies.base import Strategy
 
 MAX_HOSTS = 64

@@ -19,7 +19,8 @@ from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
 from smlaunch.planner.plan_context import Objection, PlanContext
 from smlaunch.planner.rules import AnyRule, allowing_option, is_allowed, rules_of
-from smlaunch.planner.workload_estimate import (
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
+from smlaunch.storage.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
     Measurement,
@@ -27,7 +28,6 @@ from smlaunch.planner.workload_estimate import (
     estimate_hourly_price,
     estimate_price,
 )
-from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from smlaunch.strategies.base import Strategy, find_imported_library
 
 ASSUMED_ACCELERATOR_TYPE = "ml.g5.xlarge"

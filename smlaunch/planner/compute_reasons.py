@@ -8,7 +8,7 @@ from smlaunch.catalog.instances import price_region
 from smlaunch.job.model import format_duration
 from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE
+from smlaunch.storage.workload_estimate import MODEL_MEMORY_SHARE
 from smlaunch.text.format import format_dollar_range, format_size
 
 

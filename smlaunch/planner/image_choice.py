@@ -45,7 +45,7 @@ def choose_image(
     # effect; it warns of them itself.
     endpoint_warns_of_image = "AlgorithmSpecification.TrainingImage" in facts.endpoint.recorded_members
     if job.image is None:
-        return _default_image(
+        image = _default_image(
             job=job,
             strategy=strategy,
             instance_choice=instance_choice,
@@ -54,6 +54,7 @@ def choose_image(
             runs_images=runs_images,
             endpoint_warns_of_image=endpoint_warns_of_image,
         )
+        return _image_of_registry(image, facts.team.staging_value("image_registry"))
     if job.entry is None:
         diagnostics.add_reason(
             "image.own-program", "The image's own program runs; nothing of smlaunch's is put in."
@@ -67,6 +68,11 @@ def choose_image(
     elif not endpoint_warns_of_image:
         diagnostics.add_warning(f"image: {IMAGE_NOT_RUN}")
     return job.image
+
+
+def _image_of_registry(image: str, registry: str | None) -> str:
+    """Return the address of the image's copy in a team's registry; the image itself without one."""
+    return image if registry is None or not image else f"{registry.rstrip('/')}/{image.partition('/')[2]}"
 
 
 def jumpstart_inputs(image: str, facts: DiscoveredFacts) -> tuple[dict[str, str], list[InputChannel]]:

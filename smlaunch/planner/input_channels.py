@@ -65,6 +65,13 @@ class RunS3Layout(NamedTuple):
 
     bucket: str
     run_id: str
+    bucket_prefix: str = ""
+    """Folder in the bucket that has smlaunch's own; empty for the top."""
+
+    @property
+    def own_folder(self) -> str:
+        """Prefix of the files of all runs."""
+        return f"s3://{'/'.join(filter(None, (self.bucket, self.bucket_prefix, SMLAUNCH_FOLDER)))}/"
 
     def launch_prefix(self, job_json: str, runtime_sha256: str) -> str:
         """Prefix of job.json and the runtime, of their content: whatever another client launches under this
@@ -77,26 +84,26 @@ class RunS3Layout(NamedTuple):
 
     def _prefix_of_content(self, folder: str, *parts: str) -> str:
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS_OF_CONTENT]
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/{folder}/{digest}/"
+        return f"{self.own_folder}{self.run_id}/{folder}/{digest}/"
 
     def source_prefix(self, sha256: str) -> str:
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/source/{sha256}/"
+        return f"{self.own_folder}source/{sha256}/"
 
     def data_prefix(self, sha256: str) -> str:
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/data/{sha256}/"
+        return f"{self.own_folder}data/{sha256}/"
 
     @property
     def export_prefix(self) -> str:
         """Prefix of what a state machine with many shards reads and writes."""
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/shards/"
+        return f"{self.own_folder}{self.run_id}/shards/"
 
     @property
     def checkpoints_prefix(self) -> str:
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/checkpoints/"
+        return f"{self.own_folder}{self.run_id}/checkpoints/"
 
     @property
     def output_prefix(self) -> str:
-        return f"s3://{self.bucket}/{SMLAUNCH_FOLDER}/{self.run_id}/output/"
+        return f"{self.own_folder}{self.run_id}/output/"
 
 
 def plan_inputs(
@@ -304,6 +311,21 @@ def plan_launch_channels(
         ),
     ]
     return channels, uploads
+
+
+def volume_key(
+    job: Job, instance_choice: InstanceChoice, facts: DiscoveredFacts, diagnostics: Diagnostics
+) -> str | None:
+    """Return the key of the hosts' volumes. A type with its own disk takes none, and a team's default is not
+    meant for it."""
+    entry = instance_choice.catalog_entry
+    if entry is None or not entry.nvme_gb or facts.team.find("compute.volume_kms_key") is None:
+        return job.compute.volume_kms_key
+    diagnostics.add_reason(
+        "defaults.volume-key",
+        f"compute.volume_kms_key is left out: {entry.name} has its own NVMe disk, which takes no key.",
+    )
+    return None
 
 
 def choose_volume_gb(

@@ -16,6 +16,7 @@ from smlaunch.chain.workflow import Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.launch_spec import CheckpointSpec, LaunchSpec
 from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts, StoredFile
+from smlaunch.facts.team_settings import STAGING_FIELDS
 from smlaunch.job.model import Entry, Job
 
 
@@ -315,8 +316,22 @@ def job_hash(job: Job, facts: DiscoveredFacts, *, with_max_runtime: bool = True)
         "entry": facts.source.entry if job.entry is None else _hashed_entry(job.entry, facts.source),
         "source": facts.source.identity_sha256 or facts.source.archive_sha256,
     }
+    # Values that no job states, and that a configuration file gives: without any the hash is as it was.
+    if staging := _hashed_staging(job, facts):
+        hashed_document["staging"] = staging
     canonical_json = json.dumps(hashed_document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical_json.encode()).hexdigest()
+
+
+def _hashed_staging(job: Job, facts: DiscoveredFacts) -> dict[str, str]:
+    """Return where a run's own files and AWS's images are, as far as that is not where every client of the
+    account has them."""
+    staging = {name: facts.team.staging_value(name) for name in STAGING_FIELDS}
+    if staging["bucket"] == f"sagemaker-{facts.region}-{facts.account}":
+        del staging["bucket"]
+    if job.image is not None:
+        del staging["image_registry"]
+    return {name: value for name, value in staging.items() if value is not None}
 
 
 def _hashed_entry(entry: Entry, source: SourceFacts) -> Any:

@@ -26,7 +26,8 @@ from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import RequirementsChoice, choose_requirements
 from smlaunch.job.bucket_owners import BucketOwner, bucket_owners_in_job
 from smlaunch.job.model import Job, Workload, format_duration, parse_duration
-from smlaunch.planner.plan import Reason
+from smlaunch.job.team_config import TeamPolicy
+from smlaunch.planner.plan import Cost, Reason
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy, find_imported_library
 from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
@@ -77,6 +78,12 @@ class PlanContext(JobContext):
     run_id: str = field(default="", kw_only=True)
     """Name of the run, of a shard's run for one shard; empty where only the job is checked."""
 
+    cost: Cost | None = field(default=None, kw_only=True)
+    """Of one run; None until the plan has computed it."""
+
+    run_count: int = field(default=1, kw_only=True)
+    """Equal runs, one for each shard."""
+
     @property
     def job_kind(self) -> JobKind:
         return self.strategy.job_kind
@@ -107,6 +114,11 @@ class PlanContext(JobContext):
     def has_accelerators(self) -> bool:
         """False for hosts that certainly have none."""
         return may_have_accelerators(self.job, self.facts)
+
+    @property
+    def policy(self) -> TeamPolicy | None:
+        """The team's policy; None on the local endpoint, where nothing is billed and no account is used."""
+        return None if self.facts.target == "local" else self.facts.team.policy
 
     @property
     def launcher(self) -> str:

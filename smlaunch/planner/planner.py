@@ -38,7 +38,7 @@ from smlaunch.planner.request_problems import (
     field_paths_of,
     report_endpoint_limits,
 )
-from smlaunch.planner.rules import apply_rules, rules_of
+from smlaunch.planner.rules import apply_rule, apply_rules, rules_of
 from smlaunch.planner.rules.rule import paths_overlap
 from smlaunch.planner.run_cost import PlannedJobCount, plan_cost
 from smlaunch.planner.script_advice import (
@@ -170,7 +170,7 @@ def plan_single_run(
     apply_rules("validate", context, diagnostics)
     apply_rules("advise", context, diagnostics)
 
-    layout = RunS3Layout(facts.bucket, run_id)
+    layout = RunS3Layout(facts.bucket, run_id, facts.bucket_prefix)
     checkpoint_spec = plan_checkpoints(job, facts, layout, is_multi_segment, templates[0], diagnostics)
     attempts = job.limits.attempts or 1
     can_have_checkpoints = strategy.job_kind.has_checkpoints and job.entry is not None
@@ -198,6 +198,7 @@ def plan_single_run(
         hash_without_max_runtime=digest_without_max_runtime if is_multi_segment else "",
     )
     forecast = _forecast_run(job, facts, workflow, compiled_segments, total_seconds, shard_count, diagnostics)
+    apply_rule("policy.cost", replace(context, cost=forecast.cost, run_count=shard_count), diagnostics)
     for compiled in compiled_segments:
         check_compiled_request(job, compiled.variant.request, diagnostics, compiled.template.first_segment)
         report_endpoint_limits(job, compiled.variant.request, facts, diagnostics)

@@ -31,6 +31,7 @@ from smlaunch.planner.input_channels import (
     choose_volume_gb,
     for_all_groups,
     plan_launch_channels,
+    volume_key,
     warn_of_shared_pipes,
 )
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
@@ -187,9 +188,7 @@ class RequestCompiler:
             channels=tuple(for_all_groups(job, channels)),
             output_uri=job.stored_output.uri or self.layout.output_prefix,
             output_kms_key=job.stored_output.kms_key,
-            output_compression=None
-            if job.stored_output.compression is None
-            else job.stored_output.compression.upper(),
+            output_compression=(job.stored_output.compression or "").upper() or None,
             instance_type=context.instance_type,
             host_count=job.compute.host_count,
             instance_preferences=job.compute.instance_preferences,
@@ -197,7 +196,7 @@ class RequestCompiler:
             keep_alive_seconds=_seconds_or_none(job.compute.keep_alive),
             max_pending_seconds=_seconds_or_none(job.limits.max_pending),
             volume_gb=choose_volume_gb(job, instance_choice, self.facts, diagnostics),
-            volume_kms_key=job.compute.volume_kms_key,
+            volume_kms_key=volume_key(job, instance_choice, self.facts, diagnostics),
             training_plan=job.compute.training_plan,
             retries=job.retries,
             has_remote_debug=job.remote_debug,

@@ -19,7 +19,7 @@ from smlaunch.planner.segments import (
     SegmentOverheads,
     format_seconds,
 )
-from smlaunch.planner.workload_estimate import STARTUP_RANGE
+from smlaunch.storage.workload_estimate import STARTUP_RANGE
 from smlaunch.text.format import format_dollars_apart
 
 

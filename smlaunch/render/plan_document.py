@@ -11,7 +11,7 @@ from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Channel
 from smlaunch.planner.plan import InputSharding, RunPlan
 from smlaunch.render.candidates import candidate_as_dict
-from smlaunch.secrets.masking import mask_document
+from smlaunch.secrets.masking import mask_document, mask_named_value
 
 
 def plan_as_dict(plan: RunPlan) -> dict[str, Any]:
@@ -37,6 +37,14 @@ def plan_as_dict(plan: RunPlan) -> dict[str, Any]:
         "instance_preferences": list(plan.job.compute.instance_preferences),
         "image": plan.image,
         "reasons": [{"rule": reason.rule, "because": reason.explanation} for reason in plan.reasons],
+        "defaults": [
+            {
+                "field": default.field,
+                "value": mask_named_value(default.field.rpartition(".")[2], default.value),
+                "from": default.origin,
+            }
+            for default in plan.facts.team.applied
+        ],
         "warnings": list(plan.warnings),
         # Files of the source or an input that are not uploaded, with the reason.
         "left_out": [

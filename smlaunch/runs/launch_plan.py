@@ -82,7 +82,7 @@ def _launch_prepared(
     if plan.shard_plans:  # several runs, each on a part of the data
         return _launch_sharded(prepared_run, on_message, on_progress)
     first_job = plan.planned_jobs[0]
-    run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
+    run_folder = RunFolder.for_plan(plan)
     with translate_call_errors(target):
         # Raises JobError for another job's name: files under the run's prefix belong to the job that has it.
         [(existing_job, stored_workflow)] = _find_earlier_launches(prepared_run)
@@ -157,12 +157,12 @@ def find_earlier_launches(plan: RunPlan, target: Target) -> list[EarlierLaunch]:
 
 def _find_earlier_launch(plan: RunPlan, target: Target) -> EarlierLaunch:
     """As ``find_earlier_launches``, of one run."""
-    run_folder = RunFolder.for_run(plan.facts.bucket, plan.run)
+    run_folder = RunFolder.for_plan(plan)
     stored = run_folder.load_workflow(target.storage)
     job_hash = plan.job_hash
     if stored is not None and stored.is_of_same_job(plan.workflow):
         job_hash = stored.job_hash  # of the job with its first limits
-    first_job = find_existing_job(plan.planned_jobs[0], job_hash, target.control_plane)
+    first_job = find_existing_job(plan.planned_jobs[0], job_hash, target.control_plane, plan.facts.team)
     if first_job is not None:
         return EarlierLaunch(first_job, stored)
     run_folder.require_name_of_job(plan.workflow, stored, target.storage)
@@ -243,7 +243,7 @@ def _claimed_names(plan: RunPlan, new_plans: Sequence[RunPlan], target: Target) 
     claimed_folders: list[RunFolder] = []
     try:
         for new_plan in new_plans if has_files else ():
-            run_folder = RunFolder.for_run(plan.facts.bucket, new_plan.run)
+            run_folder = RunFolder.for_plan(new_plan)
             if run_folder.claim_name(new_plan.run, new_plan.workflow, target.storage):
                 claimed_folders.append(run_folder)
         yield
@@ -316,7 +316,7 @@ def _launch_sharded(
         with _claimed_names(plan, _plans_to_claim(plan, earlier_launches), target):
             # Saved in S3, so that the run is found by its name and its shards by this list.
             names_of_shards = [shard_plan.run for shard_plan in plan.shard_plans]
-            RunFolder.for_run(plan.facts.bucket, plan.run).save_shard_runs(names_of_shards, target.storage)
+            RunFolder.for_plan(plan).save_shard_runs(names_of_shards, target.storage)
             drivers: dict[int, ChainDriver] = {}
             new_shards: list[tuple[RunPlan, ChainDriver]] = []
             for shard_plan, (existing_job, stored_workflow) in zip(
@@ -350,7 +350,7 @@ def _prepare_shard(
     """
     from smlaunch.runs.chain_driver import ChainDriver
 
-    shard_folder = RunFolder.for_run(plan.facts.bucket, shard_plan.run)
+    shard_folder = RunFolder.for_plan(shard_plan)
     workflow = _current_workflow(shard_plan, stored_workflow, on_message)
     shard_folder.save_workflow(workflow, target.storage)
     shard_folder.save_unsent_files(_unsent_files(plan), target.storage)

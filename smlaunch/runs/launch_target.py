@@ -26,6 +26,7 @@ from smlaunch.aws.interfaces import (
     Transfer,
 )
 from smlaunch.catalog.regions import find_region_mistake
+from smlaunch.discovery.config_files import find_default_region
 from smlaunch.errors import AccountError, JobError, Problem, wrong_type_error
 from smlaunch.runs.job_poller import Polling
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from smlaunch.aws.bucket_owners import BucketOwners
     from smlaunch.aws.credential_source import CredentialSource
     from smlaunch.facts.discovered_facts import EndpointFacts
+    from smlaunch.facts.team_settings import Default
 
 TargetKind = Literal["aws", "local"]
 
@@ -187,6 +189,8 @@ class Target:
     another address. Called before each request. None for a region."""
     state_dir: Path | None = field(default=None, repr=False)
     """The directory of this machine's endpoint; None for a region."""
+    region_default: Default | None = field(default=None, repr=False)
+    """The default that names the region; None where the caller or the AWS configuration does."""
 
     @classmethod
     def region(
@@ -197,8 +201,9 @@ class Target:
     ) -> Target:
         """Return a region of AWS as a target: where runs are launched. botocore finds the credentials.
 
-        ``region`` and ``profile`` override the configured ones. ``session`` is a boto3 or botocore session to
-        use instead of a new one; with it, ``profile`` has no effect.
+        ``region`` and ``profile`` override the configured ones; a region that nothing else names is the
+        default of the team's configuration file (docs/defaults.md). ``session`` is a boto3 or botocore
+        session to use instead of a new one; with it, ``profile`` has no effect.
         Raises AccountError when no region is configured, or the profile does not exist, and JobError for a
         name that no region has, or one without SageMaker.
         """
@@ -215,16 +220,21 @@ class Target:
             region_name = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         except BotoCoreError as error:
             raise AccountError(f"the AWS configuration cannot be used: {error}; correct it") from error
+        region_default = None if region_name else find_default_region(os.environ)
+        if region_default is not None:
+            region_name = region_default.value
         if not region_name:
             raise AccountError(NO_REGION)
         if (mistake := find_region_mistake(str(region_name))) is not None:
-            raise JobError([Problem("region" if region else "region of the AWS configuration", mistake)])
+            place = "region of the AWS configuration" if region_default is None else region_default.origin
+            raise JobError([Problem("region" if region else place, mistake)])
         return cls(
             kind="aws",
             region_name=str(region_name),
             polling=REGION_POLLING,  # the pauses between two requests about a job
             session=session,
             environment=dict(os.environ),
+            region_default=region_default,
         )
 
     @classmethod

@@ -12,18 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from smlaunch.api.job_kinds import PROCESSING, TRAINING
 from smlaunch.discovery.gather_facts import gather_facts
 from smlaunch.discovery.named_scripts import names_script
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
-from smlaunch.facts.discovered_facts import NO_SOURCE, SourceFacts
+from smlaunch.facts.discovered_facts import NO_SOURCE, DiscoveredFacts, SourceFacts
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Channel, Job
 from smlaunch.job.partial import parse_without_invalid_fields
-from smlaunch.planner.plan_context import fact_needs
+from smlaunch.planner.launch_choices import choose_strategy
+from smlaunch.planner.plan_context import Diagnostics, JobContext, fact_needs, stated_job_kind
 from smlaunch.planner.planner import check_partial_job, make_plan
 from smlaunch.render.plan import Plan
 from smlaunch.runs.account_problem import (
+    AccountProblem,
     find_account_problem,
     require_account,
     require_plan_without_account,
@@ -32,6 +35,7 @@ from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target, require_target
 from smlaunch.runs.runtime_archive import runtime_sha256
 from smlaunch.runs.source_archive import SourceArchive, pack_source
+from smlaunch.runs.team_defaults import name_defaults, read_settings, with_defaults
 from smlaunch.secrets.masking import fields_with_secrets
 from smlaunch.text.home_folder import expand_home
 
@@ -114,22 +118,16 @@ def prepare(
     source_facts, source_archive = pack_job_source(job, program)
     account_problem = find_account_problem(target)
     given_name = name or job.name
+    analyzed_file = None if program is None else program.analyzed_file
+    job, discovered_facts = _gather_with_defaults(
+        job, target, source_facts, account_problem, pending_channels, analyzed_file
+    )
     try:
-        with translate_call_errors(target):
-            discovered_facts = gather_facts(
-                job,
-                target,
-                source_facts,
-                fact_needs(job),
-                pending_channels,
-                None if program is None else program.analyzed_file,
-                account_problem=None if account_problem is None else str(account_problem),
-            )
         if job.entry is not None:
             discovered_facts = replace(discovered_facts, runtime_sha256=runtime_sha256())
         job_plan = Plan.of(make_plan(job, discovered_facts, given_name or generate_run_id(program_name)))
     except JobError as error:
-        raise job.as_written(error) from error.__cause__
+        raise name_defaults(job.as_written(error), discovered_facts.team) from error.__cause__
     # After the mistakes of the job, which need no account. Without any credentials the plan itself is of use.
     if account_problem is not None:
         require_plan_without_account(job, account_problem)
@@ -150,10 +148,10 @@ def prepare_export(
     that the same job gives the same export. ``step`` is the job's name among several; the default is the name
     of its program. Raises JobError also for a secret in the environment, which the export would hold.
     """
-    _refuse_secrets_in_environment(job)
     given_name = name or job.name
     stem = step or run_name_stem(job.program)
     prepared = prepare(job, target, given_name or stem, pending_channels)
+    _refuse_secrets_in_environment(prepared.plan.job)
     if given_name is not None:
         return prepared
     plan = prepared.plan
@@ -185,21 +183,50 @@ def add_remaining_problems(error: JobError, target: Target) -> JobError:
         return error
     try:
         target.bucket_owners.add(owner_by_bucket(bucket_owners_in_job(partial_job.job)))
+        source_facts, _ = pack_job_source(partial_job.job)
         # A CallError, of the service, becomes one of the types that are caught below.
         with translate_call_errors(target):
-            source_facts, _ = pack_job_source(partial_job.job)
             account_problem = find_account_problem(target)
-            discovered_facts = gather_facts(
-                partial_job.job,
-                target,
-                source_facts,
-                fact_needs(partial_job.job),
-                account_problem=None if account_problem is None else str(account_problem),
-            )
+        job, discovered_facts = _gather_with_defaults(partial_job.job, target, source_facts, account_problem)
     except SmlaunchError:
         return error
-    partial_problems = check_partial_job(partial_job.job, discovered_facts, partial_job.removed_fields)
-    return partial_job.job.as_written(JobError([*error.problems, *partial_problems]))
+    partial_problems = check_partial_job(job, discovered_facts, partial_job.removed_fields)
+    return name_defaults(
+        job.as_written(JobError([*error.problems, *partial_problems])), discovered_facts.team
+    )
+
+
+def _gather_with_defaults(
+    job: Job,
+    target: Target,
+    source: SourceFacts,
+    account_problem: AccountProblem | None,
+    pending_channels: Collection[str] = (),
+    analyzed_file: Path | None = None,
+) -> tuple[Job, DiscoveredFacts]:
+    """Return the job with the team's defaults, and the facts for its plan. The parameters are those of
+    ``gather_facts``. Raises JobError for a wrong configuration file, and the target's errors."""
+    settings = read_settings(target, has_account=account_problem is None)
+    kind = stated_job_kind(job)
+    while True:
+        planned_job, team = with_defaults(job, settings, target, is_processing=kind is PROCESSING)
+        with translate_call_errors(target):
+            facts = gather_facts(
+                planned_job,
+                target,
+                source,
+                fact_needs(planned_job),
+                pending_channels,
+                analyzed_file,
+                account_problem=None if account_problem is None else str(account_problem),
+                team=team,
+            )
+        # The script shows the kind, where the job does not state its strategy. Each has its own defaults.
+        if job.strategy is not None or kind is not TRAINING or not settings.files:
+            return planned_job, facts
+        kind = choose_strategy(JobContext(planned_job, facts), Diagnostics()).job_kind
+        if kind is TRAINING:
+            return planned_job, facts
 
 
 def generate_run_id(program: str) -> str:

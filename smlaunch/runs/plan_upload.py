@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smlaunch.aws.interfaces import CallError, ObjectStorage
-from smlaunch.errors import JobError, Problem
+from smlaunch.errors import AccountError, JobError, Problem
 from smlaunch.facts.discovered_facts import DiscoveredFacts, SourceFacts
 from smlaunch.planner.plan import RunPlan, Upload
 from smlaunch.runs.launch_target import Target
@@ -88,6 +88,11 @@ def _upload_and_create_bucket(
     except CallError as error:
         if error.code != "NoSuchBucket" or upload.bucket != job_facts.bucket:
             raise
+        if (default := job_facts.team.find("bucket")) is not None:
+            raise AccountError(
+                f"the bucket {upload.bucket} does not exist; {default.origin} names it: make it in "
+                f"{job_facts.region}, or correct the file"
+            ) from error
         storage.create_bucket(job_facts.bucket, job_facts.region)
         on_message(f"created the bucket {job_facts.bucket} for source and results")
         _put_object(upload, storage)

@@ -14,6 +14,7 @@ from smlaunch.chain.workflow import WORKFLOW_FILE, Workflow
 from smlaunch.contract import formats
 from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL
 from smlaunch.errors import JobError, Problem
+from smlaunch.planner.plan import RunPlan
 
 CLAIM_FILE = "claim.json"
 """Which job the run's name stands for. Written once, before the files by which a run goes on."""
@@ -54,8 +55,12 @@ class RunFolder(NamedTuple):
     """Ends in a slash."""
 
     @classmethod
-    def for_run(cls, bucket: str, run: str) -> RunFolder:
-        return cls(bucket, f"smlaunch/{run}/")
+    def for_run(cls, bucket: str, run: str, bucket_prefix: str = "") -> RunFolder:
+        return cls(bucket, f"{bucket_prefix}/smlaunch/{run}/".lstrip("/"))
+
+    @classmethod
+    def for_plan(cls, plan: RunPlan) -> RunFolder:
+        return cls.for_run(plan.facts.bucket, plan.run, plan.facts.bucket_prefix)
 
     @classmethod
     def from_description(cls, run: str, description: Mapping[str, Any]) -> RunFolder | None:

@@ -18,10 +18,12 @@ from smlaunch.contract.run_names import TAG_JOB, parse_job_name
 from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.contract.segment import parse_bucket_owners
 from smlaunch.errors import JobError, Problem
+from smlaunch.facts.team_settings import NO_TEAM, TeamFacts
 from smlaunch.planner.input_channels import RESERVED_CHANNELS
 from smlaunch.planner.plan import PlannedJob
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.run_format import check_tags
+from smlaunch.runs.team_defaults import describe_differences
 
 _OUTPUT_FIELDS = ("output", "checkpoints.uri")
 """Fields of a job with addresses that it writes to."""
@@ -134,21 +136,22 @@ def _unknown_submission_result_error(planned_job: PlannedJob, error: CallError, 
 
 
 def find_existing_job(
-    planned_job: PlannedJob, job_hash: str, control_plane: ControlPlane
+    planned_job: PlannedJob, job_hash: str, control_plane: ControlPlane, team: TeamFacts = NO_TEAM
 ) -> SubmittedJob | None:
     """Return the existing job with the same name and job hash; None when the name is free. The hash
-    identifies job file, source and data, and is a tag of the job.
+    identifies job file, source and data, and is a tag of the job. ``team``: the defaults of the planned job.
 
     Raises OtherJobError when another job of smlaunch's has the name, JobError when a job has it that smlaunch
     did not make, and FormatError when a run of another release has it, which
     this one cannot read.
     """
     try:
-        arn = str(call_with_retries(lambda: control_plane.describe_job(planned_job.name))["TrainingJobArn"])
+        description = call_with_retries(lambda: control_plane.describe_job(planned_job.name))
     except CallError as error:
         if error.code in ("ValidationException", "ResourceNotFound"):
             return None
         raise
+    arn = str(description["TrainingJobArn"])
     tags = call_with_retries(lambda: control_plane.list_tags(arn))
     job_name = parse_job_name(planned_job.name)
     check_tags(tags, planned_job.name if job_name is None else job_name.run)  # raises FormatError
@@ -159,6 +162,9 @@ def find_existing_job(
     text = f"the training job {planned_job.name} exists already and {problem}; take another name"
     if existing_hash and planned_job.request.get("HyperParameters"):
         text += " (a hyperparameter that is text, as --hp gives it, is another one than a number)"
+    differences = describe_differences(planned_job.request, description, tags, team)
+    if existing_hash and differences:
+        text += f", or state in the job what differs: {differences}"
     error_class = OtherJobError if existing_hash else JobError
     raise error_class([Problem("name", text)])
 

@@ -174,6 +174,13 @@ def target_of(case: Case) -> tuple[Target, Recorder]:
     return target, recorder
 
 
+def write_config(case: Case, folder: Path) -> Path:
+    """Write the team's configuration file of a case, and return its path."""
+    path = folder / "team.yaml"
+    path.write_text(yaml.safe_dump(case.world.get("config", {})))
+    return path
+
+
 def write_source(case: Case, folder: Path) -> None:
     (folder / "train.py").write_text(case.world.get("script", ORDINARY_SCRIPT))
     for name, text in case.world.get("files", {}).items():

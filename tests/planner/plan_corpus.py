@@ -179,7 +179,7 @@ def plan_of(case: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in plan.items()
-        if name not in ("reasons", "warnings", "candidates", "left_out")
+        if name not in ("reasons", "warnings", "candidates", "left_out", "defaults")
     }
 
 

@@ -14,10 +14,10 @@ from smlaunch.catalog.catalog_tables import load_catalog_table
 from smlaunch.catalog.prices import PRICE_ERROR_BY_CONFIDENCE
 from smlaunch.planner.rules import rules_of
 from smlaunch.planner.rules.rule import Rule
-from smlaunch.planner.workload_estimate import MODEL_MEMORY_SHARE, STARTUP_RANGE
 from smlaunch.render.candidates import candidate_table_lines
 from smlaunch.render.plan import Plan
 from smlaunch.render.plan_text import plan_headline
+from smlaunch.storage.workload_estimate import MODEL_MEMORY_SHARE, STARTUP_RANGE
 from tests.planner.test_workloads import WORKLOADS, plan_workload
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "planner.md"

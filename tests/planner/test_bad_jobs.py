@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,21 +10,25 @@ from typing import Any
 
 import pytest
 
+from smlaunch.discovery.config_files import OWN_VARIABLE
 from smlaunch.errors import EXIT_BAD_JOB, JobError, Problem
 from smlaunch.facts.discovered_facts import SourceFacts
 from smlaunch.job.model import Job
 from smlaunch.job.partial import parse_without_invalid_fields
 from smlaunch.planner.launch_choices import choose_strategy
+from smlaunch.planner.plan import Cost
 from smlaunch.planner.plan_context import Diagnostics, JobContext
 from smlaunch.planner.rules import PlanContext as RuleCase
 from smlaunch.planner.rules import all_rules
 from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.plan_job import add_remaining_problems
-from tests.planner.bad_jobs import Case, cases, target_of, write_source
+from smlaunch.runs.team_defaults import read_settings, with_defaults
+from tests.planner.bad_jobs import Case, cases, target_of, write_config, write_source
 from tests.runs.fakes import gather_needed_facts
 from tests.tables import table
 
 CASES = cases()
+MUCH = Cost(is_known=True, per_hour=1e6, maximum=1e6, note="")
 
 
 def test_there_are_sixty_and_more() -> None:
@@ -57,6 +62,7 @@ def test_it_is_refused_with_all_that_is_wrong(
     folder.mkdir()
     monkeypatch.chdir(folder)
     write_source(case, folder)
+    monkeypatch.setenv(OWN_VARIABLE, str(write_config(case, tmp_path)))
     target, recorder = target_of(case)
     with pytest.raises(JobError) as caught:
         try:
@@ -75,13 +81,19 @@ def test_every_rule_is_broken_by_one_of_them(tmp_path: Path, monkeypatch: pytest
     validating = [rule for rule in all_rules() if rule.phase == "validate"]
     for case in CASES:
         write_source(case, tmp_path)
-        job = parse_readable_job(case.job)
-        if job is not None:
-            facts = gather_needed_facts(
-                job, target_of(case)[0], SourceFacts(".", job.entry.program if job.entry else "", "", 1, 1)
+        monkeypatch.setenv(OWN_VARIABLE, str(write_config(case, tmp_path)))
+        stated_job = parse_readable_job(case.job)
+        if stated_job is not None:
+            target = target_of(case)[0]
+            job, team = with_defaults(
+                stated_job, read_settings(target, has_account=True), target, is_processing=False
             )
+            facts = gather_needed_facts(
+                job, target, SourceFacts(".", job.entry.program if job.entry else "", "", 1, 1)
+            )
+            facts = dataclasses.replace(facts, team=team)
             strategy = choose_strategy(JobContext(job, facts), Diagnostics())
-            rule_case = RuleCase(job, facts, strategy, run_id="x")
+            rule_case = RuleCase(job, facts, strategy, run_id="x", cost=MUCH)
             broken_rules |= {rule.id for rule in validating if list(rule.check(rule_case))}
     assert broken_rules == {rule.id for rule in validating}
 

@@ -21,7 +21,9 @@ from smlaunch.planner.compute_choice import MAX_HOSTS
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import relevant_quotas
 from smlaunch.planner.rules import rules_of
-from smlaunch.planner.workload_estimate import (
+from smlaunch.render.plan import Plan
+from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
+from smlaunch.storage.workload_estimate import (
     MODEL_MEMORY_SHARE,
     HostGroup,
     Measurement,
@@ -30,8 +32,6 @@ from smlaunch.planner.workload_estimate import (
     estimate_price,
     speedup,
 )
-from smlaunch.render.plan import Plan
-from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from tests.planner.fixtures import PLAIN, TORCH, local, make_plan, plan, region, with_inputs
 from tests.planner.test_plan import refusals
 from tests.strategies.requests import plan_job

@@ -67,6 +67,14 @@ def apply_rules(
                 diagnostics.add(_soften_allowed_problem(rule, finding, context))
 
 
+def apply_rule(rule_id: str, context: PlanContext, diagnostics: Diagnostics) -> None:
+    """Add what one of smlaunch's own rules finds, which looks at more than is known when its phase is
+    applied."""
+    (rule,) = (rule for rule in built_in_rules() if rule.id == rule_id)
+    for finding in rule.check(context):
+        diagnostics.add(finding)
+
+
 def _soften_allowed_problem(rule: AnyRule, finding: Finding, context: PlanContext) -> Finding:
     """Return what a rule has found. A problem of a rule that may be wrong becomes a warning if the job allows
     what the rule rejects (``allow``); otherwise its message names the option for that."""

@@ -16,7 +16,7 @@ from smlaunch.job.model import Job
 from smlaunch.planner.file_sharding import too_few_files_message
 from smlaunch.planner.input_channels import (
     RESERVED_CHANNELS,
-    SMLAUNCH_FOLDER,
+    RunS3Layout,
     count_smlaunch_channels,
     describe_input_problem,
 )
@@ -349,7 +349,7 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
                 f"inputs.{name} ({channel.uri}) lies inside it, so that all of the data would be downloaded "
                 "to every host with the checkpoints; use separate prefixes",
             )
-    own_folder = f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
+    own_folder = _own_folder(context)
     folders_inside = checkpoint_prefix.removeprefix(own_folder).split("/")  # run, checkpoints, ...
     is_of_checkpoints = folders_inside[1:2] == ["checkpoints"]
     if own_folder.startswith(checkpoint_prefix) or (
@@ -381,6 +381,10 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
         )
 
 
+def _own_folder(context: PlanContext) -> str:
+    return RunS3Layout(context.facts.bucket, context.run_id, context.facts.bucket_prefix).own_folder
+
+
 def _as_folder_prefix(uri: str) -> str:
     """Return an S3 prefix with one slash at its end."""
     return uri.rstrip("/") + "/"
@@ -398,7 +402,7 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
     """Report each input in which a later job would find what this one writes: its output, which by default is
     in a folder of smlaunch's own in the default bucket, with the run's other files."""
     stated_output = context.job.stored_output.uri
-    output_prefix = stated_output or f"s3://{context.facts.bucket}/{SMLAUNCH_FOLDER}/"
+    output_prefix = stated_output or _own_folder(context)
     for name, channel in context.job.inputs.items():
         if channel.is_in_s3 and _as_folder_prefix(output_prefix).startswith(channel.uri):
             content = "output" if stated_output else "the run's own files"
