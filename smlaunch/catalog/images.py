@@ -7,6 +7,7 @@ aws/deep-learning-containers; sources and dates are in images.json. Long tags ar
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -240,15 +241,28 @@ def _format_unknown_version_message(family: str, wanted_version: str) -> str:
             f"the {family_title(family)} {'.'.join(short_version.split('.')[:2])} image holds "
             f"{short_version}, not {wanted_version}"
         )
-    recent_versions = [
+    return (
+        f"no {family_title(family)} {wanted_version} image is known; the nearest "
+        f"{_format_near_versions(family, wanted_version)}"
+    )
+
+
+def _format_near_versions(family: str, wanted_version: str) -> str:
+    """Return the published versions just below and above one that there is not: ``are 2.9.0 and 2.10.0``."""
+    published_versions = [
         version
         for version, image_version in _load_image_versions(family).items()
-        if image_version.note_id != "short"
+        if image_version.note_id != "ahead"
     ]
-    return (
-        f"no {family_title(family)} {wanted_version} image is "
-        f"known{did_you_mean(wanted_version, recent_versions)}"
-    )
+    wanted = _version_numbers(wanted_version)
+    below = [version for version in published_versions if _version_numbers(version) < wanted][-1:]
+    above = [version for version in published_versions if _version_numbers(version) > wanted][:1]
+    verb = "are" if below and above else "is"
+    return f"{verb} {' and '.join([*below, *above])}"
+
+
+def _version_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version))
 
 
 class PatchSupport(NamedTuple):

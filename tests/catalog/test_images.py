@@ -119,7 +119,14 @@ UNKNOWN = [
     (("sklearn", *HERE, "gpu"), "processor", "there is no GPU image of scikit-learn, only for CPU"),
     (("huggingface", *HERE, "cpu"), "processor", "there is no CPU image of Hugging Face transformers"),
     (("xgboost", *HERE, "gpu", "1.0-1"), "processor", "there is no GPU image of XGBoost 1.0-1"),
-    (("pytorch", *HERE, "gpu", "9.9"), "version", "no PyTorch 9.9 image is known"),
+    (("pytorch", *HERE, "gpu", "9.9"), "version", "no PyTorch 9.9 image is known; the nearest is 2.13.0"),
+    (("pytorch", *HERE, "gpu", "2.99"), "version", "no PyTorch 2.99 image is known; the nearest is 2.13.0"),
+    (("pytorch", *HERE, "gpu", "1.4"), "version", "no PyTorch 1.4 image is known; the nearest is 1.9.0"),
+    (
+        ("tensorflow", *HERE, "gpu", "2.15"),
+        "version",
+        "no TensorFlow 2.15 image is known; the nearest are 2.14.1 and 2.16.2",
+    ),
     (("pytorch", *HERE, "gpu", "2.13.7"), "version", "the PyTorch 2.13 image holds 2.13.0, not 2.13.7"),
     # Python 3.7: the runtime would not run in it.
     (("spark", *HERE, "cpu", "3.1"), "version", "no Spark 3.1 image is known"),

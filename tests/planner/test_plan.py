@@ -161,6 +161,27 @@ def test_an_uneven_number_of_processes_is_warned_of(processes: int, instance_typ
     assert job_plan.warnings[0].startswith(message)
 
 
+@table(
+    ("job", "message"),
+    [
+        ({}, "compute.instance_type: AWS's image of PyTorch 2.13.0: CUDA 13.3 has no code for NVIDIA V100"),
+        (
+            {"framework_version": "2.10"},
+            "framework_version: AWS's image of PyTorch 2.10.0: CUDA 13.0 has no code for NVIDIA V100",
+        ),
+        ({"framework_version": "2.6"}, None),
+        ({"framework_version": "2.5"}, None),  # its tag names no CUDA
+    ],
+)
+def test_the_cuda_of_the_chosen_image(job: dict[str, Any], message: str | None) -> None:
+    job = {**job, "compute": {"instance_type": "ml.p3.2xlarge"}}
+    if message is None:
+        assert "pytorch-training:2." in plan(job).image
+    else:
+        (refusal,) = refusals(job)
+        assert refusal.startswith(message)
+
+
 def test_ranks_that_share_accelerators_are_allowed_by_name() -> None:
     job = {
         "compute": {"processes_per_host": 8, "instance_type": "ml.g5.12xlarge"},
