@@ -18,6 +18,9 @@ from smlaunch.catalog.region_catalog import is_price
 _USAGE_TYPE = re.compile(r"(?:[A-Z0-9]{2,8}-)?(Train|Processing):(ml\.[a-z0-9-]{1,24}\.[a-z0-9-]{1,16})")
 """Such as ``USE1-Train:ml.m5.large``: most rows name the instance type nowhere else."""
 
+_MAX_TYPES = 5_000
+"""Many times as many as SageMaker has, and few enough to keep."""
+
 _PUBLICATION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,12})?")
 
@@ -71,7 +74,8 @@ def read_price_file(text: str, region: str) -> PriceList:
 
 
 def read_products(products: Iterable[str], region: str) -> PriceList:
-    """Return the prices of a region in answers of the Price List API, each a JSON text with one product."""
+    """Return the prices of a region in answers of the Price List API, each a JSON text with one product.
+    Raises ValueError for more types than there are."""
     published: set[str] = set()
 
     def rows() -> Iterator[PriceRow]:
@@ -109,6 +113,8 @@ def _collect(rows: Iterable[PriceRow], region: str, published: str) -> PriceList
         known_prices, instance_type = prices[usage[1]], usage[2]
         is_new = instance_type not in known_prices or known_prices[instance_type] == price
         known_prices[instance_type] = price if is_new else None
+        if len(known_prices) > _MAX_TYPES:
+            raise ValueError(f"it has more than {_MAX_TYPES:,} instance types, and is no list of AWS")
     training_prices, processing_prices = (
         {name: price for name, price in prices_of_kind.items() if price is not None}
         for prices_of_kind in prices.values()
@@ -163,6 +169,9 @@ def _read_csv(text: str, region: str) -> PriceList:
             if len(metadata) > 20:
                 break
             metadata.update({fields[0]: fields[1]} if len(fields) == 2 else {})
+        missing = [name for name in _CSV_COLUMNS.values() if name not in names]
+        if missing:
+            raise ValueError(f"it has no columns {', '.join(missing)}: no offer file of AWS, JSON or CSV")
         positions = {field: names.index(name) for field, name in _CSV_COLUMNS.items()}
         rows = (
             PriceRow(**{field: fields[position] for field, position in positions.items()})
@@ -172,11 +181,6 @@ def _read_csv(text: str, region: str) -> PriceList:
         price_list = _collect(rows, region, metadata.get("Publication Date", ""))
     except csv.Error as error:
         raise ValueError(f"it is not valid CSV ({error})") from None
-    except ValueError:
-        missing = [name for name in _CSV_COLUMNS.values() if name not in names]
-        raise ValueError(
-            f"it has no columns {', '.join(missing)}: no offer file of AWS, JSON or CSV"
-        ) from None
     return price_list
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from datetime import date
@@ -19,6 +20,9 @@ from smlaunch.runs.launch_target import Target
 
 _MAX_FILE_BYTES = 256 << 20
 """Of a price list: AWS's largest one of SageMaker for a region is a fraction of it."""
+
+_MAX_QUOTA_NAME = 200
+"""Characters: more than any name has, so that a foreign answer cannot fill the cache."""
 
 
 class CatalogUpdate(NamedTuple):
@@ -47,7 +51,11 @@ def update_catalog(target: Target, price_file: str | None, today: date) -> Catal
             problems.append(error)
         try:
             account, _ = target.identity.get_caller_identity()
-            quotas = target.quotas.all_quota_values()
+            quotas = {
+                name: value
+                for name, value in target.quotas.all_quota_values().items()
+                if math.isfinite(value) and len(name) <= _MAX_QUOTA_NAME
+            }
             catalog = catalog._replace(account=account, quotas_read_on=today.isoformat(), quotas=quotas)
         except CallError as error:
             problems.append(to_user_error(error, target.location, target.credential_source))
@@ -63,7 +71,10 @@ def _ask_for_prices(target: Target) -> PriceList:
     if partition_of(target.region_name) != "aws":
         text = f"AWS's price list answers no account of {target.region_name}: give --price-list FILE"
         raise JobError([Problem("--region", text)])
-    return read_products(target.product_list.training_products(target.region_name), target.region_name)
+    try:
+        return read_products(target.product_list.training_products(target.region_name), target.region_name)
+    except ValueError as error:
+        raise JobError([Problem("", f"AWS's price list cannot be used: {error}")]) from None
 
 
 def _with_prices(catalog: RegionCatalog, prices: PriceList, today: date, origin: str) -> RegionCatalog:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from smlaunch.catalog import algorithms, instances
 from smlaunch.catalog.instances import InstanceType
-from smlaunch.catalog.prices import HourlyPrice, RegionPrices
+from smlaunch.catalog.prices import HourlyPrice
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.facts.script_capability import ScriptCapability, script_capability
 from smlaunch.job.channel import Channel
@@ -114,10 +114,6 @@ class ComputeDemand(PlanContext):
 
     vcpu_per_accelerator: float | None
     """vCPU that each accelerator keeps busy; None if they are no bottleneck."""
-
-    @cached_property
-    def prices(self) -> RegionPrices:
-        return self.facts.prices(trains_model=self.strategy.job_kind.trains_model)
 
     @property
     def is_single_process(self) -> bool:

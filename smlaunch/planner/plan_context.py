@@ -11,6 +11,7 @@ from typing import NamedTuple
 from smlaunch.api.job_kinds import TRAINING, JobKind
 from smlaunch.catalog import instances
 from smlaunch.catalog.instances import DEFAULT_INSTANCE_TYPE, known_types
+from smlaunch.catalog.prices import RegionPrices
 from smlaunch.catalog.quotas import (
     DEFAULT_HOSTS_PER_JOB,
     DEFAULT_RUNTIME_QUOTA,
@@ -95,6 +96,11 @@ class PlanContext(JobContext):
     @cached_property
     def stated_bucket_owners(self) -> tuple[BucketOwner, ...]:
         return tuple(bucket_owners_in_job(self.job))
+
+    @property
+    def prices(self) -> RegionPrices:
+        """What is known about prices of jobs of this kind in the region."""
+        return self.facts.prices(trains_model=self.job_kind.trains_model)
 
     @property
     def quotas(self) -> Mapping[str, float | None]:

@@ -126,12 +126,7 @@ class RequestCompiler:
         self._check_strategy(context, job.compute)
         launch_spec = self._compile_launch_spec(context, job.image is not None)
         launch_channels = [] if launch_spec is None else self._launch_channels(launch_spec)
-        price_rate = compute_price_rate(
-            job,
-            instance_choice,
-            facts,
-            facts.prices(trains_model=self.context.strategy.job_kind.trains_model),
-        )
+        price_rate = compute_price_rate(job, instance_choice, facts, self.context.prices)
         parameters = self._job_parameters(
             template, context, launch_spec, [*self.channels, *jumpstart_channels, *launch_channels]
         )

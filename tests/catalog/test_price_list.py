@@ -115,6 +115,10 @@ def test_a_type_with_two_prices_has_none() -> None:
         ('{"a":' + "[" * 100_000, "not valid JSON"),
         ("{}", "no offer file of AmazonSageMaker"),
         (offer_file(offerCode="AmazonEC2"), "no offer file of AmazonSageMaker"),
+        (
+            offer_file(*((product(f"EU-Train:ml.m5.a{number}"), on_demand()) for number in range(5001))),
+            "more than 5,000 instance types",
+        ),
     ],
 )
 def test_another_file_is_refused(text: str, message: str) -> None:

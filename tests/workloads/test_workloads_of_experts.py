@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from smlaunch.cli.main import main
+from smlaunch.catalog.instances import known_types
+from smlaunch.cli.main import main, run_command
+from tests.catalog.test_price_list import offer_file, on_demand, product
 from tests.workloads.compare import differences
 from tests.workloads.sized_listing import Handler, prefixes
 
@@ -53,11 +55,16 @@ def sized_account(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def differences_of_plan(
-    name: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    **changes: Any,
 ) -> list[str]:
-    """Plan the workload, and return what is not as expected, less what makes the plan poorer only."""
+    """Plan the workload, and return what is not as expected, less what makes the plan poorer only.
+    ``changes``: of the expectation."""
     monkeypatch.chdir(FOLDER / name)
-    workload = WORKLOADS[name]
+    workload = {**WORKLOADS[name], **changes}
     with pytest.raises(SystemExit):
         main(["plan", "job.yaml", "--region", workload["region"], "--json", *workload["options"], *options])
     all_differences = differences(workload, json.loads(capsys.readouterr().out), sized=bool(options))
@@ -77,3 +84,21 @@ def test_plan_of_sized_data(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert differences_of_plan(name, ["--role", ROLE], monkeypatch, capsys) == []
+
+
+def test_a_cap_in_a_region_whose_prices_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ireland's prices as the expectation has them: those of us-east-1 and 13 %."""
+    rows = [
+        (product(f"EU-Train:{instance.name}"), on_demand(f"{instance.usd_per_hour * 1.13:.4f}"))
+        for instance in known_types().values()
+        if instance.usd_per_hour
+    ]
+    (tmp_path / "list.json").write_text(offer_file(*rows))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    update = ["catalog", "update", "--region", "eu-west-1", "--price-list", str(tmp_path / "list.json")]
+    assert run_command(update) == 0
+    capsys.readouterr()
+    plan_of_ireland = {"outcome": "plan", "must": ["price of eu-west-1"]}
+    assert differences_of_plan("10-bert-one-gpu", [], monkeypatch, capsys, **plan_of_ireland) == []

@@ -332,7 +332,7 @@ def warn_of_region(context: PlanContext) -> Findings:
     if unlisted_text is not None:
         sentence = unlisted_text if unlisted_text.endswith("?") else f"{unlisted_text}."
         yield PlanWarning(f"region: {sentence} AWS may have opened it since then.")
-    prices = context.facts.prices(trains_model=context.job_kind.trains_model)
+    prices = context.prices
     for instance_type in context.instance_types:
         if prices.has_price_list:
             if prices.find(instance_type) is None:
