@@ -17,6 +17,7 @@ rank prints the SHA-256 of its file, which the client compares: the log is anoth
 import base64
 import contextlib
 import hashlib
+import importlib.util
 import inspect
 import io
 import json
@@ -303,6 +304,17 @@ def _let_client_names_be_imported() -> None:
         smlaunch.__getattr__ = find_name  # type: ignore[method-assign,assignment,unused-ignore]
 
 
+def _prefer_plain_folders(root: str, packages: Sequence[str]) -> None:
+    """Let these packages be the folders of the source, where Python would take an installed package first: a
+    folder without ``__init__.py`` comes last, wherever it lies. ``packages``: dotted names, parents first."""
+    for package in packages:
+        path = os.path.join(root, *package.split("."))
+        spec = importlib.util.find_spec(package)
+        if spec is None or path not in (spec.submodule_search_locations or ()):
+            module = sys.modules[package] = ModuleType(package)
+            module.__path__ = [path]
+
+
 def _plain_decorator(function: Any = None, **_: Any) -> Any:
     """What ``smlaunch.remote`` is on a host: functions stay what they are."""
     return _plain_decorator if function is None else function
@@ -346,6 +358,7 @@ def _call(root: str, call_content: bytes) -> Any:
     if root not in sys.path:
         sys.path.insert(0, root)
     _let_client_names_be_imported()
+    _prefer_plain_folders(root, header["plain_folders"])
     # Its hash is in the request. Not by name: __main__ is this program here.
     function, args, kwargs = ScriptUnpickler(io.BytesIO(pickled), finds_by_name=False).load()
     result = function(*args, **kwargs)

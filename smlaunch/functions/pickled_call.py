@@ -25,7 +25,7 @@ from smlaunch.functions.call_identity import identify_call
 from smlaunch.functions.host_program import CALL_FORMAT
 from smlaunch.functions.named_values import attributes_with_secret_names, name_arguments, named_values_of
 from smlaunch.functions.script_pickling import script_pickler_class
-from smlaunch.functions.sent_files import find_sent_file
+from smlaunch.functions.sent_files import find_plain_folders, find_sent_file
 
 _EXTRA_HINT = (
     "functions are sent by cloudpickle, which is not installed: pip install '.[functions]' in a checkout of "
@@ -96,6 +96,7 @@ def pickle_call(
         "python": "{}.{}".format(*sys.version_info[:2]),
         "cloudpickle": cloudpickle.__version__,
         "function": name,
+        "plain_folders": find_plain_folders(pickler.modules, folder),
     }
     content = json.dumps(header, sort_keys=True).encode() + b"\n" + buffer.getvalue()
     sha256 = hashlib.sha256(content).hexdigest()

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from smlaunch.local import background_endpoint
 from tests import warm
 
@@ -169,6 +171,38 @@ def test_a_result_is_found_after_an_edit_of_the_script_and_by_the_name_of_its_ru
         assert "run plain is of a script, and no function's" in by_name.stderr
     finally:
         background_endpoint.stop_endpoint(home)
+
+
+TEST_FILE = """
+import smlaunch
+
+class Point:
+    x = 1
+
+def make(): return Point()
+
+def test_it():
+    assert type(smlaunch.submit(make, target=smlaunch.local_target()).result()) is Point
+"""
+
+
+def test_a_test_file_in_a_folder_whose_name_an_installed_package_has(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this option pytest imports it as ``tests.test_it``; there is no ``__init__.py`` beside it."""
+    for name in ("project/tests/test_it.py", "installed/tests/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(TEST_FILE if name.startswith("project") else "")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
+    arguments = ["--import-mode=importlib", "-p", "no:cacheprovider", f"--rootdir={tmp_path / 'project'}"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, "tests"],
+        cwd=tmp_path / "project",
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 TASKS = """
