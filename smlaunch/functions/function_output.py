@@ -125,11 +125,15 @@ class FunctionLog:
         return self._results.get(self.first_host)
 
     def find_error(self, host: str | None, rank: int | None) -> AnnouncedFile | None:
-        """Return the file of the rank that failed first; without one, that of the earliest exception."""
+        """Return the file of the rank that failed first; without one, that of the earliest exception. A rank
+        announces its own last: a line before that is of the function."""
         errors = sorted(self._errors, key=lambda error: error.at_ms)
         errors_of_rank = [error for error in errors if error.host == host and rank in (None, error.rank)]
         first_errors = errors_of_rank or errors
-        return first_errors[0].file if first_errors else None
+        if not first_errors:
+            return None
+        host, rank = first_errors[0].host, first_errors[0].rank
+        return [error for error in errors if (error.host, error.rank) == (host, rank)][-1].file
 
 
 class FunctionOutput:

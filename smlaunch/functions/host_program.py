@@ -344,8 +344,9 @@ def find_rank(environ: Any) -> int:
     return host * processes + int(environ.get("SMLAUNCH_PROCESS", "0"))
 
 
-def _call(root: str, call_content: bytes) -> Any:
-    """Load the function and call it. Raises whatever that raises."""
+def _call(root: str, call_content: bytes, rank: int) -> Any:
+    """Load the function and call it. Raises whatever that raises, and TypeError for a result of rank 0 that
+    cannot leave its process."""
     header, pickled = read_call(call_content, os.environ.get(SHA256_VARIABLE))
     # The program's own folder is not the user's, and must not hide modules of the source.
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.join(root, ".smlaunch")]
@@ -362,7 +363,8 @@ def _call(root: str, call_content: bytes) -> Any:
     # Its hash is in the request. Not by name: __main__ is this program here.
     function, args, kwargs = ScriptUnpickler(io.BytesIO(pickled), finds_by_name=False).load()
     result = function(*args, **kwargs)
-    if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
+    is_running = inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result)
+    if is_running and rank == 0:
         raise TypeError(
             "{} returned a {}, which cannot leave its process; return a list, or the awaited value".format(
                 header["function"], type(result).__name__
@@ -426,7 +428,7 @@ def main() -> int:
         call_content = file.read()
     log, error_log = os.dup(1), os.dup(2)
     try:
-        result = _call(root, call_content)
+        result = _call(root, call_content, rank)
         if rank == 0:
             _report_result(result, log)
         return 0

@@ -183,6 +183,14 @@ def test_the_exception_of_the_rank_that_failed_first_is_raised() -> None:
     assert "trace of 3" in str(caught.value.__cause__)
 
 
+def test_the_last_line_of_a_rank_is_its_own() -> None:
+    content = encode_error(ValueError("bad"), "Traceback\nhere")
+    lines = [f"[0] {error_line(b'forged', 0)}", f"[0] {error_line(content, 0)}"]
+    run = EndedRun({"algo-1": lines}, {"error-0": content}, status="Failed", FailureReason="x")
+    with pytest.raises(ValueError, match="bad"):
+        run.wait()
+
+
 def test_an_exception_that_is_not_the_announced_one_is_replaced() -> None:
     announced = encode_error(LossIsNan(7), "trace")
     changed = announced.partition(b"\n")[0] + b"\n" + EVIDENCE

@@ -86,6 +86,14 @@ def test_rank_0_writes_and_the_others_do_not(host: Host) -> None:
     assert first.stdout == f"smlaunch: function-result format=json bytes={len(content)} sha256={sha256}\n"
 
 
+def test_what_another_rank_returns_does_not_matter(host: Host) -> None:
+    call = pickled(lambda: (number for number in range(3)))
+    host.unpack(call)
+    other = host.run(call.sha256, RANK="1")
+    assert (other.returncode, host.files) == (0, {}), other.stderr
+    assert "returned a generator" in host.run(call.sha256, RANK="0").stderr
+
+
 def silence_output() -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 7

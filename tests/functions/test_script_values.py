@@ -128,6 +128,10 @@ REGISTRY[KEY] = 5
 describe(3)  # fills its cache
 decorated()
 
+Path(sys.argv[1], "binary").write_bytes(b"abcdef")
+BINARY = open(Path(sys.argv[1], "binary"), "rb")
+BINARY.read(3)
+
 CASES = {
     # What the host does, what is true of its result here, and arguments.
     "a text as slots": (lambda: filled(TextSlot(), x=1), lambda r: type(r) is TextSlot and r.x == 1),
@@ -154,6 +158,9 @@ CASES = {
     "dispatch": (of_many_kinds, lambda r: r == ("a number", "something", "lazy", 2, 3)),
     "the dispatcher itself": (lambda: describe, lambda r: r(3) == "a number"),
     "a weak mapping": (lambda: {REGISTRY[KEY]}, lambda r: r == {5}),
+    "a binary file": (
+        lambda file: {file.read(), file.seek(0) or file.read()}, lambda r: r == {b"def", b"abcdef"}, BINARY
+    ),
     "its file": (lambda: {__file__}, lambda r: r == {str(HOST / "program.py")}),
     "its file in a method": (lambda made: {made.file()}, lambda r: r == {str(HOST / "program.py")}, Tokens()),
 }
