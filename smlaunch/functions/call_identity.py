@@ -17,7 +17,8 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -49,11 +50,9 @@ def identify_call(
 
     def describe() -> dict[str, str]:
         description = _Description(cloudpickle, folder)
-        with description.part("what is called"):
-            description.add(function)
+        description.add_part("function", "what is called", lambda: description.add(function))
         for name, value in [*name_arguments(function, args), *kwargs.items()]:
-            with description.part(f"the argument {name}"):
-                description.add(value)
+            description.add_part(("argument", name), f"the argument {name}", partial(description.add, value))
         return description.hashes
 
     return call_deeply(describe)
@@ -83,21 +82,25 @@ class _Description:
         self._folder = folder
         self._open_parts: list[_Part] = []
         self._counts: dict[str, int] = {}
+        self._name_by_part: dict[Any, str] = {}
+        """By the id of a function or a class, and what else tells parts apart."""
         self._places: dict[int, str] = {}
         self._described: list[Any] = []
         """All that have a place, which keeps their ids theirs."""
         self._plain_hashes: dict[int, bytes] = {}
         """Of tuples and frozen sets of plain values alone: their value is all that can be told of them."""
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What is described in the block is a part of its own."""
-        count = self._counts.get(name, 0)
-        self._counts[name] = count + 1
-        name = f"{name} ({count + 1})" if count else name
-        self._open_parts.append(_Part(name))
-        yield
-        self.hashes[name] = self._open_parts.pop().digest.hexdigest()
+    def add_part(self, key: Any, name: str, describe: Callable[[], None]) -> None:
+        """Let what ``describe`` describes be a part of its own, made once for each key. The open part names it,
+        in the same way each time."""
+        if key not in self._name_by_part:
+            count = self._counts[name] = self._counts.get(name, 0) + 1
+            numbered_name = self._name_by_part[key] = name if count == 1 else f"{name} ({count})"
+            self._open_parts.append(_Part(numbered_name))
+            describe()
+            self.hashes[numbered_name] = self._open_parts.pop().digest.hexdigest()
+        if self._open_parts:
+            self._put("part", self._name_by_part[key])
 
     def _put(self, kind: str, content: bytes | memoryview | str = b"") -> None:
         if isinstance(content, str):
@@ -119,21 +122,20 @@ class _Description:
             self._put("buffer", value.raw())
         elif value_type in (tuple, frozenset) and (plain := self._plain_hash(value)) is not None:
             self._put("plain", plain)
+        elif (name := self._name_by_part.get(id(value))) is not None:
+            self._put("part", name)
         elif (place := self._places.get(id(value))) is not None:
             self._put("again", place)
         elif isinstance(value, (list, tuple, dict, set, frozenset, weakref.WeakSet)) or _is_storage(value):
-            self._remember_object(value)
+            self._remember(value)
             self._add_content(value)
         else:
             self._add_reduced(value, self._reduce(value))
 
-    def _remember_object(self, value: Any) -> None:
+    def _remember(self, value: Any) -> None:
         part = self._open_parts[-1]
         part.places += 1
-        self._remember(value, f"object {part.places} of {part.name}")
-
-    def _remember(self, value: Any, place: str) -> None:
-        self._places[id(value)] = place
+        self._places[id(value)] = f"object {part.places} of {part.name}"
         self._described.append(value)
 
     def _add_content(self, value: Any) -> None:
@@ -190,8 +192,7 @@ class _Description:
         self.add(item)
         digest = self._open_parts.pop().digest
         for described in self._described[count:]:
-            if self._places.get(id(described), "").startswith("object"):  # functions and classes stay known
-                del self._places[id(described)]
+            self._places.pop(id(described), None)
         return bytes(digest.digest())
 
     def _reduce(self, value: Any) -> Any:
@@ -213,13 +214,15 @@ class _Description:
             is_full = isinstance(value, (type, FunctionType, ModuleType))
             self._put("name", reduced if is_full else f"{pickle.whichmodule(value, reduced)}.{reduced}")  # type: ignore[attr-defined]
         elif isinstance(value, FunctionType):
-            with self._part_of(value, f"the function {value.__qualname__}"):
-                self._add_function(value)
+            self._described.append(value)
+            self.add_part(id(value), f"the function {value.__qualname__}", lambda: self._add_function(value))
         elif isinstance(value, type) and len(reduced) == 6:
-            with self._part_of(value, f"the class {value.__qualname__}"):
-                self._add_class(value, reduced)
+            self._described.append(value)
+            self.add_part(
+                id(value), f"the class {value.__qualname__}", lambda: self._add_class(value, reduced)
+            )
         else:
-            self._remember_object(value)
+            self._remember(value)
             self._add_reduced_parts(value, reduced)
 
     def _add_reduced_parts(self, value: Any, reduced: tuple[Any, ...]) -> None:
@@ -231,13 +234,6 @@ class _Description:
         self.add(args)
         for part in further:
             self.add([*part] if isinstance(part, Iterator) else part)
-
-    @contextmanager
-    def _part_of(self, value: Any, name: str) -> Iterator[None]:
-        self._put("part", name)
-        with self.part(name):
-            self._remember(value, self._open_parts[-1].name)
-            yield
 
     def _add_code(self, code: CodeType) -> None:
         """Neither lines nor the file count, which in a notebook is named by the cell's text."""
@@ -257,23 +253,21 @@ class _Description:
         self._add_sorted(vars(function))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # it is not filled
-                self._add_variable("enclosed variable", name, cell.cell_contents)
+                self._add_variable(id(cell), f"the enclosed variable {name}", cell.cell_contents)
         variables = function.__globals__
         for name in sorted(self._internals._extract_code_globals(function.__code__)):  # noqa: SLF001
             if name == "__file__":
                 self.hashes[SCRIPT_FILE] = ""
                 self.add(find_sent_file(str(variables.get(name)), self._folder))
             elif name in variables:
-                self._add_variable("global", name, variables[name])
+                self._add_variable((id(variables), name), f"the global {name}", variables[name])
 
-    def _add_variable(self, kind: str, name: str, value: Any) -> None:
-        self._put(kind, name)
-        if isinstance(value, (type, FunctionType)) or id(value) in self._places:
+    def _add_variable(self, key: Any, name: str, value: Any) -> None:
+        self._put("variable", name)
+        if isinstance(value, (type, FunctionType)):  # a part itself, or a name
             self.add(value)
         else:
-            self._put("part", f"the {kind} {name}")
-            with self.part(f"the {kind} {name}"):
-                self.add(value)
+            self.add_part(key, name, lambda: self.add(value))
 
     def _add_class(self, class_object: type, reduced: tuple[Any, ...]) -> None:
         make, (*arguments, _, _), (attributes, _), *_ = reduced  # an id, and nothing
