@@ -91,7 +91,7 @@ class _Description:
         """Of tuples and frozen sets of plain values alone: their value is all that can be told of them."""
 
     def add_part(self, key: Any, name: str, describe: Callable[[], None]) -> None:
-        """Let what ``describe`` describes be a part of its own, made once for each key. The open part names it,
+        """Let what ``describe`` describes be a part, made once for each key. The open part names it,
         in the same way each time."""
         if key not in self._name_by_part:
             count = self._counts[name] = self._counts.get(name, 0) + 1

@@ -94,9 +94,9 @@ def _named_constants(code: CodeType) -> Iterator[NamedValue]:
             names = constant if isinstance(constant, tuple) else (constant,)
             loaded = index + 1 if following.opname != "STORE_ATTR" else index
             yield from _texts_before(instructions[:loaded], [str(names[0])])
-        elif instruction.opname == "KW_NAMES" or following.opname in (
-            *("CALL_FUNCTION_KW", "CALL_KW", "BUILD_CONST_KEY_MAP"),
-        ):
+        elif instruction.opname == "KW_NAMES":  # in Python 3.11 and 3.12, after the values
+            yield from _texts_before(instructions[:index], code.co_consts[instruction.arg or 0])
+        elif following.opname in ("CALL_FUNCTION_KW", "CALL_KW", "BUILD_CONST_KEY_MAP"):
             yield from _texts_before(instructions[:index], name if isinstance(name, tuple) else ())
 
 

@@ -180,7 +180,7 @@ def with_constants(kind: int) -> Any:
 
 
 def with_keyword() -> Any:
-    return connect("host", port=len("abc"), password="9a8b7c6d5e4f3a2b1c0d")
+    return max("host", port=len("abc"), password="9a8b7c6d5e4f3a2b1c0d")  # type: ignore[call-overload]
 
 
 def with_dict() -> Any:
@@ -250,7 +250,7 @@ class Login(NamedTuple):
         (with_key, ("bob", API_KEY, "word"), {}, None),
         (functools.partial(with_key, "bob", "1", API_KEY), (), {}, "the value of api_key"),
         (functools.partial(with_key, "bob"), ("1", API_KEY), {}, "the value of api_key"),
-        (max, (functools.partial(connect, "h", API_KEY),), {}, "the value of password"),
+        (max, (functools.partial(with_key, "h", "1", API_KEY),), {}, "the value of api_key"),
         (with_constants, (1,), {}, "the value of db_password"),
         (with_keyword, (), {}, "the value of password"),
         (with_dict, (), {}, "the value of password"),
