@@ -132,7 +132,7 @@ def _iter_values(pickled: bytes, named_values: Iterable[NamedValue]) -> Iterator
     except Exception:  # of a way to pickle that this does not know: keys were searched in all bytes
         return
     todo: list[NamedValue] = [("", root), *(("", unbuilt) for unbuilt in unpickler.unbuilt), *named_values]
-    seen: set[tuple[int, str]] = set()
+    visited: set[tuple[int, str]] = set()
     while todo:
         name, value = todo.pop()
         if isinstance(value, (bytes, bytearray)):
@@ -142,9 +142,9 @@ def _iter_values(pickled: bytes, named_values: Iterable[NamedValue]) -> Iterator
             if _MIN_CHARACTERS <= len(value) <= _MAX_TEXT_CHARACTERS:
                 yield name, value
             continue
-        if (id(value), name) in seen:
+        if (id(value), name) in visited:
             continue
-        seen.add((id(value), name))
+        visited.add((id(value), name))
         # The items of a list have its name; a list of tokens is a text.
         name = name if _is_secret_name(name) and name.lower() != "token" else ""
         if type(value) is dict:
