@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from smlaunch.api.file_system_folder import FileSystemFolder
 from smlaunch.api.hyperparameter_text import hyperparameter_text
-from smlaunch.api.job_kinds import FieldPath, JobKind, runtime_entrypoint, set_at_path
+from smlaunch.api.job_kinds import FieldPath, JobKind, get_at_path, runtime_entrypoint, set_at_path
 
 _EMPTY_VALUES: tuple[Any, ...] = ([], {})
 
@@ -47,6 +47,18 @@ class InputChannel(NamedTuple):
         if self.attributes:
             return "AugmentedManifestFile"
         return "ManifestFile" if self.is_manifest else "S3Prefix"
+
+
+class OtherOutput(NamedTuple):
+    """An output of a processing job, beside that of every job."""
+
+    name: str
+    path: str
+    uri: str | None
+    """None: beside the job's output."""
+
+    upload: str
+    """EndOfJob or Continuous."""
 
 
 class JobParameters(NamedTuple):
@@ -95,6 +107,7 @@ class JobParameters(NamedTuple):
     metrics: tuple[tuple[str, str], ...] = ()
     """Name and regular expression of each metric."""
 
+    other_outputs: tuple[OtherOutput, ...] = ()
     output_kms_key: str | None = None
     output_compression: str | None = None
     """GZIP or NONE."""
@@ -178,7 +191,27 @@ def build_job_request(kind: JobKind, parameters: JobParameters) -> dict[str, Any
     }
     if parameters.registry_credentials is None:
         value_by_field["image_registry_access"] = None
-    return _build_document(kind.request_path_by_field, value_by_field, kind.fields_sent_empty)
+    document = _build_document(kind.request_path_by_field, value_by_field, kind.fields_sent_empty)
+    if "output_name" in kind.constants:
+        _add_outputs(kind, document, parameters)
+    return document
+
+
+def _add_outputs(kind: JobKind, request: dict[str, Any], parameters: JobParameters) -> None:
+    """Add the other outputs to a request, behind the output of every job."""
+    list_path = kind.request_path_by_field["output_name"][:-2]
+    for output in parameters.other_outputs:
+        default_uri = f"{parameters.output_uri.rstrip('/')}/{parameters.name}/{output.name}/"
+        values = {
+            "output_name": output.name,
+            "output": output.uri or default_uri,
+            "output_path": output.path,
+            "upload_mode": output.upload,
+        }
+        entry: dict[str, Any] = {}
+        for field_name, value in values.items():
+            set_at_path(entry, kind.request_path_by_field[field_name][len(list_path) + 1 :], value)
+        get_at_path(request, list_path).append(entry)
 
 
 def _input_entry(kind: JobKind, channel: InputChannel) -> dict[str, Any]:

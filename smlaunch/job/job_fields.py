@@ -39,6 +39,7 @@ class JobFields(TypedDict, total=False):
     segments: Any
     checkpoints: Any
     output: Any
+    outputs: Any
     metrics: Any
     bucket_owner: Any
     role: Any

@@ -48,6 +48,7 @@ from smlaunch.job.results import DEFAULT_CHECKPOINT_PATH as DEFAULT_CHECKPOINT_P
 from smlaunch.job.results import Checkpoints as Checkpoints
 from smlaunch.job.results import Metric as Metric
 from smlaunch.job.results import Output as Output
+from smlaunch.job.results import ProcessingOutput as ProcessingOutput
 from smlaunch.job.results import UploadName as UploadName
 from smlaunch.job.sections import FieldError, Section, expand_shorthand, section
 from smlaunch.job.segment_changes import SegmentChange as SegmentChange
@@ -273,6 +274,8 @@ class Job(Section):
     """Where and how the training saves its state."""
     output: Output | None = None
     """Where and how model and output are stored: an S3 prefix, or a mapping."""
+    outputs: Mapping[ChannelName, ProcessingOutput] = field(default_factory=dict)
+    """More outputs of a processing job, by name."""
     metrics: tuple[Metric, ...] = ()
     """Metrics that the service reads from what a training job prints."""
     bucket_owner: AccountId | None = None

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.model import Job
 
-_SECTIONS_OF_NAMED_ENTRIES = (*("environment", "hyperparameters", "inputs", "options", "secrets", "tags"),)
+_SECTIONS_OF_NAMED_ENTRIES = (
+    *("environment", "hyperparameters", "inputs", "options", "outputs", "secrets", "tags"),
+)
 """Sections with independent entries: an invalid entry does not affect the others."""
 
 _PROGRAM_FIELDS = ("entry", "algorithm", "image")

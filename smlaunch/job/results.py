@@ -6,12 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from smlaunch.job.field_types import AccountId, Duration, NonEmptyText, S3Uri, integer_from
 from smlaunch.job.sections import Section, section
-from smlaunch.job.service_types import KmsKey, MetricRegex
+from smlaunch.job.service_types import KmsKey, MetricRegex, OutputPath
 
 UploadName = Literal["sync", "direct"]
 """contract.segment.UPLOADS; a test compares them."""
 
 DEFAULT_CHECKPOINT_PATH = "/opt/ml/checkpoints"
+
+UploadTime = Literal["EndOfJob", "Continuous"]
 
 CompressionName = Literal["gzip", "none"]
 
@@ -81,6 +83,20 @@ class Output(Section):
         compression: CompressionName | None = None,
     ) -> None:
         super().__init__(uri=uri, kms_key=kms_key, compression=compression)
+
+
+@section
+class ProcessingOutput(Section):
+    """One more output of a processing job, beside ``output``. A bare string is its folder."""
+
+    SHORTHAND_FIELD: ClassVar[str] = "path"
+
+    path: OutputPath
+    """The folder on the hosts, below /opt/ml/processing."""
+    uri: S3Uri | None = None
+    """The S3 prefix that its files are stored at; by default a folder beside that of ``output``."""
+    upload: UploadTime = "EndOfJob"
+    """When its files are uploaded: ``EndOfJob``, or ``Continuous`` while the job runs."""
 
 
 @section

@@ -14,6 +14,9 @@ from smlaunch.job.sections import FieldError, FieldRule
 _KMS_KEY = r"[a-zA-Z0-9:/_-]{1,2048}"
 _KMS_ARN = r"arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:(key|alias)/.+"
 _TRAINING_PLAN = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/\S+"
+_OUTPUT_PATH = r"^/opt/ml/processing(/[^/]+)+/?$"
+_RELATIVE_STEP = r"/\.{1,2}(/|$)"
+_OWN_FOLDER = r"^/opt/ml/processing/(input|output)(/|$)"
 _LAMBDA_FUNCTION = r"arn:[A-Za-z0-9-]+:lambda:[A-Za-z0-9-]+:[0-9]{12}:function:\S+"
 
 
@@ -40,6 +43,17 @@ def _check_metric_regex(text: str) -> str:
         raise FieldError(f"{{}} is not a regular expression: {error}", repr(text)) from None
     if not compiled.groups:
         raise FieldError("{} has no group; put the number in parentheses, such as loss=([0-9.]+)", repr(text))
+    return text
+
+
+def _check_output_path(text: str) -> str:
+    if not re.search(_OUTPUT_PATH, text) or re.search(_RELATIVE_STEP, text):
+        raise FieldError("{} is no folder below /opt/ml/processing, where outputs are", repr(text))
+    if re.search(_OWN_FOLDER, text):
+        raise FieldError(
+            "{} is where inputs, or the job's own output, are; name another folder below /opt/ml/processing",
+            repr(text),
+        )
     return text
 
 
@@ -73,6 +87,13 @@ LambdaArn = Annotated[
 ]
 SecretReferenceText = Annotated[
     NonEmptyText, FieldRule(_check_secret_reference, {"pattern": f"^({REFERENCE_PATTERN})$"})
+]
+OutputPath = Annotated[
+    NonEmptyText,
+    FieldRule(
+        _check_output_path,
+        {"pattern": _OUTPUT_PATH, "not": {"pattern": f"{_RELATIVE_STEP}|{_OWN_FOLDER}"}},
+    ),
 ]
 MetricRegex = Annotated[NonEmptyText, FieldRule(_check_metric_regex)]
 RetryCount = Annotated[int, integer_from(1, 30)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
+from smlaunch.api.request_builder import InputChannel, JobParameters, OtherOutput, build_job_request
 from smlaunch.api.request_merge import merge_members
 from smlaunch.catalog.efa import efa_settings
 from smlaunch.catalog.instances import InstanceChoice, find_instance_type
@@ -184,6 +184,10 @@ class RequestCompiler:
             output_uri=job.stored_output.uri or self.layout.output_prefix,
             output_kms_key=job.stored_output.kms_key,
             output_compression=(job.stored_output.compression or "").upper() or None,
+            other_outputs=tuple(
+                OtherOutput(name, output.path, output.uri, output.upload)
+                for name, output in job.outputs.items()
+            ),
             instance_type=context.instance_type,
             host_count=job.compute.host_count,
             instance_preferences=job.compute.instance_preferences,

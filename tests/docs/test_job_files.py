@@ -1,4 +1,4 @@
-"""The job files on the pages about inputs and secrets are jobs, and can be planned."""
+"""The job files on the pages about inputs, processing and secrets are jobs, and can be planned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.planner.fixtures import make_plan, region
 from tests.tables import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("inputs.md", "secrets.md")
+PAGES = ("inputs.md", "processing.md", "secrets.md")
 JOB_FILES = [
     (page, text)
     for page in PAGES

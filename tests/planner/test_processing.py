@@ -191,3 +191,36 @@ def test_what_a_third_kind_lacks_follows_from_its_data() -> None:
         "inputs.raw.mode": "a tuning job takes inputs in mode File, Pipe, not FastFile",
         "inputs": "1 and smlaunch's own 2 are 3, and a tuning job may have 1; put several into one prefix",
     }
+
+
+def test_other_outputs_are_behind_the_jobs_own() -> None:
+    outputs = {
+        "clean": {"path": "/opt/ml/processing/clean", "uri": "s3://b/clean/"},
+        "rejected": {"path": "/opt/ml/processing/rejected", "upload": "Continuous"},
+    }
+    job = {
+        "strategy": "processing",
+        "output": {"uri": "s3://b/out/", "kms_key": "alias/k"},
+        "outputs": outputs,
+    }
+    job_plan = plan(job)
+    configuration = job_plan.requests[0]["ProcessingOutputConfig"]
+    assert configuration["KmsKeyId"] == "alias/k"
+    own, clean, rejected = configuration["Outputs"]
+    assert own["OutputName"] == "output"
+    assert clean == {
+        "OutputName": "clean",
+        "S3Output": {
+            "S3Uri": "s3://b/clean/",
+            "LocalPath": "/opt/ml/processing/clean",
+            "S3UploadMode": "EndOfJob",
+        },
+    }
+    assert rejected["S3Output"] == {
+        "S3Uri": "s3://b/out/digits-s1-a1/rejected/",
+        "LocalPath": "/opt/ml/processing/rejected",
+        "S3UploadMode": "Continuous",
+    }
+    assert "/opt/ml/processing/rejected are uploaded to the folder rejected beside the output" in " ".join(
+        str(job_plan).split()
+    )

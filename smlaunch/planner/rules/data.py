@@ -421,6 +421,9 @@ def stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
         yield "checkpoints.uri", job.checkpoints.uri
     if job.stored_output.uri is not None:
         yield "output", job.stored_output.uri
+    for name, output in job.outputs.items():
+        if output.uri is not None:
+            yield f"outputs.{name}.uri", output.uri
 
 
 _BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
@@ -283,6 +284,57 @@ def explain_retries(context: PlanContext) -> Findings:
             "knows its own try only: a segment that was tried again may be ended by the service before it "
             "ends itself, and lose what it computed since its last checkpoint."
         )
+
+
+@rule(
+    "processing.outputs",
+    summary="outputs of a job that trains, outputs in one folder, or one that request states too",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProcessingS3Output.html",
+    quote="LocalPath: The local path of a directory where you want Amazon SageMaker to upload its contents",
+    fields=("outputs", "strategy", "request"),
+)
+def reject_impossible_outputs(context: PlanContext) -> Problems:
+    outputs, kind = context.job.outputs, context.job_kind
+    own_name = kind.constants.get("output_name")
+    if outputs and own_name is None:
+        message = f"a {kind.noun} has one output, whose folder is SM_OUTPUT_DATA_DIR; leave it out"
+        yield Problem("outputs", message)
+        return
+    if len(outputs) >= _MAX_OUTPUTS:
+        yield Problem("outputs", f"{len(outputs)} are too many: at most {_MAX_OUTPUTS - 1} beside output")
+    stated_outputs = (context.job.request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
+    folders: dict[str, str] = {}
+    for name, output in outputs.items():
+        if name == own_name:
+            yield Problem(
+                f"outputs.{name}", "it is the name of the job's own output; use output, or rename it"
+            )
+        if any(stated.get("OutputName") == name for stated in stated_outputs):
+            yield Problem(f"outputs.{name}", "request states an output of this name too; keep one of them")
+        folder = posixpath.normpath(output.path)
+        first_name = folders.setdefault(folder, name)
+        if first_name != name:
+            message = f"outputs.{first_name} is in this folder too; give each a folder of its own"
+            yield Problem(f"outputs.{name}.path", message)
+
+
+_MAX_OUTPUTS = 10
+"""Of one request, by botocore's model."""
+
+
+@rule(
+    "processing.other-outputs",
+    phase="advise",
+    summary="where the other outputs of a processing job are stored",
+    source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProcessingS3Output.html",
+    quote="S3UploadMode: Continuous, EndOfJob",
+    fields=("outputs", "strategy"),
+)
+def explain_other_outputs(context: PlanContext) -> Findings:
+    for name, output in context.job.outputs.items():
+        when = "when the job completes" if output.upload == "EndOfJob" else "while the job runs"
+        place = output.uri or f"the folder {name} beside the output"
+        yield Reason("processing.other-outputs", f"Files in {output.path} are uploaded to {place}, {when}.")
 
 
 @rule(
