@@ -33,7 +33,8 @@ from tests.runs.fakes import ROLE, fake_target
 from tests.tables import table
 
 PYTHON = f"py3{sys.version_info[1]}"
-IMAGE = f"123456789012.dkr.ecr.eu-west-1.amazonaws.com/own:2.6-cpu-{PYTHON}-ubuntu22.04"
+REGISTRY = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+IMAGE = f"{REGISTRY}/own:2.6-cpu-{PYTHON}-ubuntu22.04"
 
 
 @pytest.fixture
@@ -390,8 +391,8 @@ def test_what_no_function_can_have_is_refused_at_once(function: Any, job: Any, e
     [
         (Job(limits=Limits(max_runtime="60d")), "limits.max_runtime", "a function runs in one job"),
         (Job(strategy="processing"), "strategy", "no training job"),
-        (Job(image="r/i:1-cpu-py38-x"), "image", "has Python 3.8, and this is Python 3."),
-        (Job(image="r.com:5000/own/py38/i:1.0"), None, ""),
+        (Job(image=f"{REGISTRY}/i:1-cpu-py38-x"), "image", "has Python 3.8, and this is Python 3."),
+        (Job(image=f"{REGISTRY}/own/py38/i:1.0"), None, ""),
         (Job(image=IMAGE), None, ""),
     ],
 )
