@@ -47,12 +47,13 @@ def update(region: str | None, profile: str | None, price_file: str | None, as_j
     result = update_catalog(region_of_command(region, profile), price_file, datetime.now(timezone.utc).date())
     if as_json:
         print_json(_summary(result.catalog))
-    elif len(result.problems) < 2:
+    elif result.has_news:
         for name, text in _summary(result.catalog).items():
             echo(f"{name.replace('_', ' '):20} {text}")
     for problem in result.problems[1:]:
         echo(f"error: {problem}", err=True)
     if result.problems:
+        echo("Prices can be read without an account: --price-list FILE.", err=True)
         raise result.problems[0]
     return 0
 

@@ -26,9 +26,12 @@ _MAX_QUOTA_NAME = 200
 
 
 class CatalogUpdate(NamedTuple):
-    """What a region's catalog has now, and what could not be read."""
+    """What a region's catalog has now, and why the rest could not be read."""
 
     catalog: RegionCatalog
+    has_news: bool
+    """Prices or quotas were read."""
+
     problems: tuple[SmlaunchError, ...]
 
 
@@ -38,7 +41,7 @@ def update_catalog(target: Target, price_file: str | None, today: date) -> Catal
     JobError for a file that has no prices of the region, MachineError if nothing can be stored."""
     region = target.region_name
     catalog = read_region_catalog(region) or RegionCatalog(region)
-    problems: list[SmlaunchError] = []
+    stored, problems = catalog, list[SmlaunchError]()
     if price_file is not None:
         catalog = _with_prices(catalog, _read_file(price_file, region), today, f"price list {price_file}")
     else:
@@ -59,12 +62,14 @@ def update_catalog(target: Target, price_file: str | None, today: date) -> Catal
             catalog = catalog._replace(account=account, quotas_read_on=today.isoformat(), quotas=quotas)
         except CallError as error:
             problems.append(to_user_error(error, target.location, target.credential_source))
-    if len(problems) < 2 and not write_region_catalog(catalog):
+    has_news = catalog is not stored
+    if has_news and not write_region_catalog(catalog):
         raise MachineError(
             "the user's cache folder cannot be written, or others may write in it: $XDG_CACHE_HOME, or "
             "~/.cache, names it"
         )
-    return CatalogUpdate(catalog, tuple(problems))
+    # Without credentials both have the same reason.
+    return CatalogUpdate(catalog, has_news, tuple({str(each): each for each in problems}.values()))
 
 
 def _ask_for_prices(target: Target) -> PriceList:

@@ -121,6 +121,14 @@ def test_a_file_of_prices_needs_no_account(capsys: pytest.CaptureFixture[str]) -
     assert not plan(capsys, *row)["cost"]["known"]
 
 
+@pytest.mark.usefixtures("machine")
+def test_without_credentials_it_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = command(capsys, "catalog", "update", "--region", "eu-west-1")
+    assert code == 3 and text.count("no AWS credentials were found") == 1 and "--price-list FILE" in text
+    assert "training types" not in text
+    assert not list(Path("cache").glob("smlaunch/catalog-*"))
+
+
 def test_prices_and_quotas_of_an_account(
     machine: type[Services], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
