@@ -202,6 +202,7 @@ def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
     from smlaunch.aws.service_errors import to_user_error
     from smlaunch.connection.open_connection import region_of_command
     from smlaunch.discovery.caller_identity import find_execution_role
+    from smlaunch.runs.team_defaults import find_default_role
 
     try:
         target = region_of_command(region, profile)  # clients of the region's services
@@ -214,11 +215,17 @@ def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
         yield Check("credentials", "missing", str(user_error))
         return
     yield Check("credentials", "ok", f"{arn} (account {account}) in {target.region_name}")
+    default_role = None  # that of a job that names none, by the team's configuration files
     try:
-        role, role_problem = find_execution_role(None, target)  # None: no role is given
+        default_role = find_default_role(target)
+        stated_role = None if default_role is None else default_role.value
+        role, role_problem = find_execution_role(stated_role, target)
     except CallError as error:
         role, role_problem = None, str(to_user_error(error, target.location, target.credential_source))
+    except SmlaunchError as error:  # of a configuration file
+        role, role_problem = None, str(error)
+    origin = "" if default_role is None else f", by {default_role.origin}"
     if role is None or role_problem is not None:
-        yield Check("role", "missing", str(role_problem))
+        yield Check("role", "missing", f"{role_problem}{origin}")
     else:
-        yield Check("role", "ok", role)
+        yield Check("role", "ok", f"{role}{origin}")

@@ -18,6 +18,7 @@ from smlaunch.discovery.named_scripts import names_script
 from smlaunch.discovery.program_files import find_program_file, source_folder
 from smlaunch.errors import JobError, Problem, SmlaunchError, wrong_type_error
 from smlaunch.facts.discovered_facts import NO_SOURCE, DiscoveredFacts, SourceFacts
+from smlaunch.facts.team_settings import NO_TEAM, TeamFacts
 from smlaunch.job.bucket_owners import bucket_owners_in_job, owner_by_bucket
 from smlaunch.job.model import Channel, Job
 from smlaunch.job.partial import parse_without_invalid_fields
@@ -148,10 +149,11 @@ def prepare_export(
     that the same job gives the same export. ``step`` is the job's name among several; the default is the name
     of its program. Raises JobError also for a secret in the environment, which the export would hold.
     """
+    _refuse_secrets_in_environment(job, NO_TEAM)
     given_name = name or job.name
     stem = step or run_name_stem(job.program)
     prepared = prepare(job, target, given_name or stem, pending_channels)
-    _refuse_secrets_in_environment(prepared.plan.job)
+    _refuse_secrets_in_environment(prepared.plan.job, prepared.plan.facts.team)
     if given_name is not None:
         return prepared
     plan = prepared.plan
@@ -159,14 +161,14 @@ def prepare_export(
     return prepared._replace(plan=Plan.of(make_plan(plan.job, plan.facts, staging_name)))
 
 
-def _refuse_secrets_in_environment(job: Job) -> None:
+def _refuse_secrets_in_environment(job: Job, team: TeamFacts) -> None:
     fields = [name for name in fields_with_secrets(job.to_mapping()) if name.startswith("environment.")]
     if fields:
         message = (
             "it looks like a secret, and the exported file would hold it as plain text; store it in AWS "
             "Secrets Manager or Parameter Store, and name its place under secrets"
         )
-        raise JobError([Problem(field, message) for field in fields])
+        raise name_defaults(JobError([Problem(field, message) for field in fields]), team)
 
 
 def add_remaining_problems(error: JobError, target: Target) -> JobError:

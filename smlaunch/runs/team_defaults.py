@@ -11,7 +11,7 @@ from smlaunch.api.job_kinds import TRAINING, get_at_path, job_kind_of
 from smlaunch.discovery.caller_identity import ROLE_VARIABLES
 from smlaunch.discovery.config_files import read_team_settings
 from smlaunch.errors import JobError
-from smlaunch.facts.team_settings import TeamFacts, TeamSettings, apply_defaults
+from smlaunch.facts.team_settings import Default, TeamFacts, TeamSettings, apply_defaults
 from smlaunch.job.model import Job
 from smlaunch.runs.call_errors import translate_call_errors
 from smlaunch.runs.launch_target import Target
@@ -34,11 +34,22 @@ def with_defaults(
         settings,
         is_processing=is_processing,
         is_local=target.kind == "local",
-        has_role=any(target.environment.get(variable) for variable in ROLE_VARIABLES),
+        has_role=_has_role_variable(target),
     )
     if target.region_default is not None:
         team = replace(team, applied=(*team.applied, target.region_default))
     return job_with_defaults, team
+
+
+def find_default_role(target: Target) -> Default | None:
+    """Return the default role of a training job; None without one, and where a variable names a role. Raises
+    as ``read_settings`` does."""
+    defaults = () if _has_role_variable(target) else read_settings(target, has_account=True).defaults()
+    return next((default for default in defaults if default.field == "role"), None)
+
+
+def _has_role_variable(target: Target) -> bool:
+    return any(target.environment.get(variable) for variable in ROLE_VARIABLES)
 
 
 def name_defaults(error: JobError, team: TeamFacts) -> JobError:

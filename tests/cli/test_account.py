@@ -391,6 +391,28 @@ def test_doctor_says_what_is_configured_and_asks_aws_only_on_request(machine: Ma
     assert f"user/ada (account {ACCOUNT}) in eu-west-1" in good.out and ROLE in good.out
 
 
+def test_doctor_lists_the_configuration_files_that_count(machine: Machine) -> None:
+    file = machine.folder / "team.yaml"
+    file.write_text("defaults: {region: eu-west-1}\n")
+    admin = {"SAGEMAKER_ADMIN_CONFIG_OVERRIDE": "s3://team/config.yaml"}
+    good = machine("doctor", "--json", SMLAUNCH_CONFIG=str(file), SAGEMAKER_USER_CONFIG_OVERRIDE="", **admin)
+    checks = {check["name"]: check for check in json.loads(good.out)["checks"]}
+    assert checks["config (smlaunch)"]["text"] == f"{file} is read, by SMLAUNCH_CONFIG"
+    assert checks["config (SageMaker SDK, user)"]["text"].endswith("/sagemaker/config.yaml is not there")
+    assert checks["config (SageMaker SDK, administrator)"]["verdict"] == "note"
+    assert "region eu-west-1" in checks["AWS"]["text"]
+    file.write_text(f"defaults: {{role: '{ROLE}'}}\n")
+    with_role = machine("doctor", "--profile", "good", "--region", "eu-west-1", SMLAUNCH_CONFIG=str(file))
+    assert f"{ROLE}, by defaults.role of {file}" in with_role.out
+    machine.operations.clear()
+    file.write_text("defaults: {rol: x, bucket: B}\n")
+    bad = machine("doctor", SMLAUNCH_CONFIG=str(file))
+    assert bad.code == 2, bad
+    assert f"{file}: defaults.bucket: 'B' is not the name of a bucket" in bad.out
+    assert f"{file}: defaults.rol: unknown key, did you mean 'role'?" in bad.out
+    assert machine.operations == []
+
+
 def test_a_proxy_that_refuses(machine: Machine) -> None:
     variables = {"AWS_ENDPOINT_URL": "", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}
     result = machine(

@@ -27,7 +27,7 @@ from smlaunch.job.model import Job
 from smlaunch.render.plan import Plan
 from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.launch_target import Target
-from smlaunch.runs.plan_job import plan
+from smlaunch.runs.plan_job import plan, prepare_export
 from smlaunch.runs.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.docs.commands import fenced_blocks
@@ -237,6 +237,15 @@ def test_a_problem_of_a_default_names_its_file(job: Job, write: Write) -> None:
         plan(job, fake_target())
 
 
+def test_an_export_with_a_secret_of_a_default_is_refused(job: Job, write: Write) -> None:
+    write(OWN_VARIABLE, {"defaults": {"role": ROLE, "environment": {"HF_TOKEN": "hunter2"}}})
+    with pytest.raises(
+        JobError, match=r"^environment\.HF_TOKEN: .*defaults\.environment\.HF_TOKEN of"
+    ) as caught:
+        prepare_export(job, fake_target())
+    assert "hunter2" not in str(caught.value)
+
+
 # ---- files ----------------------------------------------------------------------------------------
 
 
@@ -432,6 +441,18 @@ def test_the_teams_bucket_is_not_made(job: Job, write: Write) -> None:
     with pytest.raises(AccountError, match=r"^the bucket missing-bucket does not exist; defaults\.bucket of"):
         launch(job, target)
     assert "missing-bucket" not in target.__dict__["storage"].objects
+
+
+def test_a_plan_that_compares_types_takes_one_of_the_policy(job: Job, write: Write) -> None:
+    workload = {"kind": "training", "time_on_one": "2h", "measured_on": "ml.g5.xlarge"}
+    compared = job.with_changes(role=ROLE, workload=workload)
+    free_choice = plan(compared, fake_target()).instance_type
+    file = write(OWN_VARIABLE, {"policy": {"instance_types": ["ml.p3.*", "ml.g6.*", "ml.c5.*"]}})
+    planned = plan(compared, fake_target())
+    assert planned.instance_type != free_choice
+    assert planned.instance_type.startswith(("ml.p3.", "ml.g6.", "ml.c5."))
+    objections = {candidate.rule: candidate.objection for candidate in planned.candidates}
+    assert objections["policy.machines"] == f"policy.instance_types of {file} does not have it"
 
 
 # ---- the page --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from smlaunch.facts.team_settings import Default
 from smlaunch.job.team_config import registry_region
 from smlaunch.planner.compute_demand import ComputeOption
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import Objection, PlanContext, PlanWarning
+from smlaunch.planner.plan_context import Objection, PlanContext, PlanWarning, stated_instance_types
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.text.format import format_dollars_apart
 
@@ -98,19 +98,17 @@ def avoid_types_outside_policy(option: ComputeOption) -> Iterator[Objection]:
     facts=("account",),
 )
 def reject_types_outside_policy(context: PlanContext) -> Problems:
-    policy, job = context.policy, context.job
+    policy = context.policy
     if policy is None:
         return
     allowed_types = policy.rules.instance_types
-    for name in context.instance_types:
-        if _is_allowed(name, allowed_types):
-            continue
-        is_preference = name in job.compute.instance_preferences
-        yield Problem(
-            "compute.instance_preferences" if is_preference else "compute.instance_type",
-            f"{name} is none of {', '.join(allowed_types or ())}, which policy.instance_types of "
-            f"{policy.file} allows; take one of them",
-        )
+    for field, name in stated_instance_types(context.job):
+        if not _is_allowed(name, allowed_types):
+            yield Problem(
+                field,
+                f"{name} is none of {', '.join(allowed_types or ())}, which policy.instance_types of "
+                f"{policy.file} allows; take one of them",
+            )
 
 
 @rule(
