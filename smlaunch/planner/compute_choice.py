@@ -24,10 +24,10 @@ from smlaunch.planner.compute_demand import (
     starts_one_process,
 )
 from smlaunch.planner.compute_reasons import explain_choice, suggest_preferences
-from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.launch_choices import threads_per_rank
 from smlaunch.planner.plan import Candidate
 from smlaunch.planner.plan_context import Diagnostics, Objection
+from smlaunch.storage.host_data import ELSEWHERE
 from smlaunch.storage.read_time_estimates import EstimateRange
 from smlaunch.storage.workload_estimate import speedup
 from smlaunch.strategies.base import Strategy

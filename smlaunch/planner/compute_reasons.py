@@ -8,6 +8,7 @@ from smlaunch.catalog.instances import price_region
 from smlaunch.job.model import format_duration
 from smlaunch.planner.compute_demand import ComputeOption, EvaluatedOption
 from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.storage.host_data import bound_word
 from smlaunch.storage.workload_estimate import MODEL_MEMORY_SHARE
 from smlaunch.text.format import format_dollar_range, format_size
 
@@ -187,7 +188,7 @@ def _in_memory_reason(chosen: ComputeOption, bytes_per_host: float) -> str:
     """Reason for a type, or a number of hosts, chosen by its memory."""
     need_text = (
         "The program reads all of its data into memory, which needs about five times its size, "
-        f"{format_size(int(bytes_per_host))}"
+        f"{bound_word(chosen.demand.facts, chosen.demand.job.inputs)}{format_size(int(bytes_per_host))}"
     )
     if chosen.host_count > 1:
         need_text += f" on each of {chosen.host_count} hosts"

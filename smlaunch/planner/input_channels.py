@@ -36,7 +36,7 @@ from smlaunch.job.model import Channel, Job
 from smlaunch.planner.file_sharding import VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, Upload
 from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.storage.host_data import bytes_of_file_channels, data_of_host
+from smlaunch.storage.host_data import bound_word, bytes_of_file_channels, data_of_host
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 if TYPE_CHECKING:
@@ -335,7 +335,6 @@ def choose_volume_gb(
     channels, which are copied to every host, and the default size on top. A rule rejects too small disks."""
     copied_bytes = bytes_of_file_channels(job, facts)
     stated_gb = job.compute.volume_gb
-    # The type's name, and its entry in the catalog; None if it is unknown there.
     instance_type, catalog_entry = instance_choice
     if catalog_entry is not None and catalog_entry.nvme_gb:
         # Types with NVMe disks have no volume: the request's size has no effect.
@@ -351,19 +350,13 @@ def choose_volume_gb(
     if copied_bytes < 10**9:
         return DEFAULT_VOLUME_GB
     needed_gb = DEFAULT_VOLUME_GB + -(-copied_bytes // 10**9)  # rounded up
+    at_least = bound_word(facts, [name for name, channel in job.inputs.items() if channel.mode == "File"])
     diagnostics.add_reason(
         "volume.inputs",
-        f"File channels copy {copied_bytes / 1e9:.0f} GB to every host: a disk of {needed_gb} GB leaves "
-        f"{DEFAULT_VOLUME_GB} GB free.",
+        f"File channels copy {at_least}{copied_bytes / 1e9:.0f} GB to every host: a disk of {needed_gb} GB "
+        f"leaves {DEFAULT_VOLUME_GB} GB free.",
     )
     return needed_gb
-
-
-ELSEWHERE = (
-    "Tables of terabytes fit better in EMR Serverless or AWS Glue (Spark), or Amazon Athena (SQL), which "
-    "read S3 (s3a://) where the data lies"
-)
-"""What fits better than a processing job, which copies each input completely to every host."""
 
 
 # ---- advice ----------------------------------------------------------------------------------------------

@@ -406,17 +406,16 @@ def _input_text(
         distribution_text = "all of it on every host"
     if channel.instance_groups:
         distribution_text += f" of {' and '.join(channel.instance_groups)}"
+    more_text = " or more" if input_facts.is_truncated else ""  # counting stopped at a limit
     amount_texts: list[str] = []
     if input_facts.objects is not None:
-        more_text = " or more" if input_facts.is_truncated else ""  # counting stopped at a limit
-        amount_texts.append(
-            _count_text(input_facts.objects, "file" if channel.is_local else "object") + more_text
-        )
+        amount_texts.append(_count_text(input_facts.objects, "file" if channel.is_local else "object"))
     if input_facts.bytes is not None:
         amount_texts.append(format_size(input_facts.bytes))
     if channel.file_system is not None:
         return f"{channel.uri}, mounted on every host ({channel.access})"
-    return ", ".join([channel.uri, *amount_texts, f"{input_mode} mode", distribution_text])
+    amounts = [text + more_text for text in amount_texts]
+    return ", ".join([channel.uri, *amounts, f"{input_mode} mode", distribution_text])
 
 
 def _cost_text(plan: RunPlan) -> str:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts
 from smlaunch.job.channel import Channel
 from smlaunch.job.model import Job
 from smlaunch.storage.read_time_estimates import DataShare
+
+ELSEWHERE = (
+    "Tables of terabytes fit better in EMR Serverless or AWS Glue (Spark), or Amazon Athena (SQL), which "
+    "read S3 (s3a://) where the data lies"
+)
+"""What fits better than a processing job, which copies each input completely to every host."""
 
 
 def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
@@ -18,6 +25,12 @@ def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
         for name, channel in job.inputs.items()
         if channel.mode == "File" and name in facts.inputs
     )
+
+
+def bound_word(facts: DiscoveredFacts, channel_names: Iterable[str]) -> str:
+    """Return ``at least``, with a space, for the size of channels of which not all objects were counted."""
+    is_bound = any(name in facts.inputs and facts.inputs[name].is_truncated for name in channel_names)
+    return "at least " if is_bound else ""
 
 
 def data_of_host(channel: Channel, input_facts: InputFacts, host_count: int) -> DataShare:

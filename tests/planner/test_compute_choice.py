@@ -231,16 +231,25 @@ def test_machines_are_not_chosen_by_a_size_that_is_not_known(
 
 
 def test_a_bound_is_said_to_be_one() -> None:
+    facts = InputFacts("s3://b/t/", "s3", objects=100_000, bytes=10**9, is_truncated=True)
+
     def warnings_of(**channel: Any) -> list[str]:
         job = {"inputs": {"train": {"uri": "s3://b/t/", **channel}}}
-        facts = InputFacts("s3://b/t/", "s3", objects=100_000, bytes=10**9, is_truncated=True)
         job_plan = plan(job, with_inputs(region(), {"train": facts}))
+        assert "100,000 objects or more, 1.0 GB or more" in str(job_plan).replace("\n", " ")
         return [warning for warning in job_plan.warnings if warning.startswith("inputs.train: at least")]
 
     (warning,) = warnings_of()
     assert "at least 100,000 objects and 1.0 GB, where counting stopped" in warning
     assert warnings_of(mode="FastFile") == []
     assert len(warnings_of(mode="FastFile", split="key")) == 1
+    copies = plan(
+        {"inputs": {"train": "s3://b/t/"}},
+        with_inputs(region(), {"train": dataclasses.replace(facts, bytes=10**10)}),
+    )
+    assert "File channels copy at least 10 GB to every host" in words_of(copies)
+    sized = plan_job(XGBOOST, inputs={"train": dataclasses.replace(facts, bytes=10**10)})
+    assert "about five times its size, at least 50.0 GB" in words_of(sized)
 
 
 def test_data_too_large_for_named_hosts_is_warned_of() -> None:

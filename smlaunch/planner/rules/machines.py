@@ -20,6 +20,7 @@ from smlaunch.planner.plan_context import (
 from smlaunch.planner.rules.rule import Problems, rule
 from smlaunch.planner.rules.strategies import find_search_library
 from smlaunch.planner.run_cost import UntrainedTime, longest_runtime_text
+from smlaunch.storage.host_data import bound_word
 from smlaunch.strategies.base import LaunchContext
 from smlaunch.text.format import format_dollars, format_size
 
@@ -446,7 +447,8 @@ def reject_inputs_larger_than_disk(context: PlanContext) -> Problems:
         for name, channel in job.inputs.items()
         if channel.mode == "File" and name in context.facts.inputs
     )
-    copies_text = f"inputs in mode File copy {copied_bytes / 1e9:,.0f} GB to every host"
+    at_least = bound_word(context.facts, job.inputs)
+    copies_text = f"inputs in mode File copy {at_least}{copied_bytes / 1e9:,.0f} GB to every host"
     advice = "take mode FastFile, or split them among hosts"
     for field, type_name in stated_instance_types(job):
         instance = instances.find_instance_type(type_name)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import ScriptFacts
 from smlaunch.job.model import Workload, parse_duration
-from smlaunch.planner.input_channels import ELSEWHERE
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import (
     JobContext,
@@ -27,6 +26,7 @@ from smlaunch.planner.plan_context import (
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.segments import MAX_JOB_SECONDS
+from smlaunch.storage.host_data import ELSEWHERE
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
 from smlaunch.text.did_you_mean import did_you_mean
