@@ -455,6 +455,16 @@ def test_a_plan_that_compares_types_takes_one_of_the_policy(job: Job, write: Wri
     assert objections["policy.machines"] == f"policy.instance_types of {file} does not have it"
 
 
+def test_a_job_cannot_allow_what_the_policy_refuses(job: Job, write: Write) -> None:
+    write(OWN_VARIABLE, {"policy": {"instance_types": ["ml.g6.*"], "regions": ["ap-*"]}})
+    allowed = job.with_changes(role=ROLE, allow=["policy.instance-types", "policy.regions"])
+    with pytest.raises(JobError) as caught:
+        plan(allowed, fake_target())
+    paths = [problem.path for problem in caught.value.problems]
+    assert {"compute.instance_type", "region"} < set(paths)
+    assert all("--allow" not in str(problem) for problem in caught.value.problems if problem.path == "region")
+
+
 # ---- the page --------------------------------------------------------------------------------------
 
 
