@@ -32,11 +32,9 @@ REASONS: Mapping[str, Mapping[str, str]] = {
             "it goes with `image_registry_credentials`; alone, for a registry without a login"
         ),
         "InputDataConfig.DataSource.S3DataSource.S3DataType": "set by `manifest`, `attributes`",
-        "InputDataConfig.DataSource.S3DataSource.InstanceGroupNames": "of instance groups",
         "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": "the terms of a model's licence",
         "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": "content of a private hub",
         "InputDataConfig.DataSource.DatasetSource": "a data set of a hub, which a plan cannot measure",
-        "ResourceConfig.InstanceGroups": "hosts of several types, which a plan does not choose",
         "ResourceConfig.InstancePlacementConfig": "where the hosts of UltraServers stand",
         "ResourceConfig.InstancePreferences.TrainingPlanArns": _PREFERENCES,
         "DebugHookConfig": "Debugger: " + _NO_DECISION,
@@ -56,7 +54,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "ProcessingInputs.S3Input.S3DataType": "a prefix is the default; a manifest is sent as it is",
         "ProcessingInputs.S3Input.S3CompressionType": "in mode Pipe, the service unpacks what it streams",
         "ProcessingInputs.DatasetDefinition": "a query of Athena or Redshift, which a plan cannot measure",
-        "ProcessingOutputConfig.Outputs": "smlaunch's own output is named `output`; others are added by name",
+        "ProcessingOutputConfig.Outputs": "others than smlaunch's own, `output`: `outputs`",
         "ExperimentConfig": "experiment tracking: " + _NO_DECISION,
     },
 }

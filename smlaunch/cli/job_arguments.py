@@ -182,10 +182,14 @@ def _parse_pairs(
     return value_by_key
 
 
-_PLACE_BEGINNINGS = ("./", "../", "/", "~/", "s3://")
+_PLACE_BEGINNINGS = ("./", "../", "/", "~/", "s3://", "fsx://", "efs://")
 """Of the value of a second channel."""
 
-_CHANNEL_KEYS = ("mode", "split", "split_via", "content_type", "bucket_owner")
+_CHANNEL_KEYS = (
+    *("mode", "split", "split_via", "content_type", "bucket_owner"),
+    *("access", "shuffle_seed", "record_wrapper", "compression"),
+)
+"""Those whose values are one word."""
 
 
 def _parse_inputs(input_arguments: Iterable[str], problems: list[Problem]) -> dict[str, Any]:
@@ -207,7 +211,7 @@ def _parse_inputs(input_arguments: Iterable[str], problems: list[Problem]) -> di
     return channel_by_name
 
 
-def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Problem]) -> dict[str, str]:
+def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Problem]) -> dict[str, Any]:
     """Parse ``s3://bucket/prefix/,mode=FastFile``, an address and the options of a channel, into the channel
     of a job file. Appends a problem to ``problems`` for each unknown option.
 
@@ -215,7 +219,7 @@ def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Probl
     ``=``, or with an unknown key and a slash.
     """
     comma_parts = uri_and_options.split(",")
-    channel_options: dict[str, str] = {}
+    channel_options: dict[str, Any] = {}
     while len(comma_parts) > 1:
         last_part = comma_parts[-1]
         key, equals, option_value = last_part.partition("=")
@@ -230,7 +234,8 @@ def _parse_channel(channel_name: str, uri_and_options: str, problems: list[Probl
         if key in channel_options:
             problems.append(Problem("--input", f"{channel_name}: {key!r} is given twice"))
         elif key in _CHANNEL_KEYS:
-            channel_options[key] = option_value
+            is_number = key == "shuffle_seed"
+            channel_options[key] = _to_number_if_numeric(option_value) if is_number else option_value
         else:
             from smlaunch.text.did_you_mean import did_you_mean
 

@@ -248,11 +248,24 @@ def test_names_are_completed(line: tuple[str, ...], expected_values: list[str]) 
 
 def test_inputs_of_the_command_line() -> None:
     problems: list[Problem] = []
-    valid_inputs = ["train=s3://b/p/,mode=FastFile,split=key", "odd=/data/a,b=c/d", "plain=./x"]
+    valid_inputs = [
+        "train=s3://b/p/,mode=FastFile,split=key",
+        "odd=/data/a,b=c/d",
+        "plain=./x",
+        "disk=efs://fs-1a2b3c4d/x,access=rw",
+        "pipe=s3://b/q/,mode=Pipe,compression=gzip,shuffle_seed=7",
+    ]
     inputs = _parse_inputs([*valid_inputs, "bad", "t=x,mod=File", "u=x,mode=Pipe,mode=File"], problems)
     assert inputs["train"] == {"uri": "s3://b/p/", "mode": "FastFile", "split": "key"}
     assert inputs["odd"] == {"uri": "/data/a,b=c/d"}
     assert inputs["plain"] == {"uri": "./x"}
+    assert inputs["disk"] == {"uri": "efs://fs-1a2b3c4d/x", "access": "rw"}
+    assert inputs["pipe"] == {
+        "uri": "s3://b/q/",
+        "mode": "Pipe",
+        "compression": "gzip",
+        "shuffle_seed": 7,
+    }
     assert [str(problem) for problem in problems] == [
         "--input: 'bad' is not NAME=URI; write --input train=bad",
         "--input: t: 'mod' is unknown, did you mean 'mode'?",

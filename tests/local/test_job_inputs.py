@@ -59,3 +59,27 @@ def test_every_kind_of_input_is_described_and_delivered(client: EndpointClient) 
         "whole ['a.txt']",
         "lines True True",
     ]
+
+
+def test_groups_of_hosts_are_described(client: EndpointClient) -> None:
+    groups = [
+        {"name": "loaders", "type": "ml.c5.xlarge", "hosts": 2},
+        {"name": "trainers", "type": "ml.g5.xlarge"},
+    ]
+    request = dict(plan({"compute": {"instance_groups": groups}}, local()).requests[0])
+    del request["InputDataConfig"]  # nothing was uploaded; the job need not run
+    client.sagemaker.create_training_job(**request)
+    described = client.describe(request["TrainingJobName"])
+    assert described["ResourceConfig"] == request["ResourceConfig"]
+    assert [group["InstanceCount"] for group in described["ResourceConfig"]["InstanceGroups"]] == [2, 1]
+    client.wait(request["TrainingJobName"])
+
+
+def test_outputs_of_a_processing_job_are_described(client: EndpointClient) -> None:
+    outputs = {"clean": {"path": "/opt/ml/processing/clean", "upload": "Continuous"}}
+    request = dict(plan({"strategy": "processing", "outputs": outputs}, local()).requests[0])
+    request["ProcessingInputs"] = []
+    client.sagemaker.create_processing_job(**request)
+    described = client.sagemaker.describe_processing_job(ProcessingJobName=request["ProcessingJobName"])
+    assert described["ProcessingOutputConfig"] == request["ProcessingOutputConfig"]
+    assert len(described["ProcessingOutputConfig"]["Outputs"]) == 2

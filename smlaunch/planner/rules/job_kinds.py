@@ -210,8 +210,8 @@ def reject_unreadable_manifests(context: PlanContext) -> Problems:
     "inputs.unmeasured",
     phase="advise",
     summary="inputs whose size is not known",
-    source="docs/data-modes.md",
-    quote="What a manifest lists, and what is in a file system, is not counted.",
+    source="docs/inputs.md",
+    quote="What a manifest lists is not counted: it has no part in the plan's figures.",
     fields=("inputs.*",),
 )
 def warn_of_unmeasured_inputs(context: PlanContext) -> Findings:
