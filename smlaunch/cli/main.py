@@ -122,6 +122,7 @@ _COMMANDS = {
     "local": ("smlaunch.cli.local", "local", "The SageMaker endpoint on this machine."),
     "catalog": ("smlaunch.cli.catalog", "catalog", "Read a region's prices and an account's quotas."),
     "account": ("smlaunch.cli.account", "account", "Print what an account needs, or make it."),
+    "smoke": ("smlaunch.cli.smoke", "smoke", "Run a job of five minutes that checks the service."),
     "doctor": ("smlaunch.cli.doctor", "doctor", "Check what works on this machine."),
     "completion": ("smlaunch.cli.completion", "completion", "Print the shell's completion script."),
 }

@@ -1,0 +1,1 @@
+"""``smlaunch smoke``: a short job that shows on the real service what smlaunch relies on."""
