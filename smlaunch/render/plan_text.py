@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from smlaunch.api.job_kinds import JOB_KINDS, get_at_path
 from smlaunch.catalog import instances
-from smlaunch.contract.launch_spec import (
-    ALL,
-    AUTO,
-    LEADER,
-    RUNTIME,
-    Arg,
-    CheckpointSpec,
-    Concat,
-    Ref,
-    ServiceSpec,
-)
+from smlaunch.contract.launch_spec import AUTO, LEADER, CheckpointSpec
 from smlaunch.contract.segment import SYNC
 from smlaunch.facts.discovered_facts import InputFacts
 from smlaunch.job.model import Channel, Job, format_duration
@@ -28,8 +16,9 @@ from smlaunch.planner.file_sharding import VIA_JOBS, VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import Cost, InputSharding, PlannedJob, RunPlan, Schedule, Upload
 from smlaunch.planner.segments import format_exact_seconds, format_seconds
 from smlaunch.render.candidates import candidate_table_lines
+from smlaunch.render.command_text import command_text, key_value_text, service_text
 from smlaunch.render.plan_document import input_facts_of
-from smlaunch.secrets.masking import MASK, mask_arguments, mask_named_value, mask_text
+from smlaunch.secrets.masking import mask_text
 from smlaunch.text.format import (
     WIDTH,
     escape_unprintable,
@@ -119,10 +108,10 @@ def summary_rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
 def _program_rows(job: Job, first_job: PlannedJob) -> Iterator[tuple[str, str]]:
     """Yield the rows of the summary about what is run: the command of each rank, programs beside the ranks
     (services), and what they are given."""
-    yield "command", _command_text(first_job)
+    yield "command", command_text(first_job)
     services = () if first_job.launch_spec is None else first_job.launch_spec.services
     for service in services:
-        yield f"service {service.name}", _service_text(service)
+        yield f"service {service.name}", service_text(service)
     if job.hyperparameters:
         yield "hyperparameters", _settings_text(sorted(job.hyperparameters.items()))
     if first_job.launch_spec is not None and first_job.launch_spec.requirements is not None:
@@ -178,7 +167,7 @@ def _limit_rows(plan: RunPlan, first_job: PlannedJob) -> Iterator[tuple[str, str
 
 def _settings_text(settings: Iterable[tuple[str, Any]]) -> str:
     """Return names and values as text on one line, secrets masked."""
-    return "  ".join(_key_value_text(name, value) for name, value in settings)
+    return "  ".join(key_value_text(name, value) for name, value in settings)
 
 
 def _segments_text(plan: RunPlan) -> str:
@@ -297,74 +286,6 @@ def _network_setting_texts(job: Job) -> Iterator[str]:
         yield "traffic between hosts encrypted"
     if job.subnets:
         yield f"subnets {' '.join(job.subnets)} with security groups {' '.join(job.security_groups)}"
-
-
-def _command_text(planned_job: PlannedJob) -> str:
-    """Return the command of each rank (process) as a row of the summary, secrets masked: what the launch
-    specification (job.json) says, or that the image contains its own program."""
-    request, launch_spec = planned_job.request, planned_job.launch_spec
-    if launch_spec is None:
-        container = request.get("AlgorithmSpecification") or request["AppSpecification"]
-        container_arguments = _masked_arguments(container.get("ContainerArguments", ()))
-        return " ".join(["the image's own program", *container_arguments])
-    ranks = launch_spec.ranks
-    arguments = ranks.argv
-    if "HyperParameters" not in request:
-        # Ref("hyperparameters") stands for the hyperparameters as arguments, which are none here.
-        arguments = tuple(argument for argument in arguments if argument != Ref("hyperparameters"))
-    # A launcher such as torchrun starts the ranks, unless smlaunch's runtime does.
-    launcher_text = "" if ranks.launcher == RUNTIME else f"{ranks.launcher}: "
-    # LEADER: the first host alone runs the command, which uses the others, as Spark's does.
-    host_text = " (on the leader alone)" if ranks.runs_on == LEADER else ""
-    return launcher_text + " ".join(_masked_arguments(arguments)) + host_text
-
-
-def _service_text(service: ServiceSpec) -> str:
-    """``every host: ray start --block``."""
-    hosts_text = {LEADER: "the leader", ALL: "every host"}.get(service.runs_on, "the other hosts")
-    return f"{hosts_text}: {' '.join(_masked_arguments(service.argv))}"
-
-
-def _masked_arguments(launch_arguments: Iterable[Arg]) -> Iterator[str]:
-    """Yield the arguments of a command as text, secrets masked. An argument is a string, or a reference to a
-    value that only a host knows, such as its address."""
-    arguments = list(launch_arguments)
-    # None stands for a reference, which has no secret and must keep its place: an option may come before it.
-    maskable_arguments = (argument if isinstance(argument, str) else None for argument in arguments)
-    for argument, masked_argument in zip(arguments, mask_arguments(maskable_arguments), strict=True):
-        yield _argument_text(argument if masked_argument is None else masked_argument)
-
-
-def _argument_text(argument: Arg) -> str:
-    """Return an argument of a command as text: a string, a reference (Ref) to a value that only a host knows,
-    or several parts that make one argument (Concat). A reference is written ``<...>``, such as ``<port+4>``,
-    the fifth of the job's ports, with the text around it."""
-    if isinstance(argument, Concat):
-        return "".join(map(_argument_text, argument.parts))
-    if isinstance(argument, str):
-        # A control character must not reach the terminal; JSON escapes it.
-        return shlex.quote(argument) if argument.isprintable() else json.dumps(argument)
-    if argument.name == "source":
-        # A file of the user's source: shown as the user knows it, relative to the source.
-        return shlex.quote(argument.suffix.lstrip("/"))
-    if argument.name == "hyperparameters":
-        return "[hyperparameters as --key value]"
-    if argument.name == "python":  # the interpreter of the hosts
-        return argument.name
-    offset_text = f"+{argument.offset}" if argument.offset else ""
-    return f"{argument.prefix}<{argument.name}{offset_text}>{argument.suffix}"
-
-
-def _key_value_text(key: str, value: Any) -> str:
-    """``lr=0.1``, ``note="two words"``, ``api_key=****``: always on one line."""
-    value = mask_named_value(key, value)
-    if value == MASK:
-        return f"{key}={MASK}"
-    if isinstance(value, float):  # as a job file has it
-        return f"{key}={value!r}"
-    if isinstance(value, str) and shlex.quote(value) == value:  # needs no quotes
-        return f"{key}={value}"
-    return f"{key}={json.dumps(value, ensure_ascii=not str(value).isprintable())}"
 
 
 _DISTRIBUTION_TEXT_BY_SPLIT_VIA = {
