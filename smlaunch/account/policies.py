@@ -32,6 +32,11 @@ OPTIONAL_CALLER_ACTIONS: Mapping[str, str] = {
 }
 """Actions of the caller without which other commands work, and what each is for."""
 
+OPTIONAL_EXECUTION_ACTIONS: Mapping[str, str] = {
+    "s3:DeleteObject": "for checkpoints that are deleted",
+}
+"""The same of the execution role."""
+
 
 def trust_policy() -> dict[str, Any]:
     """Return who may assume the execution role: SageMaker."""

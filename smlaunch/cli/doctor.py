@@ -35,9 +35,7 @@ class Check(NamedTuple):
 
 
 @click.command(cls=GroupedCommand, short_help="Check what works on this machine.")
-@grouped_option(
-    "Target", "--region", metavar="REGION", help="Also check credentials and role for this region."
-)
+@grouped_option("Target", "--region", metavar="REGION", help="Also check credentials, role and permissions.")
 @grouped_option("Target", "--profile", metavar="NAME", help="AWS profile for this check.")
 @grouped_option("Target", "--aws", is_flag=True, help="Also check the default credentials and role.")
 @json_option
@@ -197,9 +195,10 @@ def _unasked_region_checks() -> Iterator[Check]:
 
 def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
     """Yield checks of an AWS region: whether the credentials work, and whether there is an execution role,
-    which jobs get. ``missing``: commands for the region fail."""
+    which jobs get, and whether both have the permissions. ``missing``: commands for the region fail."""
     from smlaunch.aws.interfaces import CallError
     from smlaunch.aws.service_errors import to_user_error
+    from smlaunch.cli.doctor_permissions import check_permissions
     from smlaunch.connection.open_connection import region_of_command
     from smlaunch.discovery.caller_identity import find_execution_role
     from smlaunch.runs.team_defaults import find_default_role
@@ -229,3 +228,6 @@ def _region_checks(region: str | None, profile: str | None) -> Iterator[Check]:
         yield Check("role", "missing", f"{role_problem}{origin}")
     else:
         yield Check("role", "ok", f"{role}{origin}")
+    usable_role = role if role_problem is None else None
+    for check in check_permissions(target, account, arn, usable_role):
+        yield Check(*check)

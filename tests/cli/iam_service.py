@@ -144,10 +144,15 @@ class Account:
                 for arn in params.get("ResourceArns", ["*"])
             }
             row: dict[str, Any] = {"EvalActionName": action, "EvalResourceName": "*"}
+            missing_keys = _missing_keys(policies, action, context)
             row["EvalDecision"] = "allowed" if set(decisions.values()) == {"allowed"} else "implicitDeny"
             if "ResourceArns" in params:
                 row["ResourceSpecificResults"] = [
-                    {"EvalResourceName": arn, "EvalResourceDecision": decision}
+                    {
+                        "EvalResourceName": arn,
+                        "EvalResourceDecision": decision,
+                        "MissingContextValues": missing_keys,
+                    }
                     for arn, decision in decisions.items()
                 ]
             rows.append(row)
@@ -163,6 +168,17 @@ class Account:
                 raise Refusal("NoSuchEntity", 404)
             return [policy for (role, _), policy in self.role_policies.items() if role == name]
         return [self.policies[policy][-1] for policy in self.attached.get(name, [])]
+
+
+def _missing_keys(policies: list[Any], action: str, context: Mapping[str, Any]) -> list[str]:
+    statements = [statement for policy in policies for statement in policy["Statement"]]
+    keys = (
+        key
+        for statement in statements
+        if action in statement["Action"]
+        for key in statement.get("Condition", {}).get("StringEquals", {})
+    )
+    return sorted(set(keys) - set(context))
 
 
 def _is_allowed(policies: list[Any], action: str, resource: str, context: Mapping[str, Any]) -> bool:

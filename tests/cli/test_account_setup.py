@@ -257,3 +257,99 @@ def test_what_belongs_to_others_is_left_alone(account: Account, capsys: pytest.C
     code, document, _ = apply(capsys, "--account", OTHER_ACCOUNT)
     assert code == 3 and f"not of {OTHER_ACCOUNT}" in document["error"]["problems"][0]["message"]
     assert account.changes == []
+
+
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/smlaunch-training"
+
+
+def permissions(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit code of `smlaunch doctor`, and its checks of permissions."""
+    code, out, _ = command(capsys, "doctor", "--region", REGION, "--json", *options)
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    return code, {name: check for name, check in checks.items() if name.startswith("permissions")}
+
+
+def _without_action(policy: dict[str, Any], action: str) -> dict[str, Any]:
+    statements = [
+        {**statement, "Action": [name for name in statement["Action"] if name != action]}
+        for statement in policy["Statement"]
+    ]
+    return {**policy, "Statement": statements}
+
+
+def test_doctor_finds_the_permissions_that_account_makes(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_ROLE", ROLE)
+    assert apply(capsys, "--user", "ada")[0] == 0
+    account.changes.clear()
+    code, checks = permissions(capsys)
+    assert code == 0 and account.changes == []
+    assert {name: check["verdict"] for name, check in checks.items()} == {
+        "permissions of caller": "ok",
+        "permissions of role": "ok",
+    }
+    # The session of a role has the role's policies.
+    account.caller = f"arn:aws:sts::{ACCOUNT}:assumed-role/smlaunch-training/ada"
+    code, checks = permissions(capsys)
+    assert code == 3 and "sagemaker:CreateTrainingJob" in checks["permissions of caller"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("action", "verdict", "exit_code", "expected"),
+    [
+        (
+            "sagemaker:StopTrainingJob",
+            "missing",
+            3,
+            "not allowed: sagemaker:StopTrainingJob on arn:aws:sagemaker",
+        ),
+        ("iam:PassRole", "missing", 3, f"not allowed: iam:PassRole on {ROLE}"),
+        ("s3:PutObject", "missing", 3, f"not allowed: s3:PutObject on arn:aws:s3:::{BUCKET}/smlaunch/doctor"),
+        ("logs:GetLogEvents", "missing", 3, "not allowed: logs:GetLogEvents on arn:aws:logs"),
+        ("sagemaker:ListTrainingJobs", "missing", 3, "not allowed: sagemaker:ListTrainingJobs. "),
+        ("sagemaker:Search", "note", 0, "sagemaker:Search (for runs that an orchestrator drives)"),
+    ],
+)
+def test_doctor_names_the_missing_action(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    verdict: str,
+    exit_code: int,
+    expected: str,
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_ROLE", ROLE)
+    assert apply(capsys, "--user", "ada")[0] == 0
+    account.policies[POLICY].append(_without_action(caller_policy(SETUP), action))
+    code, checks = permissions(capsys)
+    check = checks["permissions of caller"]
+    assert (code, check["verdict"]) == (exit_code, verdict) and expected in check["text"]
+    assert checks["permissions of role"]["verdict"] == "ok"
+
+
+def test_doctor_simulates_the_role_and_says_what_a_simulation_does_not_know(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLAUNCH_ROLE", ROLE)
+    assert apply(capsys, "--user", "ada")[0] == 0
+    key = ("smlaunch-training", "smlaunch-execution")
+    account.role_policies[key] = _without_action(execution_policy(SETUP), "ecr:BatchGetImage")
+    code, checks = permissions(capsys)
+    assert code == 3 and "not allowed: ecr:BatchGetImage. " in checks["permissions of role"]["text"]
+    # A condition of the account's own, about which nothing is known here, is no missing permission.
+    account.role_policies[key] = execution_policy(SETUP)
+    policy = caller_policy(SETUP)
+    statement = {**policy["Statement"][0], "Condition": {"StringEquals": {"aws:SourceVpc": "vpc-1"}}}
+    account.policies[POLICY].append({**policy, "Statement": [statement, *policy["Statement"][1:]]})
+    code, checks = permissions(capsys)
+    text = checks["permissions of caller"]["text"]
+    assert code == 0 and "(unless aws:SourceVpc allows it)" in text
+    # Who may not simulate, or has no policies, is told so.
+    account.denied = {"SimulatePrincipalPolicy"}
+    code, checks = permissions(capsys)
+    assert code == 0 and "iam:SimulatePrincipalPolicy" in checks["permissions of caller"]["text"]
+    account.denied, account.caller = set(), f"arn:aws:iam::{ACCOUNT}:root"
+    code, checks = permissions(capsys)
+    assert code == 0 and "is neither a user nor a role" in checks["permissions of caller"]["text"]
