@@ -116,12 +116,17 @@ def _check_options(form: str | None, applies: bool, yes: bool, as_json: bool) ->
 
 def _own_account(target: Target, stated: str | None) -> str:
     """Return the account of the credentials. Raises AccountError if the command states another one."""
-    from smlaunch.aws.interfaces import CallError
+    from smlaunch.aws.interfaces import NO_CREDENTIALS, CallError
     from smlaunch.aws.service_errors import to_user_error
 
     try:
         own, _ = target.identity.get_caller_identity()
     except CallError as error:
+        if error.code == NO_CREDENTIALS:
+            raise AccountError(
+                "no AWS credentials were found; give --profile, or set AWS_PROFILE; to print what an account "
+                "needs, none are needed with --account ID"
+            ) from error
         raise to_user_error(error, target.location, target.credential_source) from error
     if stated not in (None, own):
         raise AccountError(f"the credentials are of the account {own}, not of {stated}; give --profile")

@@ -231,6 +231,17 @@ def test_without_apply_nothing_is_changed(account: Account, capsys: pytest.Captu
     assert code == 0 and BUCKET in text and account.changes == []
 
 
+@pytest.mark.usefixtures("account")
+def test_without_credentials_the_account_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    code, _, text = command(capsys, "account", "--region", REGION)
+    assert code == 3 and "none are needed with --account ID" in " ".join(text.split())
+    assert "--local" not in text
+    assert command(capsys, *PRINT)[0] == 0
+
+
 def test_a_no_changes_nothing(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
