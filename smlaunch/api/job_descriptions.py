@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smlaunch.api.job_kinds import TRAINING, JobKind, get_at_path
+from smlaunch.api.job_kinds import TRAINING, FieldPath, JobKind, get_at_path, set_at_path
 
 _ALGORITHM_ERROR_PREFIX = "AlgorithmError: "
 
-_SHARED_MEMBERS = (
-    "CreationTime",
-    "LastModifiedTime",
-    "StoppingCondition",
-    "RoleArn",
-    "Environment",
-    "FailureReason",
-)
+_SHARED_MEMBERS = ("CreationTime", "LastModifiedTime", "FailureReason")
 
 
 def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +47,28 @@ def describe_as_training_job(kind: JobKind, description: Mapping[str, Any]) -> d
         # The script's own exit message says more, so it comes before the service's reason.
         service_reason = failure_reason.removeprefix(_ALGORITHM_ERROR_PREFIX)
         training_job["FailureReason"] = f"{_ALGORITHM_ERROR_PREFIX}{exit_message}{service_reason}"
-    output_uri = get_at_path(description, kind.request_path_by_field["output"])
-    if output_uri is not None:
-        training_job["OutputDataConfig"] = {"S3OutputPath": output_uri}
+    # What the job was created with: its inputs, by which its run is found, its network, its keys.
+    _copy_fields(description, kind.request_path_by_field, training_job, TRAINING.request_path_by_field)
+    inputs_path = TRAINING.request_path_by_field["inputs"]
+    channels: list[dict[str, Any]] = []
+    for job_input in get_at_path(training_job, inputs_path) or ():
+        channels.append({})
+        _copy_fields(job_input, kind.input_path_by_field, channels[-1], TRAINING.input_path_by_field)
+    set_at_path(training_job, inputs_path, channels)
     return {name: value for name, value in training_job.items() if value is not None}
+
+
+def _copy_fields(
+    source: Mapping[str, Any],
+    source_path_by_field: Mapping[str, FieldPath],
+    copy: dict[str, Any],
+    path_by_field: Mapping[str, FieldPath],
+) -> None:
+    """Copy the fields that both tables have, from where the one says to where the other does."""
+    for field, path in source_path_by_field.items():
+        value = get_at_path(source, path)
+        if value is not None and field in path_by_field:
+            set_at_path(copy, path_by_field[field], value)
 
 
 def _derive_secondary_status(kind: JobKind, description: Mapping[str, Any]) -> str:

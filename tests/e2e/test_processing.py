@@ -49,6 +49,21 @@ def test_hosts_clean_their_parts(home: Path, tmp_path: Path) -> None:
     assert "clean" in smlaunch("ls", "--local").out
 
 
+def test_shards_of_a_processing_run_are_one_run(home: Path, tmp_path: Path) -> None:
+    """``split: bytes`` makes a processing job for each part of the data."""
+    script, (*options, _) = job(tmp_path, a="one", b="broken")
+    shards = (*options, f"raw={tmp_path / 'raw'},split=bytes", "--hosts", "2", "--name", "parts")
+    result = smlaunch("run", script, *shards, "--attempts", "1")
+    assert result.code == 1, result.text
+    assert "1 of 2 shards have completed" in result.err
+    details = smlaunch("show", "parts", "--local", "--json").json()
+    assert (details["status"], details["exit_code"], len(details["jobs"])) == ("Failed", 1, 2)
+    assert "words" in smlaunch("logs", "parts", "--local").out
+    for command in ("wait", "resume"):
+        assert smlaunch(command, "parts", "--local").code == 1
+    assert "parts-p" in smlaunch("stop", "parts", "--local", "--json").text
+
+
 def test_a_failure_names_rank_and_cause(home: Path, tmp_path: Path) -> None:
     script, options = job(tmp_path, a="broken")
     result = smlaunch("run", script, *options, "--name", "dirty", "--json")

@@ -4,20 +4,24 @@ have."""
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 
 import pytest
 
-from smlaunch.api.job_kinds import PROCESSING, TRAINING
+from smlaunch.api.job_descriptions import describe_as_training_job
+from smlaunch.api.job_kinds import PROCESSING, TRAINING, get_at_path
 from smlaunch.api.request_builder import InputChannel, JobParameters, build_job_request
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.catalog.quotas import HOSTS_PER_JOB_QUOTA
 from smlaunch.catalog.strategies import BUILT_IN_STRATEGIES
 from smlaunch.errors import JobError, Problem
 from smlaunch.facts.discovered_facts import InputFacts
+from smlaunch.facts.team_settings import TeamFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import PlanContext, fact_needs
 from smlaunch.planner.request_problems import job_field_of_member
 from smlaunch.planner.rules import rules_of
+from smlaunch.runs.team_defaults import describe_differences
 from smlaunch.strategies import load_strategy
 from tests.planner.fixtures import PLAIN, plan, region, with_inputs
 from tests.planner.test_plan import refusals
@@ -46,6 +50,28 @@ TASK = JobParameters(
     security_groups=("sg-1",),
     tags={"k": "v"},
 )
+
+
+def test_a_description_has_what_the_job_was_created_with() -> None:
+    """Whatever reads descriptions reads those of training jobs: a run is found by its inputs, for example."""
+    request = build_job_request(PROCESSING, TASK)
+    times = {
+        "CreationTime": datetime.now(UTC),
+        "ProcessingJobStatus": "InProgress",
+        "ProcessingJobArn": "arn",
+    }
+    described = describe_as_training_job(PROCESSING, {**request, **times})
+    common_fields = PROCESSING.request_path_by_field.keys() & TRAINING.request_path_by_field.keys()
+    for field in common_fields - {"inputs", "tags"}:
+        stated = get_at_path(request, PROCESSING.request_path_by_field[field])
+        assert get_at_path(described, TRAINING.request_path_by_field[field]) == stated, field
+    channels = {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]
+        for channel in described["InputDataConfig"]
+    }
+    assert channels["l"]["S3Uri"] == "s3://b/l"
+    assert channels["raw"]["S3DataDistributionType"] == "ShardedByS3Key"
+    assert describe_differences(request, described, {}, TeamFacts()) == ""
 
 
 def test_every_field_has_its_member() -> None:
