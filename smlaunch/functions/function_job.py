@@ -189,7 +189,7 @@ def _find_field_problems(job: Any) -> Iterator[Problem]:
     if not isinstance(job, Job):
         yield Problem("job", f"a Job is needed, not {type(job).__name__}: Job(compute=Compute(hosts=2))")
         return
-    if job.stored_output.compression == "none":
+    if job.output is not None and job.output.compression == "none":
         message = "what a function returns is read from an archive; leave it out, or write gzip"
         yield Problem("output.compression", message)
     mapping = job.to_mapping()

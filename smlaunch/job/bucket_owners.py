@@ -41,9 +41,8 @@ def bucket_owners_in_job(job: Job) -> Iterator[BucketOwner]:
             account=checkpoints.bucket_owner,
         )
     if job.bucket_owner is not None:
-        yield BucketOwner(
-            field="bucket_owner", bucket=_bucket_of_uri(job.stored_output.uri), account=job.bucket_owner
-        )
+        output_uri = None if job.output is None else job.output.uri
+        yield BucketOwner(field="bucket_owner", bucket=_bucket_of_uri(output_uri), account=job.bucket_owner)
 
 
 def owner_by_bucket(stated_owners: Iterable[BucketOwner]) -> dict[str, str]:

@@ -369,26 +369,11 @@ class Job(Section):
         """The program: that of the entry, the algorithm, or the image."""
         return self.entry.program if self.entry is not None else self.algorithm or self.image or ""
 
-    @property
-    def can_be_continued(self) -> bool:
-        """Whether another training job may continue it: it runs a script, on hosts that train together."""
-        return self.entry is not None and not self.compute.instance_groups
-
     def hosts_of_channel(self, channel: Channel) -> int:
         """Return the number of hosts that get an input: those of its groups, or all."""
         groups = self.compute.instance_groups
         hosts = sum(group.hosts for group in groups if group.name in channel.instance_groups)
         return hosts or self.compute.host_count
-
-    @property
-    def has_split_input(self) -> bool:
-        """Whether hosts share the files of an input, instead of each getting all of them."""
-        return any(channel.split is not None for channel in self.inputs.values())
-
-    @property
-    def stored_output(self) -> Output:
-        """``output``, with nothing stated if it is None."""
-        return self.output or Output()
 
     @property
     def image_arguments(self) -> tuple[str, ...]:

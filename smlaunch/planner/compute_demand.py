@@ -17,7 +17,7 @@ from smlaunch.job.channel import Channel
 from smlaunch.job.field_types import parse_size
 from smlaunch.job.model import Job, parse_duration
 from smlaunch.planner import segments
-from smlaunch.planner.plan_context import Objection, PlanContext
+from smlaunch.planner.plan_context import Objection, PlanContext, has_split_input
 from smlaunch.planner.rules import AnyRule, allowing_option, is_allowed, rules_of
 from smlaunch.storage.read_time_estimates import DataShare, EstimateRange
 from smlaunch.storage.workload_estimate import (
@@ -322,7 +322,7 @@ def derive_compute_demand(job: Job, strategy: Strategy, facts: DiscoveredFacts) 
         in_memory_input=None if on_accelerators else _in_memory_input(job, strategy, facts),
         # Data of File channels, which hosts copy before training.
         copied_input=_copied_input(job, facts),
-        has_split_input=job.has_split_input,
+        has_split_input=has_split_input(job),
         # Objects of the smallest input that is split among hosts: the most hosts that it can serve.
         fewest_files=_fewest_files(job, facts),
         names_instance_type=type_name is not None,

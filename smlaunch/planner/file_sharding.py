@@ -216,7 +216,7 @@ class _ShardingPlanner(NamedTuple):
     def _check_input_mode(self, split_via: str) -> None:
         """Add a problem if the channel's input mode does not work with this way to distribute its files."""
         field, input_mode = f"inputs.{self.name}", self.channel.mode
-        kind = stated_job_kind(self.job)
+        kind = stated_job_kind(self.job.strategy)
         if kind.copies_all_inputs and split_via == VIA_LISTS:
             self.diagnostics.add_problem(
                 f"{field}.split_via",
@@ -253,7 +253,7 @@ class _ShardingPlanner(NamedTuple):
                 "affects no other shard.",
             )
             return VIA_JOBS
-        kind = stated_job_kind(self.job)
+        kind = stated_job_kind(self.job.strategy)
         if script_reads_file_lists(self.facts.script) and not kind.copies_all_inputs:
             self.diagnostics.add_reason(
                 f"{field}.split_via",

@@ -35,8 +35,8 @@ from smlaunch.facts.shard_index import SHARD_FOLDER
 from smlaunch.job.model import Channel, Job
 from smlaunch.planner.file_sharding import VIA_LISTS, VIA_SHARDS
 from smlaunch.planner.plan import InputSharding, Upload
-from smlaunch.planner.plan_context import Diagnostics
-from smlaunch.storage.host_data import bound_word, bytes_of_file_channels, data_of_host
+from smlaunch.planner.plan_context import Diagnostics, bytes_of_file_channels
+from smlaunch.storage.host_data import bound_word, data_of_host
 from smlaunch.storage.read_time_estimates import DataShare, HostProfile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -285,9 +285,16 @@ _FIELDS_NOT_HASHED_BY_SECTION = {
 }
 
 
-def job_hash(job: Job, facts: DiscoveredFacts, *, with_max_runtime: bool = True) -> str:
-    """Return the SHA-256 (hex) of the job, its source archive and its local inputs. ``with_max_runtime``
-    False: the same for jobs that differ in nothing else.
+class JobHashes(NamedTuple):
+    """SHA-256 (hex) of a job, its source archive and its local inputs."""
+
+    complete: str
+    without_max_runtime: str
+    """The same for jobs that differ in nothing but ``limits.max_runtime``."""
+
+
+def job_hashes(job: Job, facts: DiscoveredFacts) -> JobHashes:
+    """Return the hashes that identify a job.
 
     Local paths are replaced by the hash of their content, so that another clone of the same source on
     another machine attaches to its own run. What is hashed is part of a run's format (docs/formats.md).
@@ -297,14 +304,7 @@ def job_hash(job: Job, facts: DiscoveredFacts, *, with_max_runtime: bool = True)
     for field_name in _TOP_LEVEL_FIELDS_NOT_HASHED:
         job_mapping.pop(field_name, None)
     for section, fields in _FIELDS_NOT_HASHED_BY_SECTION.items():
-        section_mapping = job_mapping.get(section, {})
-        for field_name in fields:
-            section_mapping.pop(field_name, None)
-        if section == "limits" and not with_max_runtime:
-            section_mapping.pop("max_runtime", None)
-        # A section in which nothing is left counts as one that the job does not state.
-        if not section_mapping:
-            job_mapping.pop(section, None)
+        _remove_from_section(job_mapping, section, fields)
     for name, channel in job.inputs.items():
         input_facts = facts.inputs.get(name)
         if channel.is_local and input_facts is not None:
@@ -319,7 +319,22 @@ def job_hash(job: Job, facts: DiscoveredFacts, *, with_max_runtime: bool = True)
     # Values that no job states, and that a configuration file gives: without any the hash is as it was.
     if staging := _hashed_staging(job, facts):
         hashed_document["staging"] = staging
-    canonical_json = json.dumps(hashed_document, sort_keys=True, separators=(",", ":"))
+    complete = _sha256_of_document(hashed_document)
+    _remove_from_section(job_mapping, "limits", ("max_runtime",))
+    return JobHashes(complete, _sha256_of_document(hashed_document))
+
+
+def _remove_from_section(job_mapping: dict[str, Any], section: str, fields: Iterable[str]) -> None:
+    """Remove fields of a section. One in which nothing is left counts as one that the job does not state."""
+    section_mapping = job_mapping.get(section, {})
+    for field_name in fields:
+        section_mapping.pop(field_name, None)
+    if not section_mapping:
+        job_mapping.pop(section, None)
+
+
+def _sha256_of_document(document: Mapping[str, Any]) -> str:
+    canonical_json = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical_json.encode()).hexdigest()
 
 

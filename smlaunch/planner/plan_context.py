@@ -3,6 +3,7 @@ report. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,8 +28,10 @@ from smlaunch.facts.fact_needs import FactNeeds
 from smlaunch.facts.requirements_choice import RequirementsChoice, choose_requirements
 from smlaunch.job.bucket_owners import BucketOwner, bucket_owners_in_job
 from smlaunch.job.model import Job, Workload, format_duration, parse_duration
+from smlaunch.job.results import Output
 from smlaunch.job.team_config import TeamPolicy
 from smlaunch.planner.plan import Cost, Reason
+from smlaunch.storage.host_data import data_of_host
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import Strategy, find_imported_library
 from smlaunch.strategies.detection import DetectedStrategy, detect_strategy
@@ -136,9 +139,29 @@ class PlanContext(JobContext):
         return max_hosts_of(self.job)
 
 
-def stated_job_kind(job: Job) -> JobKind:
-    """The kind of the strategy that the job states; training without one."""
-    return TRAINING if job.strategy is None else load_strategy(job.strategy).job_kind
+def stated_job_kind(strategy_name: str | None) -> JobKind:
+    """The kind of the strategy that a job states; training without one."""
+    return TRAINING if strategy_name is None else load_strategy(strategy_name).job_kind
+
+
+def has_split_input(job: Job) -> bool:
+    """Whether hosts share the files of an input, instead of each getting all of them."""
+    return any(channel.split is not None for channel in job.inputs.values())
+
+
+def stated_output(job: Job) -> Output:
+    """``output`` of the job, with nothing stated if it is None."""
+    return job.output or Output()
+
+
+def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
+    """Return the size of the inputs that the service copies to each host before training (mode ``File``): of
+    one with ``split: key`` a host's share of the objects, each of the average size."""
+    return sum(
+        math.ceil(data_of_host(channel, facts.inputs[name], job.hosts_of_channel(channel)).bytes)
+        for name, channel in job.inputs.items()
+        if channel.mode == "File" and name in facts.inputs
+    )
 
 
 def instance_types_of(job: Job) -> tuple[str, ...]:
@@ -272,7 +295,7 @@ def fact_needs(job: Job) -> FactNeeds:
     may_need_several_jobs = _may_need_several_jobs(job)
     # Such runs need a script that saves checkpoints, or one that reads its own part of the files.
     has_split_by_bytes = any(channel.split == "bytes" for channel in job.inputs.values())
-    runtime_quota = MAX_RUNTIME_QUOTA.format(stated_job_kind(job).noun)
+    runtime_quota = MAX_RUNTIME_QUOTA.format(stated_job_kind(job.strategy).noun)
     return FactNeeds(
         instance_quotas=relevant_quotas(job),
         runtime_quota=runtime_quota if _exceeds_default_runtime_quota(job) else None,
@@ -330,7 +353,7 @@ def relevant_quotas(job: Job, kind: JobKind | None = None) -> tuple[str, ...]:
     """Return the names, in Service Quotas, of the account's quotas that may limit the job; with a workload,
     those of all instance types that the plan compares. Empty if nothing needs to be read. ``kind``: that of
     the job; by default that of the strategy that it states."""
-    kind = kind or stated_job_kind(job)
+    kind = kind or stated_job_kind(job.strategy)
     if not kind.has_quotas or job.compute.training_plan is not None:  # its hosts are reserved
         return ()
     # Of all segments: the most hosts, and every instance type (the default if the job names none).

@@ -29,7 +29,7 @@ from smlaunch.planner.plan import (
     PlannedSegment,
     RunPlan,
     Schedule,
-    job_hash,
+    job_hashes,
 )
 from smlaunch.planner.plan_context import Diagnostics, JobContext, PlanContext, unknown_quota_text
 from smlaunch.planner.request_compiler import CompiledSegment, RequestCompiler, warn_of_differing_segments
@@ -75,13 +75,14 @@ def make_plan(job: Job, facts: DiscoveredFacts, run_id: str) -> RunPlan:
     # The candidates are the machines that were compared; none if the job names its machines.
     job_with_machines, candidates = _choose_machines(job, strategy, facts, diagnostics)
     sharding_by_channel = plan_sharding(job_with_machines, facts, diagnostics)
+    hashes = job_hashes(job, facts)
     plan_run = partial(
         plan_single_run,
         facts=facts,
         strategy=strategy,
         sharding_by_channel=sharding_by_channel,
-        job_digest=job_hash(job, facts),
-        digest_without_max_runtime=job_hash(job, facts, with_max_runtime=False),
+        job_digest=hashes.complete,
+        digest_without_max_runtime=hashes.without_max_runtime,
     )
     # VIA_JOBS: each shard is processed by a run of its own, with one host.
     has_run_for_each_shard = any(sharding.split_via == VIA_JOBS for sharding in sharding_by_channel.values())
@@ -280,9 +281,8 @@ def _divide_into_segments(
     """Return a template for each kind of segment of the run, and whether it may take several training jobs.
     Adds a problem if it takes several and the script cannot resume. ``total_seconds``: training time of the
     whole run."""
-    # Processing jobs cannot be continued by another job, and not every training job can.
-    can_be_continued = strategy.job_kind.has_checkpoints and job.can_be_continued
-    if not can_be_continued:
+    # Processing jobs cannot be continued by another job, nor can programs of images and groups of hosts.
+    if not strategy.job_kind.has_checkpoints or job.entry is None or job.compute.instance_groups:
         quota_text = unknown_quota_text(facts, total_seconds)
         if quota_text:
             diagnostics.add_warning(f"{quota_text}.")

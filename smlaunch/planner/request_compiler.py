@@ -36,7 +36,13 @@ from smlaunch.planner.input_channels import (
 )
 from smlaunch.planner.launch_choices import choose_instance_type, choose_processes_per_host
 from smlaunch.planner.plan import Upload
-from smlaunch.planner.plan_context import Diagnostics, PlanContext, may_have_accelerators
+from smlaunch.planner.plan_context import (
+    Diagnostics,
+    PlanContext,
+    has_split_input,
+    may_have_accelerators,
+    stated_output,
+)
 from smlaunch.planner.request_problems import at_segment, request_channels, segment_fields_of
 from smlaunch.planner.run_cost import PriceRate, compute_price_rate
 from smlaunch.planner.script_launch import (
@@ -181,9 +187,9 @@ class RequestCompiler:
             # The job's, and those by which the strategy configures AWS's image.
             hyperparameters={**context.hyperparameters, **self.context.strategy.hyperparameters(context)},
             channels=tuple(for_all_groups(job, channels)),
-            output_uri=job.stored_output.uri or self.layout.output_prefix,
-            output_kms_key=job.stored_output.kms_key,
-            output_compression=(job.stored_output.compression or "").upper() or None,
+            output_uri=stated_output(job).uri or self.layout.output_prefix,
+            output_kms_key=stated_output(job).kms_key,
+            output_compression=(stated_output(job).compression or "").upper() or None,
             other_outputs=tuple(
                 OtherOutput(name, output.path, output.uri, output.upload)
                 for name, output in job.outputs.items()
@@ -229,7 +235,10 @@ class RequestCompiler:
 
     def _owner_variables(self, job: Job) -> dict[str, str]:
         owners = bucket_owners_for_request(
-            self.context.stated_bucket_owners, job.stored_output.uri, self.checkpoint_spec, self.facts.account
+            self.context.stated_bucket_owners,
+            stated_output(job).uri,
+            self.checkpoint_spec,
+            self.facts.account,
         )
         return {BUCKET_OWNERS_VARIABLE: format_bucket_owners(owners)} if owners else {}
 
@@ -266,7 +275,7 @@ class RequestCompiler:
             checkpoints=self.checkpoint_spec,
             margin_seconds=template.margin_seconds,
             deterministic=job.deterministic,
-            has_split_input=job.has_split_input,
+            has_split_input=has_split_input(job),
             options=job.options,
             json_files=facts.source.json_files,
             algorithm=job.algorithm,

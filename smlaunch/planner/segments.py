@@ -18,8 +18,12 @@ from smlaunch.contract.segment import DIRECT
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job, SegmentChange, format_duration, parse_duration
 from smlaunch.planner.plan import Schedule
-from smlaunch.planner.plan_context import Diagnostics, max_hosts_of, unknown_quota_text
-from smlaunch.storage.host_data import bytes_of_file_channels
+from smlaunch.planner.plan_context import (
+    Diagnostics,
+    bytes_of_file_channels,
+    max_hosts_of,
+    unknown_quota_text,
+)
 
 DEFAULT_MAX_RUNTIME = 86400
 MAX_JOB_SECONDS = 28 * 86400

@@ -209,7 +209,7 @@ def _gather_with_defaults(
     """Return the job with the team's defaults, and the facts for its plan. The parameters are those of
     ``gather_facts``. Raises JobError for a wrong configuration file, and the target's errors."""
     settings = read_settings(target, has_account=account_problem is None)
-    kind = stated_job_kind(job)
+    kind = stated_job_kind(job.strategy)
     while True:
         planned_job, team = with_defaults(job, settings, target, is_processing=kind is PROCESSING)
         with translate_call_errors(target):

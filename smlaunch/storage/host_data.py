@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from smlaunch.facts.discovered_facts import DiscoveredFacts, InputFacts
 from smlaunch.job.channel import Channel
-from smlaunch.job.model import Job
 from smlaunch.storage.read_time_estimates import DataShare
 
 ELSEWHERE = (
@@ -15,16 +14,6 @@ ELSEWHERE = (
     "read S3 (s3a://) where the data lies"
 )
 """What fits better than a processing job, which copies each input completely to every host."""
-
-
-def bytes_of_file_channels(job: Job, facts: DiscoveredFacts) -> int:
-    """Return the size of the inputs that the service copies to each host before training (mode ``File``): of
-    one with ``split: key`` a host's share of the objects, each of the average size."""
-    return sum(
-        math.ceil(data_of_host(channel, facts.inputs[name], job.hosts_of_channel(channel)).bytes)
-        for name, channel in job.inputs.items()
-        if channel.mode == "File" and name in facts.inputs
-    )
 
 
 def bound_word(facts: DiscoveredFacts, channel_names: Iterable[str]) -> str:

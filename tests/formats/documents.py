@@ -35,7 +35,7 @@ from smlaunch.local.pipelines.pipeline_store import PipelineStore
 from smlaunch.local.stores.job_store import JobStore
 from smlaunch.local.stores.metric_store import MetricStore
 from smlaunch.local.stores.object_store import ObjectStore
-from smlaunch.planner.plan import job_hash
+from smlaunch.planner.plan import job_hashes
 from smlaunch.runs.data_upload import DataPrefix
 from smlaunch.runs.run_folder import RunFolder, UnsentFiles
 from smlaunch.train.snapshot import Snapshotter
@@ -253,7 +253,7 @@ def _hash(document: dict[str, Any]) -> str:
     source = SourceFacts("src", document["entry"], document["source"], file_count=1, bytes=1)
     labels = InputFacts("./labels", "local", sha256=document["labels"])
     facts = region(source=source, inputs={"labels": labels})
-    return job_hash(Job.from_mapping(document["job"]), facts)
+    return job_hashes(Job.from_mapping(document["job"]), facts).complete
 
 
 def _rows() -> bytes:

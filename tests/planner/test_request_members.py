@@ -17,7 +17,7 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import NO_SOURCE, DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.job.yaml_file import parse_job_yaml
-from smlaunch.planner.plan import job_hash
+from smlaunch.planner.plan import job_hashes
 from tests.planner.fixtures import plan, region
 from tests.tables import table
 from tests.test_validate import paths_of_model, shapes_of_operation
@@ -454,7 +454,7 @@ def test_jobs_that_use_no_new_field_keep_their_hash() -> None:
     job = Job(entry="src/train.py", output="s3://b/o/", checkpoints="s3://b/c/", compute={"hosts": 2})
     assert job.to_mapping()["output"] == "s3://b/o/"
     assert Job.from_mapping(Job(entry="t.py", output={}).to_mapping()) == Job(entry="t.py", output={})
-    assert job_hash(job, region()) == (
+    assert job_hashes(job, region()).complete == (
         "c5e4efad969722a78f90029fb59e7d862df2b2b4a91cc56ed131cc441b17aa90"  # as before these fields
     )
 

@@ -19,7 +19,7 @@ from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import CheckpointFacts, DiscoveredFacts, InputFacts, ScriptFacts
 from smlaunch.job.model import format_duration
 from smlaunch.planner import segments
-from smlaunch.planner.plan import job_hash
+from smlaunch.planner.plan import job_hashes
 from smlaunch.planner.segments import HOST_MTBF_SECONDS, SegmentOverheads, format_seconds
 from smlaunch.render.plan import Plan
 from tests.planner.fixtures import PLAIN, TORCH, UNTRAINED_HOURS, local, plan, region, with_inputs
@@ -402,7 +402,11 @@ def test_what_is_only_about_money_and_patience_is_not_part_of_the_jobs_hash() ->
         "checkpoints": "s3://b/c/",
         "limits": {"attempts": 5},
     }
-    assert chain(base).job_hash == chain(changed).job_hash == job_hash(chain(base).job, region(script=OURS))
+    assert (
+        chain(base).job_hash
+        == chain(changed).job_hash
+        == job_hashes(chain(base).job, region(script=OURS)).complete
+    )
 
 
 def test_a_spot_run_of_more_than_one_job_may_last_has_a_prefix_of_its_own() -> None:

@@ -152,7 +152,7 @@ def test_the_first_file_that_states_a_value_counts(job: Job, write: Write) -> No
         False,
         True,
     )
-    assert planned.job.stored_output.kms_key == "alias/admin"
+    assert planned.job.output is not None and planned.job.output.kms_key == "alias/admin"
     assert planned.requests[0]["ProfilerConfig"] == {"DisableProfiler": True}
     output = planned.requests[0]["OutputDataConfig"]["S3OutputPath"]
     assert output.startswith("s3://admin-bucket/of-user/smlaunch/")

@@ -10,7 +10,7 @@ from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Ref
 from smlaunch.errors import JobError
 from smlaunch.facts.discovered_facts import ScriptFacts, SourceFacts
 from smlaunch.job.model import Job
-from smlaunch.planner.plan import job_hash
+from smlaunch.planner.plan import job_hashes
 from tests.planner.fixtures import plan, region
 from tests.strategies.launch_specs import spec_of
 from tests.tables import table
@@ -81,6 +81,6 @@ def test_another_program_is_another_job() -> None:
     """The hash of a script is that of earlier releases (tests/formats)."""
     entries: list[Any] = [MODULE, COMMAND, SHELL, {"command": ["python", "tool.py", "--x", "2"]}]
     source = region()
-    hashes = [job_hash(Job(entry=entry), source) for entry in [*entries, "src/train.py"]]
+    hashes = [job_hashes(Job(entry=entry), source).complete for entry in [*entries, "src/train.py"]]
     assert len(set(hashes)) == len(hashes)
-    assert job_hash(Job(entry="elsewhere/train.py"), source) == hashes[-1]
+    assert job_hashes(Job(entry="elsewhere/train.py"), source).complete == hashes[-1]

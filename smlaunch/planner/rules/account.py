@@ -189,7 +189,7 @@ def _report_quota_values(context: PlanContext) -> Findings:
     for quota_name in relevant_names:
         if quota_name not in context.facts.quotas:
             # The plan has chosen another kind of job than the one whose quotas were read.
-            if stated_job_kind(context.job) is not context.job_kind:
+            if stated_job_kind(context.job.strategy) is not context.job_kind:
                 yield Reason("quotas.assumed", f"{quota_name!r} was not read: it is assumed to suffice.")
             continue
         quota_value = context.facts.quotas[quota_name]

@@ -21,7 +21,7 @@ from smlaunch.planner.input_channels import (
     describe_input_problem,
 )
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_output
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
 _PURPOSE_BY_OPT_ML_FOLDER = {
@@ -361,7 +361,7 @@ def reject_checkpoints_over_other_data(context: PlanContext) -> Problems:
             "download them with the checkpoints, and what a host deletes is deleted in S3 too; name a "
             "prefix outside, or none for a chain",
         )
-    output = context.job.stored_output.uri
+    output = stated_output(context.job).uri
     if output is None:
         return
     output_prefix = _as_folder_prefix(output)
@@ -401,11 +401,11 @@ def _as_folder_prefix(uri: str) -> str:
 def warn_of_output_inside_input(context: PlanContext) -> Findings:
     """Report each input in which a later job would find what this one writes: its output, which by default is
     in a folder of smlaunch's own in the default bucket, with the run's other files."""
-    stated_output = context.job.stored_output.uri
-    output_prefix = stated_output or _own_folder(context)
+    stated_uri = stated_output(context.job).uri
+    output_prefix = stated_uri or _own_folder(context)
     for name, channel in context.job.inputs.items():
         if channel.is_in_s3 and _as_folder_prefix(output_prefix).startswith(channel.uri):
-            content = "output" if stated_output else "the run's own files"
+            content = "output" if stated_uri else "the run's own files"
             yield PlanWarning(
                 f"inputs.{name}: {channel.uri} contains {output_prefix}, where {content} will be: jobs that "
                 "start later get that as data too; use separate prefixes."
@@ -419,8 +419,8 @@ def stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
             yield f"inputs.{name}.uri", channel.uri
     if job.checkpoints is not None and job.checkpoints.uri is not None:
         yield "checkpoints.uri", job.checkpoints.uri
-    if job.stored_output.uri is not None:
-        yield "output", job.stored_output.uri
+    if job.output is not None and job.output.uri is not None:
+        yield "output", job.output.uri
     for name, output in job.outputs.items():
         if output.uri is not None:
             yield f"outputs.{name}.uri", output.uri

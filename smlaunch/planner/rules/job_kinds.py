@@ -77,7 +77,7 @@ def _stated_request_fields(job: Job) -> dict[str, bool]:
         "compute.training_plan": job.compute.training_plan is not None,
         "compute.instance_groups": bool(job.compute.instance_groups),
         "limits.max_pending": job.limits.max_pending is not None,
-        "output.compression": job.stored_output.compression is not None,
+        "output.compression": job.output is not None and job.output.compression is not None,
         "image_registry_credentials": job.image_registry_credentials is not None,
         "metrics": bool(job.metrics),
         "retries": job.retries is not None,
@@ -243,7 +243,7 @@ def reject_too_long_processing(context: PlanContext) -> Problems:
     longest_seconds, owner_text = kind.max_runtime_seconds, ""
     quota_seconds = context.facts.max_runtime_quota
     # The quota was read for the kind of job that is stated.
-    is_own_quota = stated_job_kind(context.job) is kind
+    is_own_quota = stated_job_kind(context.job.strategy) is kind
     if is_own_quota and quota_seconds is not None and quota_seconds < longest_seconds:
         longest_seconds, owner_text = quota_seconds, ", by the account's quota,"
     if parse_duration(max_runtime) > longest_seconds:

@@ -359,7 +359,7 @@ def _remedy_for_speed(option: ComputeOption) -> str:
 )
 def reject_hosts_above_quota(option: ComputeOption) -> Objections:
     job = option.demand.job
-    quota_name = instance_quota_pattern(job, stated_job_kind(job)).format(option.instance.name)
+    quota_name = instance_quota_pattern(job, stated_job_kind(job.strategy)).format(option.instance.name)
     quota = option.demand.quotas.get(quota_name)
     if quota is not None and quota < option.host_count:
         yield Objection(

@@ -16,7 +16,7 @@ from smlaunch.contract.secret_reference import parse_secret_reference
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_output
 from smlaunch.planner.request_problems import job_field_of_member, request_channels
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -215,7 +215,7 @@ def reject_unreachable_registry(context: PlanContext) -> Problems:
 def reject_key_of_another_region(context: PlanContext) -> Problems:
     facts = context.facts
     key_by_field = {
-        "output.kms_key": context.job.stored_output.kms_key,
+        "output.kms_key": stated_output(context.job).kms_key,
         "compute.volume_kms_key": context.job.compute.volume_kms_key,
     }
     for field, key in key_by_field.items():
@@ -235,7 +235,7 @@ def reject_key_of_another_region(context: PlanContext) -> Problems:
     fields=("output",),
 )
 def reject_key_for_directory_bucket(context: PlanContext) -> Problems:
-    output = context.job.stored_output
+    output = stated_output(context.job)
     bucket_and_key = split_s3_uri(output.uri or "")
     if output.kms_key is None or bucket_and_key is None:
         return

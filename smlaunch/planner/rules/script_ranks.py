@@ -19,7 +19,7 @@ from smlaunch.facts.launcher_lines import (
     replacement_of,
 )
 from smlaunch.facts.script_program import FixedValue, ProgramFacts, TrainerCall
-from smlaunch.planner.plan_context import PlanContext, PlanWarning
+from smlaunch.planner.plan_context import PlanContext, PlanWarning, has_split_input
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import (
     ADDRESS_OPTIONS,
@@ -428,7 +428,7 @@ def warn_of_same_work(context: PlanContext) -> Findings:
     input is split among them."""
     program = _program(context)
     joining_calls = _JOINING_CALLS.get(context.strategy.name)
-    if context.hosts == 1 or context.job.has_split_input or is_command(context.job):
+    if context.hosts == 1 or has_split_input(context.job) or is_command(context.job):
         return
     if joining_calls is None or not program.was_read:
         return

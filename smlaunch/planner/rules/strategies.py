@@ -19,6 +19,7 @@ from smlaunch.planner.plan_context import (
     PlanContext,
     PlanWarning,
     StrategyMatch,
+    has_split_input,
     is_accelerated,
     is_neuron,
     max_hosts_of,
@@ -308,7 +309,7 @@ def point_search_to_tuning(context: PlanContext) -> Findings:
         "(CreateHyperParameterTuningJob, which smlaunch does not send) runs each trial as a training job, by "
         f"default up to 10 at a time; {where_text}.",
     )
-    if context.hosts > 1 and context.strategy.name != "ray" and not context.job.has_split_input:
+    if context.hosts > 1 and context.strategy.name != "ray" and not has_split_input(context.job):
         yield PlanWarning(
             f"compute.hosts: each of {context.hosts} hosts runs all trials of the search by {library}, "
             "unless the script shares them; take one host, or automatic model tuning."
@@ -321,7 +322,7 @@ def _takes_one_process_per_host(context: JobContext) -> bool:
 
 
 def _hosts_read_own_shares(context: JobContext) -> bool:
-    return context.job.has_split_input and _takes_one_process_per_host(context)
+    return has_split_input(context.job) and _takes_one_process_per_host(context)
 
 
 MAX_COPIED_BYTES = 10**12
