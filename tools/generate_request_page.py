@@ -54,7 +54,9 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "ProcessingInputs.S3Input.S3DataType": "a prefix is the default; a manifest is sent as it is",
         "ProcessingInputs.S3Input.S3CompressionType": "in mode Pipe, the service unpacks what it streams",
         "ProcessingInputs.DatasetDefinition": "a query of Athena or Redshift, which a plan cannot measure",
-        "ProcessingOutputConfig.Outputs": "others than smlaunch's own, `output`: `outputs`",
+        "ProcessingOutputConfig.Outputs": (
+            "the exact address of the output called `output`; others have the field `outputs`"
+        ),
         "ExperimentConfig": "experiment tracking: " + _NO_DECISION,
     },
 }
@@ -98,6 +100,9 @@ request:
   If the job states both, the member is refused.
 * Mappings are merged. Inputs, outputs, metrics and tags are merged by their names. Other lists replace
   smlaunch's.
+* The address of a processing job's output is sent exactly as it is stated, and another run of the job
+  replaces files of the same names there; below `output.uri` each job has a folder of its own. Where each
+  shard of an input is a job, each has its folder at the stated address: `p1/`, `p2/` and so on.
 * Names of jobs, tags that begin with `smlaunch:`, and the channels `smlaunch` and `code` are smlaunch's own.
 * A chain, an export and `smlaunch resume` send the same members in each job.
 

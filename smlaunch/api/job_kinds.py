@@ -205,6 +205,19 @@ def set_at_path(document: dict[str, Any], path: FieldPath, value: Any) -> None:
     container[path[-1]] = value
 
 
+def output_addresses(kind: JobKind, request: Mapping[str, Any]) -> Iterator[FieldPath]:
+    """Yield where a request, or members of one, states the addresses of its outputs: of each, for a kind that
+    has several."""
+    path = kind.request_path_by_field["output"]
+    if 0 not in path:
+        paths = [path]
+    else:
+        list_path, path_in_entry = path[: path.index(0)], path[path.index(0) + 1 :]
+        entries = get_at_path(request, list_path) or ()
+        paths = [(*list_path, index, *path_in_entry) for index in range(len(entries))]
+    yield from (path for path in paths if get_at_path(request, path) is not None)
+
+
 def runtime_entrypoint(paths: Paths) -> list[str]:
     """Return the command that starts smlaunch's runtime, which must be process 1 to receive SIGTERM."""
     return ["python3", f"{paths.channel_dir(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of, set_at_path
+from smlaunch.api.job_kinds import JobKind, get_at_path, job_kind_of, output_addresses, set_at_path
 from smlaunch.chain.workflow import RunPolicy, SegmentVariant, Workflow, build_job_request
 from smlaunch.contract import segment as env_variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_RUN, TAG_SEGMENT, JobName
@@ -440,8 +440,8 @@ def _insert_output_variables(request: dict[str, Any], run_id: str) -> None:
     """Replace the run id in the output addresses of a request by its variable."""
     kind = job_kind_of(request)
     replace_run = _replace_job_name if kind.output_suffix else _replace_run_id
-    path = kind.request_path_by_field["output"]
-    set_at_path(request, path, replace_run(get_at_path(request, path), run_id))
+    for path in output_addresses(kind, request):
+        set_at_path(request, path, replace_run(get_at_path(request, path), run_id))
 
 
 def _to_plain_text(value: TextTemplate | NumberTemplate) -> Any:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from smlaunch.api.job_kinds import FieldPath, get_at_path, output_addresses, set_at_path
+from smlaunch.api.request_merge import plain_copy
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, shard_run_id
 from smlaunch.errors import JobError
 from smlaunch.job.model import Job
 from smlaunch.planner.plan import Cost, InputSharding, RunPlan, Upload
-from smlaunch.planner.plan_context import Diagnostics
+from smlaunch.planner.plan_context import Diagnostics, stated_job_kind
 
 DEFAULT_SHARD_ATTEMPTS = 3
 """Attempts of each shard: single-host jobs can be retried one by one."""
@@ -47,6 +49,14 @@ def plan_shard_runs(
             "shards.attempts",
             f"Only the shards that fail are retried, {DEFAULT_SHARD_ATTEMPTS} jobs at most"
             + ("." if job.checkpoints is not None else ", each from the beginning: without `checkpoints`."),
+        )
+    stated_uris = [output.uri for output in job.outputs.values() if output.uri is not None]
+    stated_uris += [get_at_path(job.request, path) for path in _stated_output_paths(job)]
+    if stated_uris:
+        diagnostics.add_reason(
+            "shards.outputs",
+            f"Each shard has a folder of its own, p1/ and so on, in {', '.join(stated_uris)}: they would "
+            "replace each other's files there.",
         )
     shard_plans: list[RunPlan] = []
     for shard_index in nonempty_shards:
@@ -90,9 +100,14 @@ def _check_shards(
 
 
 def _job_of_shard(job: Job, shard_number: int, shard_count: int) -> Job:
-    """Return the job of one shard: with one host, its share of the cost cap, and a folder of its own in the
-    checkpoints' prefix. ``shard_number``: from 1."""
+    """Return the job of one shard: with one host, its share of the cost cap, and a folder of its own in each
+    prefix that the job states for checkpoints or outputs, to which nothing adds the job's name.
+    ``shard_number``: from 1."""
     max_cost, checkpoints = job.limits.max_cost, job.checkpoints
+
+    def folder_of_shard(uri: str) -> str:
+        return f"{uri.rstrip('/')}/p{shard_number}/"
+
     changes: dict[str, object] = {
         "compute": job.compute.with_changes(hosts=1),
         "limits": job.limits.with_changes(
@@ -101,9 +116,21 @@ def _job_of_shard(job: Job, shard_number: int, shard_count: int) -> Job:
         ),
     }
     if checkpoints is not None and checkpoints.uri is not None:
-        shard_prefix = f"{checkpoints.uri.rstrip('/')}/p{shard_number}/"
-        changes["checkpoints"] = checkpoints.with_changes(uri=shard_prefix)
+        changes["checkpoints"] = checkpoints.with_changes(uri=folder_of_shard(checkpoints.uri))
+    changes["outputs"] = {
+        name: output if output.uri is None else output.with_changes(uri=folder_of_shard(output.uri))
+        for name, output in job.outputs.items()
+    }
+    if stated_paths := _stated_output_paths(job):
+        changes["request"] = members = plain_copy(job.request)
+        for path in stated_paths:
+            set_at_path(members, path, folder_of_shard(get_at_path(members, path)))
     return job.with_changes(**changes)
+
+
+def _stated_output_paths(job: Job) -> list[FieldPath]:
+    """Return where the job's ``request`` states addresses of outputs, which are sent as they are."""
+    return list(output_addresses(stated_job_kind(job), job.request))
 
 
 def _combine_shard_plans(job: Job, run_id: str, plans: Sequence[RunPlan]) -> RunPlan:

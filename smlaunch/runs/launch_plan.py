@@ -197,8 +197,8 @@ def _require_free_output(plan: RunPlan, target: Target) -> None:
     # The service adds the job's name, where the request does not have it.
     output_uri = stated_uri if kind.output_suffix else f"{stated_uri.rstrip('/')}/{first_job.name}/"
     bucket_and_prefix = split_s3_uri(output_uri)
-    if bucket_and_prefix is None:
-        return
+    if bucket_and_prefix is None or f"/{first_job.name}/" not in output_uri:
+        return  # an address that request states is that of every run
     bucket, prefix = bucket_and_prefix
     try:
         has_results = next(iter(target.storage.list_objects(bucket, prefix)), None) is not None

@@ -127,7 +127,9 @@ def test_a_prefix_of_the_users_own_gets_a_folder_for_each_execution() -> None:
 
 @pytest.mark.parametrize("output", [None, "s3://mine/out/"])
 def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: str | None) -> None:
-    plan = plan_of({**PROCESSING, "output": output})
+    outputs = {"clean": "/opt/ml/processing/clean"}
+    job = {**PROCESSING, "output": output, "outputs": outputs}
+    plan = plan_of(job)
     flow = build_run_template(plan)
     assert flow.kind is job_kinds.PROCESSING
     values: dict[JobVariable, str | int] = dict.fromkeys(JobVariable, 1) | {
@@ -138,9 +140,12 @@ def test_a_filled_template_of_a_processing_job_is_the_drivers_request(output: st
     filled_request = fill_template(flow.variants[0].request, values)
     assert filled_request["Environment"].pop(variables.RUN_VARIABLE) == "nightly"
     assert filled_request["Environment"].pop(variables.DRIVER_VARIABLE) == "1"
-    expected = plan_of({**PROCESSING, "output": output}, "nightly").workflow
-    place = filled_request["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"]
-    assert place.endswith("/nightly-s1-a1/output/") and "digits" not in place
+    expected = plan_of(job, "nightly").workflow
+    for entry, name in zip(
+        filled_request["ProcessingOutputConfig"]["Outputs"], ("output", "clean"), strict=True
+    ):
+        place = entry["S3Output"]["S3Uri"]
+        assert place.endswith(f"/nightly-s1-a1/{name}/") and "digits" not in place
     expected_request = build_job_request(expected, 1, 2, newest_checkpoint_step=0)
     for request in (filled_request, expected_request):
         del request["ProcessingInputs"]  # staged once, for all runs

@@ -207,6 +207,45 @@ def test_processing_jobs_copy_so_that_lists_spare_nothing() -> None:
     )
 
 
+def test_shards_have_a_folder_each_at_every_address_that_the_job_states() -> None:
+    """Nothing adds the job's name to these, and each shard's only host is called algo-1."""
+    stated = {"S3Uri": "s3://b/res/", "LocalPath": "/opt/ml/processing/output", "S3UploadMode": "EndOfJob"}
+    added = {**stated, "S3Uri": "s3://b/added", "LocalPath": "/opt/ml/processing/added"}
+    outputs = [
+        {"OutputName": "output", "S3Output": stated},
+        {"OutputName": "added", "S3Output": added},
+        {"OutputName": "group", "FeatureStoreOutput": {"FeatureGroupName": "g"}, "AppManaged": True},
+    ]
+    processing_job = {
+        **job(),
+        "strategy": "processing",
+        "outputs": {
+            "clean": {"path": "/opt/ml/processing/clean", "uri": "s3://b/clean/"},
+            "other": "/opt/ml/processing/other",
+        },
+        "request": {"ProcessingOutputConfig": {"Outputs": outputs}},
+    }
+    job_plan = plan(processing_job, world(facts(SKEWED)))
+    for number, shard in enumerate(job_plan.shard_plans, 1):
+        stored = shard.planned_jobs[0].request["ProcessingOutputConfig"]["Outputs"]
+        address_by_name = {entry["OutputName"]: entry.get("S3Output", {}).get("S3Uri") for entry in stored}
+        assert address_by_name.pop("other").endswith(f"/digits-p{number}-s1-a1/other/")
+        assert address_by_name == {
+            "output": f"s3://b/res/p{number}/",
+            "added": f"s3://b/added/p{number}/",
+            "clean": f"s3://b/clean/p{number}/",
+            "group": None,
+        }
+    (reason,) = (reason.explanation for reason in job_plan.reasons if reason.rule == "shards.outputs")
+    assert "s3://b/clean/, s3://b/res/, s3://b/added" in reason
+    one_job = plan({**processing_job, "compute": {"hosts": 1}}, world(facts(SKEWED)))
+    addresses = [
+        entry.get("S3Output", {}).get("S3Uri")
+        for entry in one_job.requests[0]["ProcessingOutputConfig"]["Outputs"]
+    ]
+    assert {"s3://b/res/", "s3://b/added", "s3://b/clean/"} < set(addresses)
+
+
 def test_one_host_gets_all_of_it() -> None:
     job_plan = plan(job(1), world(facts(SKEWED)))
     assert job_plan.input_shardings == () and channel(job_plan)["mode"] == "File"

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from smlaunch.api.job_kinds import job_name_of
 from smlaunch.aws.interfaces import CallError, JobSummary, LogEvent, StoredObject, TransferItem
 from smlaunch.chain.orchestrator_execution import OrchestratorExecution
 from smlaunch.discovery.gather_facts import gather_facts
@@ -50,7 +51,7 @@ class FakeControl:
     def create_job(self, request: Mapping[str, Any]) -> str:
         if self.create_errors:
             raise self.create_errors.pop(0)
-        name = request["TrainingJobName"]
+        name = job_name_of(request)
         if name in self.descriptions_by_job:
             raise CallError("CreateTrainingJob", "ResourceInUse", f"{name} exists", 400)
         self.created.append(dict(request))

@@ -187,6 +187,21 @@ def test_results_of_a_job_whose_record_is_gone_are_not_replaced(job: Job, target
     assert control(later_target).created == []
 
 
+def test_a_stated_address_of_results_is_not_that_of_one_job(job: Job, target: Target) -> None:
+    """What lies there may be another run's, or anything: it says nothing about a job of this name."""
+    output = {"S3Uri": "s3://mine/res/", "LocalPath": "/opt/ml/processing/output", "S3UploadMode": "EndOfJob"}
+    outputs = [{"OutputName": "output", "S3Output": output}]
+    processing_job = job.with_changes(
+        strategy="processing", request={"ProcessingOutputConfig": {"Outputs": outputs}}
+    )
+    storage(target).create_bucket("mine", "us-east-1")
+    storage(target).put_bytes("mine", "res/summary.txt", b"of another run")
+    launch(processing_job, target)
+    assert len(control(target).created) == 1
+    reasons = " ".join(reason.explanation for reason in plan(processing_job, target).reasons)
+    assert "Outputs are stored at s3://mine/res/ itself, and replace files" in reasons
+
+
 @pytest.mark.parametrize("is_other", [True, False])
 def test_another_job_that_has_finished_under_the_name_is_refused(
     job: Job, target: Target, is_other: bool

@@ -6,7 +6,7 @@ import posixpath
 from typing import Any
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
-from smlaunch.api.job_kinds import set_at_path
+from smlaunch.api.job_kinds import get_at_path, output_addresses, set_at_path
 from smlaunch.api.validation.request_check import check_request
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
@@ -176,7 +176,15 @@ def explain_members_of_request(context: PlanContext) -> Findings:
     if members:
         names = ", ".join(members)
         yield Reason(
-            "request.members", f"The job's request states {names}, which each job has as it is written."
+            "request.members",
+            f"Each job is created with these members, as the job's request has them: {names}.",
+        )
+    addresses = [get_at_path(job.request, path) for path in output_addresses(kind, job.request)]
+    if addresses:
+        yield Reason(
+            "request.members",
+            f"Outputs are stored at {', '.join(addresses)} itself, and replace files of the same names there "
+            "(of an earlier run, too); below output each job has a folder of its own.",
         )
     unmeasured_inputs = ", ".join(sorted(request_channels(job, kind)))
     if unmeasured_inputs and job.compute.volume_gb is None:
@@ -334,7 +342,9 @@ def explain_other_outputs(context: PlanContext) -> Findings:
     for name, output in context.job.outputs.items():
         when = "when the job completes" if output.upload == "EndOfJob" else "while the job runs"
         place = output.uri or f"the folder {name} beside the output"
-        yield Reason("processing.other-outputs", f"Files in {output.path} are uploaded to {place}, {when}.")
+        replaced = "; they replace files of the same names there" if output.uri else ""
+        text = f"Files in {output.path} are uploaded to {place}, {when}{replaced}."
+        yield Reason("processing.other-outputs", text)
 
 
 @rule(
