@@ -130,7 +130,7 @@ def _job_of_shard(job: Job, shard_number: int, shard_count: int) -> Job:
 
 def _stated_output_paths(job: Job) -> list[FieldPath]:
     """Return where the job's ``request`` states addresses of outputs, which are sent as they are."""
-    return list(output_addresses(stated_job_kind(job), job.request))
+    return list(output_addresses(stated_job_kind(job.strategy), job.request))
 
 
 def _combine_shard_plans(job: Job, run_id: str, plans: Sequence[RunPlan]) -> RunPlan:
