@@ -3,15 +3,14 @@ variables, of columns, and of constants in a function's code."""
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
+from smlaunch.functions.named_constants import named_constants
 from smlaunch.secrets.masking import is_secret_name
 
 NamedValue = tuple[str, Any]
@@ -39,7 +38,7 @@ def name_arguments(function: Callable[..., Any], args: Sequence[Any]) -> list[Na
 def named_values_of(value: Any) -> Iterator[NamedValue]:
     """Yield what has a name in the value itself, and none in its pickle."""
     if isinstance(value, CodeType):
-        yield from _named_constants(value)
+        yield from named_constants(value)
     elif isinstance(value, FunctionType):
         code, defaults = value.__code__, value.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
@@ -79,36 +78,3 @@ def _secret_columns(table: Any) -> Iterator[NamedValue]:
         name = getattr(table, "name", None)
         if isinstance(name, str) and is_secret_name(name):  # a column alone
             yield name, [*table[:_MAX_ROWS]]
-
-
-def _named_constants(code: CodeType) -> Iterator[NamedValue]:
-    """Yield the texts that a function's code gives to a name, a keyword, an attribute or a key."""
-    instructions = list(dis.get_instructions(code))
-    for index, (instruction, following) in enumerate(pairwise(instructions)):
-        name, constant = instruction.argval, following.argval
-        if _is_text(instruction) and _is_text(following):  # a key and its value
-            yield name, constant
-        elif _is_text(instruction) and following.opname == "STORE_SUBSCR":
-            yield from _texts_before(instructions[: index - 1], [name])
-        elif following.opname.startswith("STORE_") and following.opname != "STORE_SUBSCR":
-            names = constant if isinstance(constant, tuple) else (constant,)
-            loaded = index + 1 if following.opname != "STORE_ATTR" else index
-            yield from _texts_before(instructions[:loaded], [str(names[0])])
-        elif instruction.opname == "KW_NAMES":  # in Python 3.11 and 3.12, after the values
-            yield from _texts_before(instructions[:index], code.co_consts[instruction.arg or 0])
-        elif following.opname in ("CALL_FUNCTION_KW", "CALL_KW", "BUILD_CONST_KEY_MAP"):
-            yield from _texts_before(instructions[:index], name if isinstance(name, tuple) else ())
-
-
-def _texts_before(instructions: Sequence[dis.Instruction], names: Sequence[str]) -> Iterator[NamedValue]:
-    """Yield the names with the texts that these instructions have loaded for them at last, as far as each was
-    loaded by one instruction."""
-    for name, instruction in zip(reversed(names), reversed(instructions), strict=False):
-        if not instruction.opname.startswith("LOAD_"):
-            return
-        if _is_text(instruction):
-            yield name, instruction.argval
-
-
-def _is_text(instruction: dis.Instruction) -> bool:
-    return instruction.opname.startswith(("LOAD_CONST", "RETURN_CONST")) and type(instruction.argval) is str
