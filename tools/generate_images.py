@@ -216,7 +216,7 @@ class Images:
         for family, gpus in (("sklearn", False), ("xgboost", True)):
             for version, row in self.sdk.versions(family).items():
                 if row["repository"] == "xgboost":
-                    continue  # version "1", before the open-source one
+                    continue  # version "1", before the open-source one: the algorithm's, which runs no scripts
                 only_cpu = "cpu" in (row.get("processors") or ())
                 tag = "-".join([version, *(["cpu", *row["py_versions"]] if only_cpu else [])])
                 tags = {"cpu": tag, "gpu": tag} if gpus and not only_cpu else {"cpu": tag}
@@ -306,12 +306,10 @@ def algorithms(sdk: Sdk, registries: Registries, facts: Mapping[str, Any]) -> It
         if not row["jumpstart"]:
             name = row["id"]
             for version, entry in sdk.versions(name).items():
-                if entry["repository"] == "xgboost":
-                    continue
+                if entry["repository"] == "sagemaker-xgboost":
+                    continue  # one of the family of that name
                 accounts = registries.name(entry["registries"], name)
                 images[version] = [entry["repository"], accounts]
-            if name == "xgboost":
-                images = {}  # those of the family of that name
             assert len(images) <= 1, name
         yield {**row, "images": images}
 

@@ -96,7 +96,7 @@ def unknown_algorithm_message(name: str) -> str:
 
 
 def algorithm_versions(algorithm: Algorithm) -> list[str]:
-    """Versions of its image, oldest first; XGBoost's are those of the image family."""
+    """Versions of its image, oldest first; XGBoost's newer ones are those of the image family."""
     return list(load_catalog_table("algorithms")["algorithms"][algorithm.id]["images"])
 
 
@@ -108,11 +108,13 @@ def find_algorithm_image(
     an algorithm whose image only JumpStart (SageMaker's catalog of models) knows."""
     if algorithm.jumpstart:  # only JumpStart has it
         raise UnknownImage("jumpstart", f"JumpStart hosts {algorithm.name}, and its image is in no table")
-    if algorithm.id == "xgboost":  # the one algorithm with an image family: several versions
-        return find_training_image("xgboost", region, partition, processor, version)
-    # A location is the name of the repository and that of its registry.
+    # A location is the name of the repository and that of its registry. Each algorithm has one version.
     location_by_version = load_catalog_table("algorithms")["algorithms"][algorithm.id]["images"]
-    (only_version,) = location_by_version  # all other algorithms have one version
+    (only_version,) = location_by_version
+    if (
+        algorithm.id == "xgboost" and version != only_version
+    ):  # its newer images are a family, and run scripts
+        return find_training_image("xgboost", region, partition, processor, version)
     if version not in (None, only_version):
         raise UnknownImage("version", f"{algorithm.name} has no version {version}; it has {only_version}")
     repository_name, registry_name = location_by_version[only_version]

@@ -49,6 +49,12 @@ def test_images() -> None:
     image = find_algorithm_image(kmeans, "us-west-2", "aws", "cpu")
     assert image.uri == "174872318107.dkr.ecr.us-west-2.amazonaws.com/kmeans:1"
     assert algorithm_versions(kmeans) == ["1"]
+    # An image of that name, and no beginning of another version.
+    xgboost = known_algorithms()["xgboost"]
+    first = find_algorithm_image(xgboost, "us-east-1", "aws", "cpu", "1")
+    assert (first.uri, first.version) == ("811284229777.dkr.ecr.us-east-1.amazonaws.com/xgboost:1", "1")
+    assert find_algorithm_image(xgboost, "us-east-1", "aws", "cpu").version == "3.2-0"
+    assert find_algorithm_image(xgboost, "us-east-1", "aws", "cpu", "1.7").version == "1.7-1"
     with pytest.raises(UnknownImage, match="JumpStart hosts CatBoost") as caught:
         find_algorithm_image(catboost, "us-west-2", "aws", "cpu")
     assert caught.value.unknown_part == "jumpstart"

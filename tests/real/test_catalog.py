@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import boto3
+import pytest
 
 from smlaunch.catalog.algorithms import find_algorithm_image, known_algorithms
-from smlaunch.catalog.images import find_training_image
+from smlaunch.catalog.images import Image, UnknownImage, find_training_image
 from smlaunch.local.endpoint import Endpoint
 from tests.conftest import ROOT
 from tests.real.conftest import program
@@ -154,3 +157,69 @@ def test_the_package_says_the_same_of_what_both_know() -> None:
     ]
     assert "pytorch-training-neuron:1.11.0-neuron-py38" in trainium["problem"]
     assert trainium["problem"].endswith("which is another version")
+
+
+FRAMEWORKS = ("pytorch", "tensorflow", "huggingface", "sklearn", "spark", "mxnet")
+PARTITION_BY_REGION = {
+    **dict.fromkeys(("us-east-1", "eu-west-1", "ap-east-1", "ap-southeast-2", "sa-east-1"), "aws"),
+    "cn-north-1": "aws-cn",
+    "us-gov-west-1": "aws-us-gov",
+}
+PROCESSOR_BY_TYPE = {"ml.m5.xlarge": "cpu", "ml.g5.xlarge": "gpu"}
+
+
+def find_image(name: str, version: str, region: str, instance_type: str) -> Image | UnknownImage:
+    partition, processor = PARTITION_BY_REGION[region], PROCESSOR_BY_TYPE[instance_type]
+    try:
+        if name in FRAMEWORKS:
+            return find_training_image(name, region, partition, processor, version, instance_type)
+        return find_algorithm_image(known_algorithms()[name], region, partition, processor, version)
+    except UnknownImage as error:
+        return error
+
+
+def compare(sdk_uri: str, version: str, image: Image | UnknownImage) -> str:
+    """How the catalog's answer relates to the package's: each difference has its place in docs/images.md."""
+    if isinstance(image, UnknownImage):
+        if image.unknown_part == "retired":
+            return "refused: retired"
+        if re.search(r"-py(2|27|3|35|36|37)(-|$)", sdk_uri):
+            return "refused: its Python is older than the runtime's"
+        return "refused: its tag moves" if sdk_uri.endswith(":latest") else "unexplained"
+    if image.uri == sdk_uri:
+        return "equal"
+    # The package writes the version as it was asked for: 2.6-gpu-py312.
+    full_uri = re.sub(rf"(:|-transformers){re.escape(version)}-", rf"\g<1>{image.version}-", sdk_uri)
+    if f"{image.uri}-".startswith(f"{full_uri}-"):
+        return "equal but for the length of the tag"
+    if image.family == "sklearn" and sdk_uri == f"{image.uri}-cpu-py3":
+        return "the published tag"
+    return "unexplained"
+
+
+@pytest.mark.parametrize("environment", ["sdk2", "sdk3"])
+def test_images_beside_those_of_the_official_package(environment: str, tmp_path: Path) -> None:
+    algorithms = [algorithm.id for algorithm in known_algorithms().values() if not algorithm.jumpstart]
+    wanted = {
+        "frameworks": [*FRAMEWORKS, *algorithms],
+        "regions": list(PARTITION_BY_REGION),
+        "instance_types": list(PROCESSOR_BY_TYPE),
+    }
+    client = ROOT / "tests" / "real" / "clients" / "image_uris.py"
+    command = [program(environment, "python3"), str(client), json.dumps(wanted)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    counts: Counter[str] = Counter()
+    unexplained = []
+    for name, version, region, instance_type, sdk_uri in json.loads(result.stdout.splitlines()[-1]):
+        if sdk_uri is None:
+            continue
+        image = find_image(name, version, region, instance_type)
+        relation = compare(sdk_uri, version, image)
+        counts[relation] += 1
+        if relation == "unexplained":
+            unexplained.append((name, version, region, instance_type, sdk_uri, image))
+    print(dict(counts))
+    assert not unexplained
+    assert counts.total() >= 2500
+    assert counts["equal"] + counts["equal but for the length of the tag"] >= 1300
