@@ -216,7 +216,7 @@ class Images:
         for family, gpus in (("sklearn", False), ("xgboost", True)):
             for version, row in self.sdk.versions(family).items():
                 if row["repository"] == "xgboost":
-                    continue  # version "1", before the open-source one: the algorithm's, which runs no scripts
+                    continue  # version "1", the algorithm of before, which runs no scripts
                 only_cpu = "cpu" in (row.get("processors") or ())
                 tag = "-".join([version, *(["cpu", *row["py_versions"]] if only_cpu else [])])
                 tags = {"cpu": tag, "gpu": tag} if gpus and not only_cpu else {"cpu": tag}
