@@ -99,7 +99,7 @@ def reject_unreachable_registry(context: PlanContext) -> Problems:
     if address.registry == PUBLIC_GALLERY:
         reason = f"{PUBLIC_GALLERY} is ECR's public gallery, and jobs pull from private registries only"
     elif address.registry == DOCKER_HUB:
-        reason = "it names no registry, which means Docker Hub, and jobs pull from Amazon ECR"
+        reason = f"its registry is {DOCKER_HUB} (Docker Hub, the default), and jobs pull from Amazon ECR"
     else:
         reason = (
             f"{address.registry} is no registry of Amazon ECR, which is what jobs pull from without "
