@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shlex
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -18,6 +19,9 @@ from smlaunch.local.stores.object_index import (
     BodyIdentity,
     ObjectRow,
     body_identity,
+    delete_object_row,
+    find_object_row,
+    upsert_object_row,
 )
 
 BLOCK_BYTES = 1 << 20
@@ -63,6 +67,34 @@ def compare_body_to_row(
         return "truncated"
     is_written_later = current_body.mtime_ns > object_row.mtime_ns
     return "replaced" if is_written_later else "unmodified"
+
+
+def has_own_body(root: Path, object_row: ObjectRow) -> bool:
+    """Return whether the file at an object's path is the one that its row was written for."""
+    try:
+        current_body = body_identity(os.stat(f"{root}/{object_row.body_path}"))  # noqa: PTH116
+    except OSError:
+        return False
+    return compare_body_to_row(object_row, current_body) == "same"
+
+
+def refresh_object_row(connection: sqlite3.Connection, root: Path, bucket: str, key: str) -> None:
+    """Update an object's row in the index if its body (the file with its bytes) was changed, or delete the
+    row if the body is gone. Raises DamagedObject for a body that is neither the uploaded one nor a deliberate
+    replacement. ``connection``: in a write transaction."""
+    object_row = find_object_row(connection, bucket, key)
+    if object_row is None:
+        return
+    try:
+        current_row = row_of_current_body(root, object_row)
+    except FileNotFoundError:
+        delete_object_row(connection, object_row)
+        return
+    except OSError as error:
+        raise DamagedObject(root, object_row, f"cannot be read: {error.strerror}") from error
+    # Its size, inode, mtime or ETag has changed.
+    if current_row != object_row:
+        upsert_object_row(connection, current_row)
 
 
 def row_of_current_body(root: Path, object_row: ObjectRow) -> ObjectRow:

@@ -6,15 +6,24 @@ import sqlite3
 from contextlib import closing
 from typing import NamedTuple
 
-from smlaunch.local.stores.object_index import ObjectInfo, first_key_after_prefix, object_rows_with_prefix
+from smlaunch.local.stores.object_index import (
+    ObjectInfo,
+    ObjectRow,
+    first_key_after_prefix,
+    object_rows_with_prefix,
+)
 
 
 class ObjectPage(NamedTuple):
     """One page of a listing. ``next_key``: first key of the next page, None on the last page."""
 
-    objects: list[ObjectInfo]
+    rows: list[ObjectRow]
     prefixes: list[str]
     next_key: bytes | None
+
+    @property
+    def objects(self) -> list[ObjectInfo]:
+        return [row.object_info for row in self.rows]
 
 
 def read_page(
@@ -28,7 +37,7 @@ def read_page(
     """Return the objects with a prefix and the common prefixes, at most ``max_entries`` of both together,
     from ``first_key`` on. Keys that have ``delimiter`` after the prefix are rolled up into one common prefix;
     an empty delimiter rolls up none."""
-    objects: list[ObjectInfo] = []
+    rows: list[ObjectRow] = []
     common_prefixes: list[str] = []
     next_key: bytes | None = max(prefix, first_key)
     while next_key is not None:  # one query for each common prefix, and a last one
@@ -36,8 +45,8 @@ def read_page(
         with closing(object_rows_with_prefix(connection, bucket, prefix, next_key)) as row_cursor:
             next_key = None
             for object_row in row_cursor:
-                if len(objects) + len(common_prefixes) == max_entries:
-                    return ObjectPage(objects, common_prefixes, next_key=object_row.key)
+                if len(rows) + len(common_prefixes) == max_entries:
+                    return ObjectPage(rows, common_prefixes, next_key=object_row.key)
                 # None without the delimiter after the prefix.
                 key_common_prefix = _common_prefix(object_row.key, prefix, delimiter)
                 if key_common_prefix is not None:
@@ -45,8 +54,8 @@ def read_page(
                     common_prefixes.append(key_common_prefix.decode())
                     next_key = first_key_after_prefix(key_common_prefix)
                     break
-                objects.append(object_row.object_info)
-    return ObjectPage(objects, common_prefixes, next_key=None)
+                rows.append(object_row)
+    return ObjectPage(rows, common_prefixes, next_key=None)
 
 
 def _common_prefix(key: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:

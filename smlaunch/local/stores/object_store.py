@@ -37,7 +37,8 @@ from smlaunch.local.stores.object_bodies import (
     compare_body_to_row,
     compute_etag,
     copy_with_md5,
-    row_of_current_body,
+    has_own_body,
+    refresh_object_row,
     sync_file,
     sync_files,
 )
@@ -199,10 +200,25 @@ class ObjectStore:
     ) -> ObjectPage:
         """List objects and common prefixes as S3's ListObjectsV2 does, at most ``max_entries`` of both
         together, from ``first_key`` on. Keys that have ``delimiter`` after the prefix are rolled up into one
-        common prefix; an empty delimiter rolls up none. Raises NoSuchBucket."""
-        with self.index.read_access() as connection:
-            get_bucket(connection, bucket)  # raises NoSuchBucket
-            return read_page(connection, bucket, prefix.encode(), delimiter.encode(), first_key, max_entries)
+        common prefix; an empty delimiter rolls up none. An object whose file was replaced or removed without
+        the endpoint is listed as it is now; a damaged one as it was uploaded. Raises NoSuchBucket."""
+
+        def read() -> ObjectPage:
+            with self.index.read_access() as connection:
+                get_bucket(connection, bucket)  # raises NoSuchBucket
+                return read_page(
+                    connection, bucket, prefix.encode(), delimiter.encode(), first_key, max_entries
+                )
+
+        page = read()
+        changed_rows = [row for row in page.rows if not has_own_body(self.root, row)]
+        if not changed_rows:
+            return page
+        with self.index.write_transaction() as connection:
+            for row in changed_rows:
+                with suppress(DamagedObject):
+                    refresh_object_row(connection, self.root, bucket, row.key.decode())
+        return read()
 
     def head_object(self, bucket: str, key: str) -> ObjectInfo:
         object_info, body_file = self.open_object(bucket, key)
@@ -468,20 +484,6 @@ class ObjectStore:
         return True
 
     def _refresh_object_row(self, bucket: str, key: str) -> None:
-        """Update an object's row in the index if its body (the file with its bytes) was changed, or delete
-        the row if the body is gone. Raises DamagedObject for a body that is neither the uploaded one nor a
-        deliberate replacement."""
+        """``refresh_object_row`` in a transaction of its own. Raises DamagedObject."""
         with self.index.write_transaction() as connection:
-            object_row = find_object_row(connection, bucket, key)
-            if object_row is None:
-                return
-            try:
-                current_row = row_of_current_body(self.root, object_row)
-            except FileNotFoundError:
-                delete_object_row(connection, object_row)
-                return
-            except OSError as error:
-                raise DamagedObject(self.root, object_row, f"cannot be read: {error.strerror}") from error
-            # Its size, inode, mtime or ETag has changed.
-            if current_row != object_row:
-                upsert_object_row(connection, current_row)
+            refresh_object_row(connection, self.root, bucket, key)

@@ -142,6 +142,24 @@ def test_a_file_edited_by_hand_becomes_the_object(
     assert "ChecksumCRC32" not in answer and answer["Metadata"] == {"k": "v"}
 
 
+def test_a_listing_shows_the_objects_as_they_are_now(front: ServerHarness, s3: Any, bucket: str) -> None:
+    """By their ETags a client knows which of its files it has to send again."""
+    for key in ("a", "b", "c", "torn"):
+        s3.put_object(Bucket=bucket, Key=key, Body=BODY)
+    paths = {key: front.objects.object_body_path(bucket, key) for key in ("a", "b", "c", "torn")}
+    edited = paths["a"].with_name("a.new")
+    edited.write_bytes(b"edited")
+    edited.rename(paths["a"])
+    paths["b"].unlink()
+    truncate_file(paths["torn"])
+    listed = {
+        entry["Key"]: (entry["Size"], entry["ETag"].strip('"'))
+        for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]
+    }
+    uploaded = (len(BODY), hashlib.md5(BODY).hexdigest())
+    assert listed == {"a": (6, hashlib.md5(b"edited").hexdigest()), "c": uploaded, "torn": uploaded}
+
+
 def test_a_store_that_was_copied_has_the_same_objects(
     front: ServerHarness, s3: Any, bucket: str, tmp_path: Path
 ) -> None:
