@@ -331,9 +331,12 @@ def _launch_sharded(
                 else:
                     driver.jobs.add(existing_job.name)
             _submit_shards_until_quota_is_used(new_shards, plan, target, on_message)
-    # Attached as if they had existed before: each driver then finds out which job to follow.
+    # Of a shard that existed before, the driver finds out which job to follow; the first job of a new one is
+    # followed even if it has ended meanwhile.
+    new_drivers = [driver for _, driver in new_shards]
     run_by_number = {
-        number: run_of_chain(driver, target, attached=True) for number, driver in drivers.items()
+        number: run_of_chain(driver, target, attached=driver not in new_drivers)
+        for number, driver in drivers.items()
     }
     return run_of_shards(plan.run, target, run_by_number, attached=is_complete)
 

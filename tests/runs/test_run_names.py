@@ -13,6 +13,7 @@ from smlaunch.aws.interfaces import CallError
 from smlaunch.cli.export import ExportOptions, upload_jobs
 from smlaunch.errors import JobError, SmlaunchError
 from smlaunch.job.model import Job
+from smlaunch.runs.job_poller import StateChange
 from smlaunch.runs.launch_plan import launch
 from smlaunch.runs.launch_target import Target
 from smlaunch.runs.plan_job import plan, prepare_export
@@ -217,3 +218,16 @@ def test_the_address_of_the_launch_files_is_made_of_their_content(
     monkeypatch.setattr("smlaunch.runs.plan_upload.runtime_sha256", lambda: "ab" * 32)
     with pytest.raises(JobError, match="smlaunch itself has changed since the plan was made; plan again"):
         launch(old_plan, target)
+
+
+def test_shards_that_have_ended_before_they_are_followed_are_shown(
+    target: Target, make_job: Callable[..., Job]
+) -> None:
+    """Short shards end while the others are submitted; the fake's end at once."""
+    run = launch(make_job("1", KINDS["shards"]), target)
+    events: list[Any] = []
+    assert run.wait(events.append).status == "Completed"
+    assert {event.message.partition(":")[0] for event in events if isinstance(event, StateChange)} == {
+        "p1",
+        "p2",
+    }
