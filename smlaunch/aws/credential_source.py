@@ -33,6 +33,8 @@ class CredentialSource(NamedTuple):
     credentials of no profile."""
     sso_session: str | None = None
     """Section of the AWS configuration that the SSO profile shares with others."""
+    has_local_alternative: bool = True
+    """What needs the credentials can run on this machine instead, without any."""
 
     def __str__(self) -> str:
         """Return the source in words, such as ``the profile 'dev'``."""
@@ -56,7 +58,8 @@ class CredentialSource(NamedTuple):
                 "run its credential_process by hand to see why (`aws configure get credential_process"
                 f"{profile_option}` prints it)"
             )
-        return _RENEWALS[self.kind]
+        is_local_advised = self.kind == "none" and self.has_local_alternative
+        return _RENEWALS[self.kind] + (_LOCAL_ALTERNATIVE if is_local_advised else "")
 
 
 _SOURCE_TEXTS: Mapping[str, str] = {
@@ -78,10 +81,13 @@ _RENEWALS: Mapping[SourceKind, str] = {
     "instance": "check the role of the machine",
     "none": (
         "name a profile with --profile or AWS_PROFILE, or make one with `aws configure sso` (single sign-on) "
-        "or `aws configure` (keys), or add --local (in Python: local_target() as target) to run on this "
-        "machine without AWS"
+        "or `aws configure` (keys)"
     ),
 }
+
+_LOCAL_ALTERNATIVE = (
+    ", or add --local (in Python: local_target() as target) to run on this machine without AWS"
+)
 
 
 def _profile_option(profile: str | None) -> str:

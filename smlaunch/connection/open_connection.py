@@ -10,6 +10,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, RLock
@@ -81,7 +82,7 @@ def open_connection(
     """
     if not options["local"]:
         _reject_local_options(options, faults_file)
-        yield Connection(region_of_command(options["region"], options["profile"]))
+        yield Connection(region_of_command(options["region"], options["profile"], has_local_option=True))
         return
     if options["profile"]:
         raise JobError([Problem("--profile", "the local endpoint has credentials of its own; leave it out")])
@@ -106,19 +107,19 @@ def open_connection(
         yield connection
 
 
-def region_of_command(region: str | None, profile: str | None) -> Target:
-    """Return the region of AWS that a command's options name. Raises as ``Target.region`` does, in the words
-    of the command line."""
+def region_of_command(region: str | None, profile: str | None, *, has_local_option: bool = False) -> Target:
+    """Return the region of AWS that a command's options name. ``has_local_option``: --local is an advice to
+    give. Raises as ``Target.region`` does, in the words of the command line."""
     from smlaunch.runs.launch_target import NO_REGION, Target
 
     try:
-        return Target.region(region, profile)
+        return replace(Target.region(region, profile), has_local_alternative=has_local_option)
     except AccountError as error:
         if str(error) != NO_REGION:
             raise
+        local_advice = "; to run on this machine without AWS, add --local" if has_local_option else ""
         raise AccountError(
-            "no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`; to run on this "
-            "machine without AWS, add --local"
+            f"no AWS region is set: give --region, or set AWS_REGION, or run `aws configure`{local_advice}"
         ) from None
 
 

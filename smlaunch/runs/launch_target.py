@@ -191,6 +191,8 @@ class Target:
     """The directory of this machine's endpoint; None for a region."""
     region_default: Default | None = field(default=None, repr=False)
     """The default that names the region; None where the caller or the AWS configuration does."""
+    has_local_alternative: bool = field(default=True, repr=False)
+    """What the target is for can be done on this machine too, as errors say."""
 
     @classmethod
     def region(
@@ -337,9 +339,10 @@ class Target:
                 return CredentialSource("arguments")
             session = session.configuration
         try:
-            return find_credential_source(session, self.environment)
+            source = find_credential_source(session, self.environment)
         except (AttributeError, BotoCoreError):  # a session of another type, or an unreadable configuration
-            return CredentialSource("none")
+            source = CredentialSource("none")
+        return source._replace(has_local_alternative=self.has_local_alternative)
 
     @cached_property
     def control_plane(self) -> ControlPlane:

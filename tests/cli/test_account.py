@@ -377,6 +377,20 @@ def test_what_needs_an_account_is_refused_without_one(machine: Machine) -> None:
         assert (result.code, "no AWS credentials were found" in result.err) == (3, True), result
 
 
+@pytest.mark.parametrize("region", [(), ("--region", "eu-west-1")])
+@pytest.mark.parametrize(
+    "command",
+    [("doctor", "--aws"), ("catalog", "update"), ("account", "--account", "1" * 12, "--apply", "--yes")],
+)
+def test_a_command_without_the_option_is_not_told_to_add_local(
+    machine: Machine, command: tuple[str, ...], region: tuple[str, ...]
+) -> None:
+    result = machine(*command, *region)
+    text = " ".join((result.out + result.err).split())
+    assert ("no AWS credentials were found" if region else "no AWS region is set") in text, result
+    assert "add --local" not in text and "local_target" not in text, result
+
+
 def test_doctor_says_what_is_configured_and_asks_aws_only_on_request(machine: Machine) -> None:
     plain = machine("doctor", AWS_PROFILE="dev")
     assert "note    AWS" in plain.out and machine.operations == []
