@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +78,14 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, with no rights for others than their owner:
+    ``mkdir(parents=True)`` gives its mode to the last one only."""
+    missing_folders = [folder, *takewhile(lambda parent: not parent.exists(), folder.parents)]
+    for missing_folder in reversed(missing_folders):
+        missing_folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_folder(root: Path, relative_path: str = "", fix_permissions: bool = False) -> int:

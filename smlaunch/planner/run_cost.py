@@ -217,7 +217,8 @@ def plan_cost(
     if untrained.seconds and dollars_per_hour:
         diagnostics.add_reason(
             "cost.at-most",
-            _untrained_time_text(untrained, job_count) + _unknown_bills_text(job, facts, uncapped_cost),
+            _untrained_time_text(untrained, job_count)
+            + _unknown_bills_text(job, facts, uncapped_cost.volume_gb * run_count),
         )
     # The choice of machines reports a cap that is too low for all of them.
     is_reported = any(problem.path == "limits.max_cost" for problem in diagnostics.problems)
@@ -264,9 +265,9 @@ def plan_cost(
     return uncapped_cost
 
 
-def _unknown_bills_text(job: Job, facts: DiscoveredFacts, cost: Cost) -> str:
+def _unknown_bills_text(job: Job, facts: DiscoveredFacts, volume_gb: int) -> str:
     """Return what the largest bill does not contain, as nobody knows it here: downloads of data of unknown
-    size, and volumes."""
+    size, and volumes. ``volume_gb``: of all hosts of all shards."""
     unknown_text = ""
     unsized_inputs = [
         f"inputs.{name}"
@@ -275,8 +276,8 @@ def _unknown_bills_text(job: Job, facts: DiscoveredFacts, cost: Cost) -> str:
     ]
     if unsized_inputs and facts.target == "aws":
         unknown_text += f" The download of {', '.join(unsized_inputs)}, of unknown size, is not in it."
-    if cost.volume_gb:
-        unknown_text += f" Disks ({cost.volume_gb:,} GB) are billed besides, at a price that is not known."
+    if volume_gb:
+        unknown_text += f" Disks ({volume_gb:,} GB) are billed besides, at a price that is not known."
     return unknown_text
 
 

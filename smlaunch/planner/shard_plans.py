@@ -160,4 +160,8 @@ def _multiply_cost(cost: Cost, shard_count: int) -> Cost:
     def multiply(amount: float | None) -> float | None:
         return None if amount is None else amount * shard_count
 
-    return cost._replace(per_hour=multiply(cost.per_hour), maximum=multiply(cost.maximum))
+    return cost._replace(
+        per_hour=multiply(cost.per_hour),
+        maximum=multiply(cost.maximum),
+        volume_gb=cost.volume_gb * shard_count,
+    )

@@ -46,6 +46,8 @@ def test_new_files_are_named_and_kept(tmp_path: Path) -> None:
         "/opt/ml/code/out/model.pt (7 bytes, algo-1), /tmp/results/scores.csv (3 bytes, algo-1)." in warning
     )
     assert "SM_MODEL_DIR" in warning and warning.endswith(f"All are kept in {storage}")
+    folders = [storage.parent, *(path for path in storage.parent.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     assert (storage / "algo-1/opt/ml/code/out/model.pt").read_text() == "weights"
     assert (storage / "algo-1/tmp/results/scores.csv").read_text() == "1,2"
     assert sorted(path.name for path in storage.rglob("*") if path.is_file()) == ["model.pt", "scores.csv"]

@@ -154,6 +154,8 @@ def test_jobs_have_a_manifest_each() -> None:
         names.update(listed_names)
     assert names == Counter(file.name for file in SKEWED)
     assert job_plan.cost.per_hour == pytest.approx(4 * (job_plan.shard_plans[0].cost.per_hour or 0))
+    assert job_plan.cost.volume_gb == 4 * job_plan.requests[0]["ResourceConfig"]["VolumeSizeInGB"]
+    assert f"Disks ({job_plan.cost.volume_gb} GB)" in " ".join(str(job_plan).split())
     assert len({upload.uri for upload in job_plan.uploads}) == len(job_plan.uploads)
 
 

@@ -20,7 +20,7 @@ from smlaunch.local.jobs import s3_uploads
 from smlaunch.local.jobs.job_spec import S3Location
 from smlaunch.local.jobs.s3_uploads import HostPath
 from smlaunch.local.jobs.store_interfaces import S3ObjectStore
-from smlaunch.local.untrusted_files import walk_folder
+from smlaunch.local.untrusted_files import make_private_folder, walk_folder
 
 
 def _folder_for_prefix(object_store: S3ObjectStore, location: S3Location) -> Path:
@@ -41,7 +41,7 @@ def move_failed_uploads(
     ``failed_names``. The host has ended and its files will be removed, so that the folder is moved elsewhere,
     and all its other files are deleted. Returns the new path. Raises OSError."""
     prefix_folder = _folder_for_prefix(object_store, location)
-    prefix_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(prefix_folder)
     saved_folder = _rename_to_free_number(host_folder.full_path, prefix_folder / host_name)
     for entry in walk_folder(prefix_folder, saved_folder.name, fix_permissions=True):
         is_file = entry.file_stat is not None and not stat.S_ISDIR(entry.file_stat.st_mode)

@@ -22,6 +22,7 @@ from smlaunch.local.executors.executor_interface import JobHost
 from smlaunch.local.jobs.job_spec import OPT_ML_ROOT
 from smlaunch.local.untrusted_files import (
     hard_link,
+    make_private_folder,
     open_file,
     path_too_long,
     printable_name,
@@ -221,7 +222,7 @@ def _reject_temporary_name(relative_path: str) -> OSError | None:
 def _try_hard_link(file: LostFile, target: Path) -> bool:
     """Make ``target`` a hard link to a file. Return whether that worked: it may be on another disk."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(target.parent)
         hard_link(file.root, file.relative_path, str(target))
         if stat.S_ISREG(target.lstat().st_mode):
             return True
