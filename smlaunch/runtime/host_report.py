@@ -17,7 +17,7 @@ from smlaunch.contract.segment import (
 )
 from smlaunch.runtime import oom_kills, secret_values, segment_outcome_files
 from smlaunch.runtime.cluster import Cluster
-from smlaunch.runtime.host_outcome import HostOutcome
+from smlaunch.runtime.host_outcome import FinishedProcess, HostOutcome
 from smlaunch.runtime.host_task import HostTask
 from smlaunch.runtime.hyperparameters import read_hyperparameters
 from smlaunch.runtime.step_tracker import StepTracker
@@ -169,12 +169,21 @@ def report_failure(paths: Paths, host: str, outcome: HostOutcome, oom_kills_befo
         return None
     from smlaunch.runtime import failure_file
 
-    text = failure_file.describe_failure(host, outcome, oom_kills.count_oom_kills() > oom_kills_before)
+    # Masked before the text is cut to its length, which may leave a part of a value.
+    masked_outcome = outcome._replace(
+        processes=tuple(map(_with_masked_output, outcome.processes)),
+        failed_service=outcome.failed_service and _with_masked_output(outcome.failed_service),
+    )
+    text = failure_file.describe_failure(host, masked_outcome, oom_kills.count_oom_kills() > oom_kills_before)
     if text is not None:
         text = secret_values.mask_fetched_values(text)
         log(text.partition("\n")[0])
         _write_failure(paths, text, outcome.failed_at)
     return text
+
+
+def _with_masked_output(process: FinishedProcess) -> FinishedProcess:
+    return process._replace(output_tail=secret_values.mask_fetched_values(process.output_tail))
 
 
 def report_setup_error(paths: Paths, host: Optional[str], problem: str) -> None:

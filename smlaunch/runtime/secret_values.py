@@ -1,7 +1,8 @@
 """Fetch the secrets that job.json refers to. Their values are variables of the ranks, and nothing else."""
 
 import base64
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+import json
+from typing import Dict, Iterator, Mapping, Optional, Sequence, Set, Tuple
 
 from smlaunch.contract.secret_reference import SECRETS_MANAGER, SecretReference, parse_secret_reference
 from smlaunch.runtime.errors import SetupError
@@ -12,7 +13,8 @@ _SHORTEST_MASKED = 4
 
 _NOT_FOUND_CODES = ("ResourceNotFoundException", "ParameterNotFound")
 
-_fetched_values: List[str] = []
+_masked_texts: Set[str] = set()
+"""What the values of this host's secrets look like in its output."""
 
 
 def fetch_secrets(references: Sequence[Tuple[str, str]], environ: Mapping[str, str]) -> Dict[str, str]:
@@ -42,15 +44,26 @@ def fetch_secrets(references: Sequence[Tuple[str, str]], environ: Mapping[str, s
                 "secrets.{}: {} holds bytes that are no text, which no variable can".format(name, text)
             )
         values[name] = value
-    _fetched_values.extend(value for value in values.values() if len(value) >= _SHORTEST_MASKED)
+    _masked_texts.update(text for value in values.values() for text in _shown_forms(value))
     return values
 
 
 def mask_fetched_values(text: str) -> str:
     """Return a text of the runtime's own, such as the reason of a failure, without the values of secrets."""
-    for value in sorted(_fetched_values, key=len, reverse=True):
-        text = text.replace(value, MASK)
+    for masked_text in sorted(_masked_texts, key=len, reverse=True):
+        text = text.replace(masked_text, MASK)
     return text
+
+
+def _shown_forms(value: str) -> Iterator[str]:
+    """Yield what stands for a value in a text: the value and each of its lines, because output is read by
+    lines, without the blanks around them, and as Python and JSON quote it."""
+    for part in (value, *value.splitlines()):
+        shown_part = part.strip()
+        if len(shown_part) >= _SHORTEST_MASKED:
+            yield shown_part
+            yield repr(shown_part)[1:-1]
+            yield json.dumps(shown_part)[1:-1]
 
 
 def _fetch_secret(reference: SecretReference, environ: Mapping[str, str]) -> Optional[str]:

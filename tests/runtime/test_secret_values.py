@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -164,6 +165,32 @@ def test_ranks_get_the_value_and_a_failure_does_not_show_it(make_host: MakeHost,
     assert "hf-very-secret" not in failure
     own_lines = [line for line in result.stderr.splitlines() if line.startswith("smlaunch:")]
     assert own_lines and not any("hf-very-secret" in line for line in own_lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("hf-very-secret\n", "'wrong token ' + value"),  # as an editor saves it
+        ("hf-very-secret\r\nhf-other-secret\r\n", "'wrong token ' + value"),
+        ("hf-very-secret\n  hf-other-secret\nabc\n", "'wrong key', value"),  # quoted, as of a KeyError
+        ('hf-very\\"-secret', "'wrong key', value"),
+        ("hf-very\u2028secret", "'wrong token ' + value"),
+        ("hf-very-secret", "'wrong token ' + 'x' * 845 + value + 'y' * 80"),  # across the end of the reason
+        ("hf-very-secret", "value + 'x' * 845 + value * 40"),
+    ],
+)
+def test_no_part_of_a_value_is_in_a_failure(
+    make_host: MakeHost, service: Service, value: str, message: str
+) -> None:
+    service.answers = {"hub/token": [(200, {"SecretString": value})]}
+    script = f"import os\nvalue = os.environ['HF_TOKEN']\nraise ValueError({message})"
+    host = make_host(script, environ=environment(service))
+    result = host.run(secrets=REFERENCES[:1])
+    assert result.exit_code == 1
+    own_lines = [line for line in result.stderr.splitlines() if line.startswith("smlaunch:")]
+    report = "\n".join([host.failure, *own_lines])
+    assert "ValueError: " in report and "****" in report
+    assert not re.search("hf-|very|-sec|cret|abc", report)
 
 
 def test_a_secret_that_cannot_be_read_fails_the_host(make_host: MakeHost, service: Service) -> None:
