@@ -7,11 +7,14 @@ none.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from botocore.loaders import JSONFileLoader
 
 try:
     from sagemaker.core import image_uris  # version 3
@@ -45,6 +48,9 @@ def arguments_of(framework: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main() -> None:
+    # The package reads the file of all endpoints anew for each address.
+    load = functools.cache(functools.partial(JSONFileLoader.load_file, JSONFileLoader()))
+    JSONFileLoader.load_file = lambda _, path: load(path)
     wanted = json.loads(sys.argv[1])
     answers = []
     for framework in wanted["frameworks"]:
