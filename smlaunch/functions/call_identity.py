@@ -31,8 +31,8 @@ _PLAIN_TYPES = frozenset((type(None), bool, int, float, complex, str, bytes))
 _MARSHAL_VERSION = 2
 """Of later ones the bytes depend on which objects are the same, not only on their values."""
 
-_VOLATILE_ATTRIBUTES = ("__slotnames__", "__firstlineno__")
-"""Of a class: a cache, and a line number."""
+_VOLATILE_ATTRIBUTES = ("__slotnames__", "__firstlineno__", "__static_attributes__")
+"""Of a class: a cache, a line number, and names in methods' code in any order."""
 
 SCRIPT_FILE = "the file of the script"
 """A part without content: the call reads ``__file__``, so that the whole text of the script may matter."""
@@ -273,8 +273,11 @@ class _Description:
         make, (*arguments, _, _), (attributes, _), *_ = reduced  # an id, and nothing
         self.add((make, class_object.__module__, class_object.__qualname__, *arguments))
         parts = {name: part for name, part in attributes.items() if name not in _VOLATILE_ATTRIBUTES}
+        if _is_written_by_dataclass(class_object, parts.get("__doc__")):
+            del parts["__doc__"]
         self.add({*parts.pop("_abc_impl", ())})
         self._add_sorted(parts)
+        self.add([name for name in parts if not name.startswith("__")])
 
     def _add_sorted(self, variables: Mapping[str, Any]) -> None:
         for name in sorted(variables):
@@ -289,6 +292,13 @@ class _Description:
             memory = memory.cpu()
             buffer = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr())
             self._put("memory", memoryview(buffer).cast("B"))
+
+
+def _is_written_by_dataclass(class_object: type, docstring: Any) -> bool:
+    """Whether a docstring repeats the fields, with the ``repr`` of their defaults: addresses of functions,
+    and sets in any order."""
+    is_dataclass = "__dataclass_fields__" in vars(class_object)
+    return is_dataclass and isinstance(docstring, str) and docstring.startswith(f"{class_object.__name__}(")
 
 
 def _is_storage(value: Any) -> bool:

@@ -33,8 +33,13 @@ def script_pickler_class(cloudpickle: Any) -> Any:
             internals = cloudpickle.cloudpickle
             if isinstance(value, type):
                 reduced = super().reducer_override(value)
-                is_made = reduced is not NotImplemented and reduced[0] is internals._make_skeleton_class  # noqa: SLF001
-                return _with_namespace(value, reduced) if is_made else reduced
+                if reduced is NotImplemented:
+                    return reduced
+                if reduced[0] is internals._make_skeleton_class:  # noqa: SLF001
+                    return _with_namespace(value, reduced)
+                if reduced[0] is internals._make_skeleton_enum:  # noqa: SLF001
+                    return _with_members(value, reduced)
+                return reduced
             if type(value) is _CACHED_FUNCTION:
                 found = internals._lookup_module_and_qualname(value)  # noqa: SLF001
                 if found is None or internals._is_registered_pickle_by_value(found[0]):  # noqa: SLF001
@@ -172,8 +177,9 @@ def call_deeply(pickle_value: Callable[[], _Result]) -> _Result:
 
 def _with_namespace(class_object: type, reduced: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """Return cloudpickle's reduction of a class such that the class is made with its qualified name, by which
-    it is found again, and with its slots. cloudpickle makes one whose objects have a ``__dict__``, and only
-    names the slots in an attribute."""
+    it is found again, with its slots, and with all attributes in their order. cloudpickle makes one whose
+    objects have a ``__dict__``, only names the slots in an attribute, sorts the attributes, and leaves out
+    those that are the same object in a base, which another base of a class below may not have."""
     make, (constructor, name, bases, namespace, *rest), (attributes, slot_state), *others = reduced
     namespace = {**namespace, "__qualname__": class_object.__qualname__}
     if "__slots__" in vars(class_object) and not issubclass(class_object, tuple):  # a named tuple has its way
@@ -187,7 +193,27 @@ def _with_namespace(class_object: type, reduced: Tuple[Any, ...]) -> Tuple[Any, 
         ]
         namespace["__slots__"] = sorted(slots)
         attributes = {name: part for name, part in attributes.items() if name not in slots}
-    return (make, (constructor, name, bases, namespace, *rest), (attributes, slot_state), *others)
+    for name_in_class, part in vars(class_object).items():
+        is_given = not name_in_class.startswith(("__", "_abc_")) or type(part) is types.FunctionType
+        if is_given and type(part) is not _MEMBER:
+            attributes.setdefault(name_in_class, part)
+    state = (_in_order(class_object, attributes), slot_state)
+    return (make, (constructor, name, bases, namespace, *rest), state, *others)
+
+
+def _with_members(enum_class: Any, reduced: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """Return cloudpickle's reduction of an enumeration with all of its members. cloudpickle leaves out those
+    that an iteration does: second names of a value, and combined flags."""
+    make, (bases, name, qualname, _, *rest), (attributes, slot_state), *others = reduced
+    members = {member_name: member.value for member_name, member in enum_class.__members__.items()}
+    attributes = {name: part for name, part in attributes.items() if name not in members}
+    state = (_in_order(enum_class, attributes), slot_state)
+    return (make, (bases, name, qualname, members, *rest), state, *others)
+
+
+def _in_order(class_object: type, attributes: Dict[str, Any]) -> Dict[str, Any]:
+    places = {name: place for place, name in enumerate(vars(class_object))}
+    return dict(sorted(attributes.items(), key=lambda item: places.get(item[0], -1)))
 
 
 def _reduce_binary_file(file: Any) -> Tuple[Any, ...]:

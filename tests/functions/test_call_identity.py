@@ -33,6 +33,11 @@ class Box(Base, typing.Generic[T]):
     def get(self) -> int:
         return self.rate
 
+@dataclass
+class Config:
+    activation: typing.Callable = max
+    second: int = 2
+
 class Colour(enum.Enum):
     RED = 1
 
@@ -48,7 +53,7 @@ inner = enclosing([1, (2, "three")])
 
 def train(x: T, y=(1, 2.0)) -> T:
     if x:
-        return helper(x), Box(), Colour.RED, inner(), 0.0, {1, 2}
+        return helper(x), Config(), Box(), Colour.RED, inner(), 0.0, {1, 2}
     return unused() if False else None
 """
 
@@ -95,6 +100,8 @@ def test_an_edit_that_the_function_does_not_reach_makes_no_other_call(before: st
         ('("x",)', '("x", "y")', {"the class Box"}),
         ("(Base, typing", "(typing", {"the class Box", "the class Base"}),
         ("RED = 1", "RED = 2", {"the class Colour"}),
+        ("RED = 1", "RED = 1; ROT = 1", {"the class Colour"}),
+        ("rate = 1", "limit = 2; rate = 1", {"the class Base"}),
         ('(2, "three")', '(2, "four")', {"the enclosed variable value"}),
         ('TypeVar("T")', 'TypeVar("T", bound=int)', None),
         ("def helper(x, *", "def helper(x, z=1, *", {"the function helper"}),
@@ -106,6 +113,12 @@ def test_what_is_edited_is_named(before: str, after: str, changed: set[str] | No
     assert hash_of_parts(old) != hash_of_parts(new)
     different = {name for name in old | new if old.get(name) != new.get(name)}
     assert changed is None or different == changed
+
+
+def test_the_order_of_attributes_is_part_of_a_class() -> None:
+    before = CELL.replace("rate = 1", "rate = 1; limit = 2")
+    after = CELL.replace("rate = 1", "limit = 2; rate = 1")
+    assert parts_of(before)["the class Base"] != parts_of(after)["the class Base"]
 
 
 def shared(item: list[int]) -> list[list[int]]:
@@ -201,12 +214,19 @@ def test_whether_a_module_names_the_script(content: str, named: bool) -> None:
 
 
 SCRIPT = """
-import abc, functools, random, typing, sys
+import abc, dataclasses, functools, random, typing, sys
 import numpy as np
 from smlaunch.functions.pickled_call import pickle_call
 from smlaunch.functions.call_identity import hash_of_parts
 
 T = typing.TypeVar("T")
+
+def activate(x): return x
+
+@dataclasses.dataclass
+class Config:
+    activation: typing.Callable = activate
+    tags: frozenset = frozenset({"a", "b", "c", "d"})
 
 class Model(typing.Generic[T]):
     names = {"a", "b", "c", "d"}
@@ -231,6 +251,7 @@ def use(*values): return Model, Shape, describe
 values = [
     {"x", "y", "z"}, {Square, Circle, int}, Model({frozenset("ab"), frozenset("cd")}), random.Random(3),
     np.arange(6).reshape(2, 3).T, np.array([{"k"}], dtype=object), Model[int], typing.Dict[str, T],
+    Config(),
 ]
 if len(sys.argv) > 1:
     import torch

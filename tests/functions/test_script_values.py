@@ -59,6 +59,37 @@ class Square(Shape):
 class Colour(enum.Enum):
     RED = 1
 
+class Stages:
+    zzz = 0.1
+    main = 0.01
+    cool = 0.001
+
+class Perm(enum.Flag):
+    R = 1
+    W = 2
+    BOTH = 3
+    READ = 1
+    zzz = lambda self: 1
+    cool = lambda self: 2
+
+class Top:
+    rate = 1.5
+    def get(self): return "top"
+
+class Left(Top):
+    rate = Top.rate
+    get = Top.get
+
+class Right(Top):
+    rate = 2.5
+    def get(self): return "right"
+
+class Bottom(Left, Right):
+    pass
+
+def attributes_of(made):
+    return [name for name in vars(made) if not name.startswith("_")]
+
 T = typing.TypeVar("T")
 
 class Box(typing.Generic[T]):
@@ -145,6 +176,21 @@ CASES = {
     "a named tuple": (lambda: Pair(1), lambda r: type(r) is Pair and r.y == 2),
     "abstract": (lambda: filled(Square(), side=3), lambda r: type(r) is Square and r.area() == 9),
     "enum": (lambda: Colour.RED, lambda r: r is Colour.RED),
+    "the order of attributes": (
+        lambda: {tuple(attributes_of(Stages))}, lambda r: r == {("zzz", "main", "cool")}
+    ),
+    "the order of an enum's attributes": (
+        lambda: {tuple(name for name in attributes_of(Perm) if name in ("zzz", "cool"))},
+        lambda r: r == {("zzz", "cool")},
+    ),
+    "all members": (
+        lambda: {tuple(Perm.__members__), Perm["READ"].name, Perm["BOTH"].name, Perm(3)},
+        lambda r: r == {("R", "W", "BOTH", "READ"), "R", "BOTH", Perm.BOTH},
+    ),
+    "an attribute that a base has too": (
+        lambda: {(Bottom.rate, Bottom().get(), *attributes_of(Left))},
+        lambda r: r == {(1.5, "top", "rate", "get")},
+    ),
     "generic": (lambda: filled(Box[int](), x=1), lambda r: type(r) is Box and r.x == 1),
     "as an argument": (lambda given: given.x() + 1 and given, lambda r: r.x() == 4, Private(4)),
     "a cached property": (
