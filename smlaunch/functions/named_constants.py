@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from types import CodeType
@@ -21,6 +22,13 @@ _PUSH_NOTHING = (
     *("NOP", "NOT_TAKEN", "RESUME", "CACHE", "EXTENDED_ARG", "GEN_START", "MAKE_CELL", "COPY_FREE_VARS"),
 )
 """Prefixes of instructions that leave what is on the stack, or take from it only."""
+
+
+_DEFAULTS = 1
+"""Of a function that is made: its positional defaults are on the stack, below all its other parts."""
+
+_CODE_PLACES = 2 if sys.version_info < (3, 11) else 1
+"""On top of the stack where a function is made: its code, and before Python 3.11 its name."""
 
 
 def named_constants(code: CodeType) -> Iterator[tuple[str, Any]]:
@@ -73,6 +81,12 @@ def _find_pairs(
             yield (name,), values
     elif kind == "MAP_ADD" and len(stack) > 1:
         yield stack[-2], stack[-1]
+    elif kind == "SET_FUNCTION_ATTRIBUTE" and count == _DEFAULTS and len(stack) > 1:  # since Python 3.13
+        yield from _pair_defaults(stack[-1], stack[-2])
+    elif kind == "MAKE_FUNCTION" and count & _DEFAULTS:
+        depth = bin(count).count("1") + _CODE_PLACES
+        if len(stack) >= depth:
+            yield from _pair_defaults(stack[-_CODE_PLACES], stack[-depth])
     elif kind == "BUILD_MAP":
         items = stack[-2 * count :] if count else ()
         yield from zip(items[::2], items[1::2], strict=False)
@@ -89,6 +103,15 @@ def _pair_keywords(
     first = max(0, len(values) - len(names))
     yield from pairwise(values[:first])
     yield from (((name,), value) for name, value in zip(names, values[first:], strict=False))
+
+
+def _pair_defaults(codes: _Constants, defaults: _Constants) -> Iterator[tuple[_Constants, _Constants]]:
+    for code, values in zip(codes, defaults, strict=False):
+        if isinstance(code, CodeType) and isinstance(values, tuple):
+            names = code.co_varnames[: code.co_argcount]
+            yield from (
+                ((name,), (value,)) for name, value in zip(reversed(names), reversed(values), strict=False)
+            )
 
 
 def _execute(instruction: dis.Instruction, stack: list[_Constants]) -> None:
@@ -108,6 +131,12 @@ def _execute(instruction: dis.Instruction, stack: list[_Constants]) -> None:
         pushed = (tuple(chain.from_iterable(stack[-count:])),)
     elif kind in ("LIST_EXTEND", "SET_UPDATE") and count == 1:  # [a, b, c] of constants
         pushed = stack[-1] if stack else _UNKNOWN
+    elif kind == "MAKE_FUNCTION" and len(stack) >= _CODE_PLACES:
+        pushed = stack[-_CODE_PLACES]  # as long as it gets its defaults
+    elif kind == "SET_FUNCTION_ATTRIBUTE" and stack:
+        pushed = stack[-1]
+    elif kind in ("CALL", "CALL_METHOD") and count == 0 and len(stack) > 1:  # "...".encode()
+        pushed = stack[-2]
     elif kind == "UNPACK_SEQUENCE" and stack:
         unpacked = stack.pop()
         items = unpacked[0] if unpacked and isinstance(unpacked[0], tuple) else ()

@@ -35,6 +35,20 @@ def name_arguments(function: Callable[..., Any], args: Sequence[Any]) -> list[Na
     return list(zip(names, args, strict=False))
 
 
+def name_all_arguments(function: Callable[..., Any], args: Sequence[Any]) -> list[NamedValue]:
+    """Return the positional arguments with the names of the parameters that take them, which may be one
+    ``*parameter`` for several; an empty name where there is none."""
+    rest_name = ""
+    with suppress(TypeError, ValueError):
+        for parameter in inspect.signature(function).parameters.values():
+            rest_name = parameter.name if parameter.kind is parameter.VAR_POSITIONAL else rest_name
+    return [
+        # As items of a list, which have the list's name.
+        (rest_name, [value]) if name.isdigit() else (name, value)
+        for name, value in name_arguments(function, args)
+    ]
+
+
 def named_values_of(value: Any) -> Iterator[NamedValue]:
     """Yield what has a name in the value itself, and none in its pickle."""
     if isinstance(value, CodeType):
@@ -47,7 +61,7 @@ def named_values_of(value: Any) -> Iterator[NamedValue]:
             with suppress(ValueError):  # it is not filled
                 yield name, cell.cell_contents
     elif isinstance(value, functools.partial):
-        yield from name_arguments(value.func, value.args)
+        yield from name_all_arguments(value.func, value.args)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=False)
     elif str(type(value).__module__).partition(".")[0] in ("pandas", "polars", "numpy"):

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from smlaunch.errors import JobError, MachineError, Problem
 from smlaunch.functions.call_identity import identify_call
 from smlaunch.functions.host_program import CALL_FORMAT
-from smlaunch.functions.named_values import attributes_with_secret_names, name_arguments, named_values_of
+from smlaunch.functions.named_values import attributes_with_secret_names, name_all_arguments, named_values_of
 from smlaunch.functions.script_pickling import script_pickler_class
 from smlaunch.functions.sent_files import find_plain_folders, find_sent_file
 
@@ -104,8 +104,7 @@ def pickle_call(
         parts = identify_call(cloudpickle, function, args, kwargs, folder)
     except Exception:  # of methods that answer only once, for example: then only this very call is the same
         parts = {"the call": sha256}
-    arguments = (("" if name.isdigit() else name, value) for name, value in name_arguments(function, args))
-    named_values = (*arguments, *pickler.named_values)
+    named_values = (*name_all_arguments(function, args), *pickler.named_values)
     return PickledCall(
         content, sha256, frozenset(pickler.modules), named_values, tuple(pickler.attributes), parts
     )

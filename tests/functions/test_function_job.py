@@ -166,6 +166,10 @@ def with_key(user: str, key_id: str, api_key: str) -> str:
     return user
 
 
+def with_keys(user: str, *api_keys: str) -> str:
+    return user
+
+
 def closing_over(api_key: Any) -> Callable[[], Any]:
     def train() -> int:
         return len(api_key)
@@ -249,6 +253,10 @@ class Login(NamedTuple):
         (closing_over(get_token), (), {}, None),
         (with_key, ("bob", API_KEY, API_KEY), {}, "the value of api_key"),
         (with_key, ("bob", API_KEY, "word"), {}, None),
+        (with_keys, ("bob", "word", API_KEY), {}, "the value of api_keys"),
+        (functools.partial(with_keys, "bob", "word"), (API_KEY,), {}, "the value of api_keys"),
+        (max, (functools.partial(with_keys, "bob", API_KEY),), {}, "the value of api_keys"),
+        (with_keys, (API_KEY, "word"), {}, None),
         (functools.partial(with_key, "bob", "1", API_KEY), (), {}, "the value of api_key"),
         (functools.partial(with_key, "bob"), ("1", API_KEY), {}, "the value of api_key"),
         (max, (functools.partial(with_key, "h", "1", API_KEY),), {}, "the value of api_key"),

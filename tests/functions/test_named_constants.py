@@ -35,6 +35,12 @@ STATEMENTS = [
     "other = hf_token = 'SECRET'",
     "make(hf_token := 'SECRET')",
     "hf_token = b'SECRET'",
+    "hf_token = 'SECRET'.encode()",
+    "def g(host, hf_token='SECRET'): pass",
+    "def g(host=x, hf_token='SECRET', *, y=1) -> int: return x",
+    "def g(host, *, hf_token='SECRET'): pass",
+    "make(lambda hf_token='SECRET': 1)",
+    "class A:\n  def g(self, hf_token='SECRET'): pass",
     "hf_passwords = ['word', 'other', 'SECRET']",
     "hf_passwords = [x, 'SECRET']",
     "for i in x:\n  if i: continue\n  x.a.hf_token = 'SECRET'",
@@ -51,6 +57,9 @@ OTHER_STATEMENTS = [
     "hf_token = make('SECRET') if x else None",
     "x['SECRET'] = 'hf_token'",
     "hf_token, path = x, 'SECRET'",
+    "def g(hf_token, path='SECRET'): pass",
+    "hf_token = lambda path='SECRET': path",
+    "hf_token = x.encode()",
 ]
 
 
