@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -27,6 +28,8 @@ _MIN_CHARACTERS = 8
 _RANDOM_LOOKING = re.compile(rf"(?=\S*\d)\S{{{_MIN_CHARACTERS},}}")
 """What a value with a secret's name has to look like: words of a language are none."""
 
+_PACKAGES_OF_DATA = ("numpy", "collections")
+"""Whose objects are containers."""
 
 _is_secret_name = lru_cache(4096)(is_secret_name)
 _PATH_SEPARATOR = re.compile(r"[/\\]")
@@ -76,6 +79,8 @@ class _Unbuilt:
 
     def __init__(self, *parts: Any) -> None:
         self.parts = list(parts)
+        self.holds_items = False
+        """What it is made of has its name, as the items of a list have."""
 
     def append(self, item: Any) -> None:
         self.parts.append(item)
@@ -84,7 +89,7 @@ class _Unbuilt:
         self.parts += items
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.parts.append({key if isinstance(key, str) else "": value})
+        self.parts.append({key if isinstance(key, (str, bytes)) else "": value})
 
 
 _PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001
@@ -101,12 +106,16 @@ class _StructureUnpickler(_PythonUnpickler):  # type: ignore[misc]
         """All of them: a class gets its attributes by a call whose result is dropped."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return _Unbuilt()
+        found = _Unbuilt()
+        found.holds_items = module.partition(".")[0] in _PACKAGES_OF_DATA
+        return found
 
     def load_reduce(self) -> None:
         arguments = self.stack.pop()
-        self.stack[-1] = _Unbuilt(self.stack[-1], *arguments)
-        self.unbuilt.append(self.stack[-1])
+        built = _Unbuilt(self.stack[-1], *arguments)
+        built.holds_items = getattr(self.stack[-1], "holds_items", False)
+        self.stack[-1] = built
+        self.unbuilt.append(built)
 
     def load_newobj_ex(self) -> None:
         keywords = self.stack.pop()
@@ -149,11 +158,12 @@ def _iter_values(pickled: bytes, named_values: Iterable[NamedValue]) -> Iterator
         name = name if _is_secret_name(name) and name.lower() != "token" else ""
         if type(value) is dict:
             for key, item in value.items():
-                own_name = key if isinstance(key, str) else ""
+                own_name = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+                own_name = own_name if isinstance(own_name, str) else ""
                 todo += [(own_name if _is_secret_name(own_name) else name or own_name, item), ("", key)]
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
             todo += [(name, item) for item in value]
             if isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str):
                 todo.append((value[0], value[1]))
         elif isinstance(value, _Unbuilt):
-            todo += [("", part) for part in value.parts]
+            todo += [(name if value.holds_items else "", part) for part in value.parts]

@@ -10,6 +10,7 @@ import pickle
 import sys
 import tarfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -271,6 +272,12 @@ class Login(NamedTuple):
         (max, (), {"pwd": "/home/user1234/project"}, None),
         (max, (), {"passwords": ["word", API_KEY]}, "the value of passwords"),
         (max, (), {"passwords": {"db": API_KEY}}, "the value of passwords"),
+        (max, (), {"passwords": deque([API_KEY])}, "the value of passwords"),
+        (with_key, ("bob", "1", deque([API_KEY])), {}, "the value of api_key"),
+        (max, (), {"password": numpy.array([API_KEY])}, "the value of password"),
+        (max, (), {"password": numpy.array(["word", "mot de passe"])}, None),
+        (max, (), {"password": numpy.str_(API_KEY)}, "the value of password"),
+        (max, ({b"password": API_KEY},), {}, "the value of password"),
         (max, ([("user", "me"), ("password", API_KEY)],), {}, "the value of password"),
         (max, (), {"token": ["B-12345678", "word2vec-300"]}, None),
         (max, (PickledAsTuple(sends_password=True),), {}, "the value of password"),
