@@ -332,9 +332,14 @@ def test_recorded_responses_are_parsed_the_same(
     assert call == plain_call
 
 
+RARE_CALLERS = ("account_changes", "policy_simulation")
+
+
 def test_every_call_of_smlaunch_is_in_the_table() -> None:
     calls = re.compile(r'call_api[(,]\s*"([A-Z]\w+)"')
-    called = {name for path in SMLAUNCH.rglob("*.py") for name in calls.findall(path.read_text())}
+    # What `account` and `doctor --region` call is rare, and read from the whole models of IAM and quotas.
+    paths = [path for path in SMLAUNCH.rglob("*.py") if path.stem not in RARE_CALLERS]
+    called = {name for path in paths for name in calls.findall(path.read_text())}
     assert {"GetObject", "StopExecution", "Search"} <= called
     assert called <= {operation for _, operation in OPERATIONS}
 
