@@ -107,7 +107,7 @@ ONE_MISTAKE: list[tuple[dict[str, Any], str]] = [
         {"inputs": {"train": None}},
         "inputs.train: text or a mapping is needed (keys: uri, mode, split, split_via, ",
     ),
-    ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not ['s3://b/x']"),
+    ({"inputs": ["s3://b/x"]}, "inputs: a mapping is needed, not a list"),
     ({"inputs": {1: "s3://b/x"}}, "inputs: key 1 is not text; write it in quotes"),
     ({"checkpoints": "/opt/ml/checkpoints"}, "checkpoints.uri: '/opt/ml/checkpoints' is not an S3 address"),
     (
@@ -382,7 +382,7 @@ def test_merge_does_not_modify_its_arguments() -> None:
         ("entry: a.py\ncompute: {<<: {hosts: 1}, <<: {hosts: 2}}\n", ":2:27: ", "key '<<' is given twice"),
         ("", ": ", "the file is empty"),
         ("- entry\n", ": ", "a mapping such as 'entry: train.py' is needed, not a list"),
-        ("train.py\n", ": ", "a mapping such as 'entry: train.py' is needed, not 'train.py'"),
+        ("train.py\n", ": ", "a mapping such as 'entry: train.py' is needed, not text"),
         ("entry: \x01\n", ": ", "not YAML text"),
         ("[" * 5000, ": ", "cannot be read"),
         ("entry: a.py\nargs: [" + "9" * 5000 + "]\n", ": ", "cannot be read"),

@@ -57,7 +57,7 @@ class ErrorReport(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         problems = [
-            {"path": problem.path, "message": mask_text(problem.message)}
+            {"path": mask_text(problem.path), "message": mask_text(problem.message)}
             | ({"change": mask_text(problem.change)} if problem.change else {})
             for problem in self.problems
         ]

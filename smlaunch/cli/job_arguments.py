@@ -6,6 +6,7 @@ command line and of the file together, each by the job's own field name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smlaunch.errors import JobError, Problem
-from smlaunch.secrets.masking import mask_argument
+from smlaunch.secrets.masking import MASK, mask_argument
 
 if TYPE_CHECKING:
     from smlaunch.job.model import Job
@@ -164,6 +165,10 @@ def _parse_yaml_values(
     return value_by_key
 
 
+_RANDOM_WORD = re.compile(r"(?=[^0-9]*[0-9])(?=[^A-Za-z]*[A-Za-z])[!-~]{12,}")
+"""A token or a password, whose name was forgotten."""
+
+
 def _parse_pairs(
     option_name: str, key_value_arguments: Iterable[str], problems: list[Problem]
 ) -> dict[str, str]:
@@ -174,7 +179,9 @@ def _parse_pairs(
     for argument in key_value_arguments:
         key, separator, value = argument.partition("=")
         if not separator or not key:
-            problems.append(Problem(option_name, f"{mask_argument(argument)!r} is not KEY=VALUE"))
+            may_be_secret = option_name == "--secret" or _RANDOM_WORD.fullmatch(argument)
+            shown_argument = MASK if may_be_secret else mask_argument(argument)
+            problems.append(Problem(option_name, f"{shown_argument!r} is not KEY=VALUE"))
         elif key in value_by_key:
             problems.append(Problem(option_name, f"{key!r} is given twice"))
         else:

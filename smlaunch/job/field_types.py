@@ -19,8 +19,9 @@ from smlaunch.contract.launch_spec import AUTO
 from smlaunch.contract.run_names import MAX_RUN_ID_LENGTH, is_run_id
 from smlaunch.job.file_system import FILE_SYSTEM_SCHEMA, check_file_system_uri, has_file_system_scheme
 from smlaunch.job.read_only import ReadOnlyDict, ReadOnlyList
-from smlaunch.job.sections import FieldError, FieldRule, shorten_value, text_of_scalar
+from smlaunch.job.sections import FieldError, FieldRule, text_of_scalar
 from smlaunch.job.written_float import WrittenFloat
+from smlaunch.secrets.shown_values import shorten_value
 from smlaunch.text.did_you_mean import did_you_mean
 
 _SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}

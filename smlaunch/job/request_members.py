@@ -30,7 +30,8 @@ from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SOURCE_CHANNEL
 from smlaunch.errors import Problem
 from smlaunch.job.nested_members import paths_without_value, remove_at_path
 from smlaunch.job.request_inputs import as_instance_groups, channel_members
-from smlaunch.job.sections import Section, expand_shorthand, shorten_value
+from smlaunch.job.sections import Section, expand_shorthand
+from smlaunch.secrets.shown_values import shown_value
 from smlaunch.text.did_you_mean import nearest_match
 
 REQUEST = "request"
@@ -214,8 +215,8 @@ class _Folding:
             hint = (
                 "; write it in quotes" if violation.limit == "string" and _is_plain(violation.value) else ""
             )
-            shown_value = shorten_value(violation.value)
-            return f"{_WORDS_BY_TYPE.get(violation.limit, 'text')} is needed, not {shown_value}{hint}"
+            found_text = shown_value(violation.path, violation.value)
+            return f"{_WORDS_BY_TYPE.get(violation.limit, 'text')} is needed, not {found_text}{hint}"
         if violation.rule != "unknown":
             return violation.to_problem().message
         name = str(violation.value)

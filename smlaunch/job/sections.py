@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, T
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.read_only import ReadOnlyDict
 from smlaunch.job.written_float import WrittenFloat
-from smlaunch.secrets.masking import MASK, is_secret_name, mask_document
+from smlaunch.secrets.masking import mask_document
+from smlaunch.secrets.shown_values import hides_value, kind_of_value, shorten_value, shown_key, shown_value
 from smlaunch.text.did_you_mean import did_you_mean, nearest_match
 
 if TYPE_CHECKING:
@@ -46,12 +47,16 @@ _Value = TypeVar("_Value")
 class FieldError(ValueError):
     """A value that a field cannot have. The message is the rest of a line that begins with its path.
 
-    ``message`` has ``{}`` where ``values`` stand, which are not printed if the field holds a secret.
+    ``message`` has ``{}`` where ``values`` stand, which are not printed if the field may hold a secret.
     """
 
     def __init__(self, message: str, *values: str) -> None:
         super().__init__(message.format(*values) if values else message)
-        self.masked_message = message.format(*(repr(MASK) for _ in values)) if values else message
+        self._message, self._values = message, values
+
+    def message_with(self, shown_value: str) -> str:
+        """Return the message with another text for the values."""
+        return self._message.format(*(shown_value for _ in self._values)) if self._values else str(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # by identity: part of an annotation, it must have a hash
@@ -73,7 +78,9 @@ class _Reading:
         self.problems: list[Problem] = []
 
     def add_problem(self, location: Location, message: str) -> None:
-        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location).lstrip(".")
+        path = "".join(
+            f"[{key}]" if isinstance(key, int) else f".{shown_key(location[:-1], key)}" for key in location
+        ).lstrip(".")
         self.problems.append(Problem(path, message))
 
 
@@ -320,12 +327,13 @@ def _rules_reader(rules: list[FieldRule], container_reader: _Reader | None) -> _
             value = container_reader(value, location, reading)
             if len(reading.problems) > problems_before:
                 return value
-        is_secret = any(isinstance(key, str) and is_secret_name(key) for key in location)
         try:
             for rule in rules:
                 value = rule.read(value)
         except FieldError as error:
-            reading.add_problem(location, error.masked_message if is_secret else str(error))
+            is_hidden = hides_value(location, value)
+            message = error.message_with(kind_of_value(value)) if is_hidden else str(error)
+            reading.add_problem(location, message)
         return value
 
     return read
@@ -343,7 +351,7 @@ def _read_choice(choices: tuple[str, ...], value: Any) -> Any:
 
 def _read_list(item_reader: _Reader, value: Any, location: Location, reading: _Reading) -> Any:
     if not isinstance(value, (list, tuple)):
-        reading.add_problem(location, f"a list is needed, not {shorten_value(value)}")
+        reading.add_problem(location, f"a list is needed, not {shown_value(location, value)}")
         return value
     return tuple(item_reader(item, (*location, index), reading) for index, item in enumerate(value))
 
@@ -352,7 +360,7 @@ def _read_mapping(
     key_reader: _Reader, item_reader: _Reader, value: Any, location: Location, reading: _Reading
 ) -> Any:
     if not isinstance(value, Mapping):
-        reading.add_problem(location, f"a mapping is needed, not {shorten_value(value)}")
+        reading.add_problem(location, f"a mapping is needed, not {shown_value(location, value)}")
         return value
     items = {}
     for key, item in value.items():
@@ -360,7 +368,9 @@ def _read_mapping(
             key_reading = _Reading(reading.root)
             items[key_reader(key, (), key_reading)] = item_reader(item, (*location, key), reading)
             for problem in key_reading.problems:
-                reading.add_problem(location, f"key {key!r} is invalid: {problem.message}")
+                reading.add_problem(
+                    location, f"key {shown_key(location, key)!r} is invalid: {problem.message}"
+                )
         else:
             reading.add_problem(location, f"key {key!r} is not text; write it in quotes")
     return items
@@ -374,7 +384,7 @@ def _read_section(section_class: type[Section], value: Any, location: Location, 
     if not isinstance(fields, Mapping):
         keys = ", ".join(field_names(section_class))
         kinds = "a mapping" if shorthand is None else "text or a mapping"
-        reading.add_problem(location, f"{kinds} is needed (keys: {keys}), not {shorten_value(value)}")
+        reading.add_problem(location, f"{kinds} is needed (keys: {keys}), not {shown_value(location, value)}")
         return value
     target = object.__new__(section_class)
     if section_class.IS_USUALLY_TEXT and fields is not value:
@@ -433,18 +443,3 @@ def text_of_scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "..." if isinstance(value, int) and value.bit_length() > 10_000 else str(value)
-
-
-def shorten_value(value: Any) -> str:
-    """Return the value as an error message shows it, in at most 60 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints at most 4,300 digits
-        text = (
-            "a number of more than 4,300 digits" if isinstance(value, int) else "a value with such a number"
-        )
-    if isinstance(value, bool):
-        text = text_of_scalar(value)
-    elif value is None:
-        text = "nothing"
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -18,6 +18,7 @@ import yaml
 
 from smlaunch.errors import JobError, Problem
 from smlaunch.job.written_float import WrittenFloat
+from smlaunch.secrets.shown_values import kind_of_value
 from smlaunch.text.home_folder import expand_home
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
@@ -177,6 +178,10 @@ def parse_yaml_mapping(content: bytes | str, document_name: str, example: str) -
         if error_position:
             location += f":{error_position.line + 1}:{error_position.column + 1}"
         message = ", ".join(text for text in (error.context, error.problem) if text)
+        # The name may be a password that begins with * or !.
+        message, count = re.subn(r"\b(alias|tag|anchor) '.*'", r"\1", message, flags=re.DOTALL)
+        if count:
+            message += "; write a text that begins with *, ! or & in quotes"
         if "'\\t'" in message:
             message = "a tab; YAML is indented by spaces: replace it by as many as the lines beside it have"
         raise JobError([Problem(location, message)]) from None
@@ -189,7 +194,7 @@ def parse_yaml_mapping(content: bytes | str, document_name: str, example: str) -
         message = f"its aliases make more than {_MAX_VALUES} values, or one contains itself"
         raise JobError([Problem(document_name, message)])
     if document is not None and not isinstance(document, dict):
-        found_text = "a list" if isinstance(document, list) else f"{document!r}"
+        found_text = kind_of_value(document)
         raise JobError([Problem(document_name, f"a mapping such as {example!r} is needed, not {found_text}")])
     return document
 

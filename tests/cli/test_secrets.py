@@ -199,6 +199,59 @@ def test_a_mistake_in_a_job_file_is_told_without_the_secret(shell: Shell) -> Non
     assert "environment.LR: text is needed, not 0.5" in result.err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "environment: [{name: DB_PASSWORD, value: VALUE}]",  # as in Kubernetes and ECS
+        "environment: [{DB_PASSWORD: VALUE}]",
+        "environment: [DB_PASSWORD VALUE]",
+        "environment: {DB_PASSWORD=VALUE}",
+        "environment: {'DB_PASSWORD:VALUE': 1}",
+        "environment: {MISSPELT_PASWORD: [VALUE]}",
+        "environment: {MISSPELT_PASWORD: {value: VALUE}}",
+        "environment: {DB_PASSWORD: *VALUE}",
+        "environment: {DB_PASSWORD: !VALUE x}",
+        "environment:\n  DB_PASSWORD VALUE",
+        "secrets: [{HF_TOKEN: VALUE}]",
+        "secrets: [{name: HF_TOKEN, value: VALUE}]",
+        "secrets: VALUE",
+        "hyperparameters: [{api_token: VALUE}]",
+        "segments: [{hyperparameters: [{api_token: VALUE}]}]",
+        "options: [{api_token: VALUE}]",
+        "args: {--token: VALUE}",
+        "tags: [{Key: password, Value: VALUE}]",
+        "tags: {password: 'VALUE;'}",
+        "request: {Environment: [{Name: DB_PASSWORD, Value: VALUE}]}",
+        "request: {Environment: {DB_PASSWORD: [VALUE]}}",
+        "request: {Environment: {DB_PASSWORD: {Value: VALUE}}}",
+        "request: {Environment: {DB_PASSWORD: 12345678901}}",
+        "request: {Environment: VALUE}",
+        "request: {HyperParameters: {api_token: [VALUE]}}",
+        "request: {Tags: {password: VALUE}}",
+        "request: {Tags: [{Key: password, Value: [VALUE]}]}",
+        "request: {Tags: [{Key: password, Value: 'VALUE;'}]}",
+        "VALUE",
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_secret_in_a_wrong_shape_is_not_quoted(shell: Shell, line: str, options: tuple[str, ...]) -> None:
+    value = "zq9Xk2Wp7Lm4Tn8Rv5"
+    entry = "" if line == "VALUE" else "entry: train.py\n"
+    (shell.folder / "job.yaml").write_text(entry + line.replace("VALUE", value) + "\n")
+    result = shell("plan", "job.yaml", "--local", *options)
+    assert result.code == 2 and "error" in result.err
+    for secret in (value, "12345678901"):
+        assert secret not in result.out + result.err
+
+
+@pytest.mark.parametrize("option", ["--secret", "--env", "--hp"])
+def test_a_secret_without_its_name_is_not_quoted(shell: Shell, option: str) -> None:
+    result = shell("plan", "train.py", "--local", option, "zq9Xk2Wp7Lm4Tn8Rv5", "--hp", "lr:0.1")
+    assert result.code == 2
+    assert "zq9Xk" not in result.out + result.err
+    assert f"{option}: '****' is not KEY=VALUE" in result.err and "'lr:0.1'" in result.err
+
+
 def test_an_export_refuses_secrets_of_the_environment_and_tells_of_others(endpoint_shell: Shell) -> None:
     (endpoint_shell.folder / "secrets").mkdir()
     (endpoint_shell.folder / "secrets" / "train.py").write_text("")

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 from smlaunch.api.validation.pattern_words import pattern_text
 from smlaunch.errors import Problem
+from smlaunch.secrets.masking import MASK
+from smlaunch.secrets.shown_values import hides_value
 
 _MAX_SHOWN_LENGTH = 80
 _MAX_LISTED_NAMES = 12
+_RULES_WITH_VALUE = ("type", "min", "max", "pattern", "enum")
+"""Those whose messages quote the value."""
 
 
 class Violation(NamedTuple):
@@ -37,7 +41,9 @@ class Violation(NamedTuple):
     def to_problem(self) -> Problem:
         """Return the violation for the author of the request: ``HyperParameters.lr: is 3000 characters long;
         ...``."""
-        message = _CLIENT_MESSAGE_BY_RULE[self.rule](self.value, self.limit)
+        is_name = self.map_entry_part == "key" or self.path[-1:] == ("Key",)
+        is_hidden = self.rule in _RULES_WITH_VALUE and not is_name and hides_value(self.path, self.value)
+        message = _CLIENT_MESSAGE_BY_RULE[self.rule](MASK if is_hidden else self.value, self.limit)
         return Problem(self.dotted_path(), f"the name {message}" if self.map_entry_part == "key" else message)
 
     def dotted_path(self) -> str:
