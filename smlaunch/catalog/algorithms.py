@@ -35,6 +35,10 @@ CONTENT_TYPES = {
 """The channel's ContentType by file type: the developer guide's "Common Data Formats for Training";
 DeepAR's own page for ``json``, ``json.gz`` and ``parquet``."""
 
+_SHORT_CONTENT_TYPES = {"xgboost": ("csv", "libsvm", "parquet", "recordio-protobuf")}
+"""The short names that an algorithm reads too, by its id: ``data_utils.py`` of its container, and "How to use
+SageMaker XGBoost" in the developer guide."""
+
 DATA_CHANNELS = frozenset({"train", "training", "validation", "test"})
 """Channels with data of these file types; others contain a vocabulary, a model, annotations."""
 
@@ -72,7 +76,8 @@ class Algorithm(NamedTuple):
 
     @property
     def content_types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(kind for file in self.files for kind in CONTENT_TYPES[file]))
+        types_of_files = (kind for file in self.files for kind in CONTENT_TYPES[file])
+        return tuple(dict.fromkeys([*types_of_files, *_SHORT_CONTENT_TYPES.get(self.id, ())]))
 
 
 @cache

@@ -298,11 +298,17 @@ def test_input_modes(name: str) -> None:
             assert message == f"inputs.{row.channels[0]}.mode: {name} reads in {modes} mode, not in {mode}"
 
 
-EVERY_TYPE = (PROTOBUF, CSV, JSONL, "text/libsvm", "application/x-parquet", "application/x-recordio", *IMAGES)
+SHORT_TYPES = ("csv", "libsvm", "recordio-protobuf")
+EVERY_TYPE = (
+    *(PROTOBUF, CSV, JSONL, "text/libsvm", "application/x-parquet", "application/x-recordio"),
+    *IMAGES,
+    *SHORT_TYPES,
+)
 OTHER_CONTENT_TYPES = {
     ("blazingtext", JSONL),  # augmented manifests, by the guide's table of content types
     ("semantic-segmentation", "application/x-recordio"),  # augmented manifests, in Pipe mode
     ("xgboost", PROTOBUF),  # 1.x
+    *(("xgboost", kind) for kind in SHORT_TYPES),  # its container's data_utils.py
 }
 """What an algorithm reads beside the table's file types."""
 
