@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from typing import Any
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
@@ -15,6 +16,7 @@ from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
 from smlaunch.contract.secret_reference import parse_secret_reference
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
+from smlaunch.job.model import Job
 from smlaunch.planner.plan import Reason
 from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_output
 from smlaunch.planner.request_problems import job_field_of_member, request_channels
@@ -108,21 +110,29 @@ def reject_reserved_tags(context: PlanContext) -> Problems:
     summary="variables with a name of smlaunch's own",
     source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html",
     quote="key [a-zA-Z_][a-zA-Z0-9_]* ≤512; value ≤512",
-    fields=("environment.*",),
+    fields=("environment.*", "secrets.*"),
 )
 def reject_variables_set_by_plan(context: PlanContext) -> Problems:
     """Yield a problem for each variable by which smlaunch tells hosts and ranks what they need to know. The
     trials of verify-resume state a directory for traces, and an interval of less than a second."""
     is_trial = variables.TRACE_VARIABLE in context.job.environment
     trial_variables = (variables.TRACE_VARIABLE, variables.INTERVAL_VARIABLE) if is_trial else ()
-    for key in context.job.environment:
+    for section, key in _variables_of_job(context.job):
         if not key.startswith(variables.OWN_PREFIX) or key in trial_variables:
             continue
         field = _FIELD_BY_VARIABLE.get(key)
         remedy = f"the plan sets this one; use {field}" if field else "choose another name"
         yield Problem(
-            f"environment.{key}", f"names that begin with {variables.OWN_PREFIX} are smlaunch's own; {remedy}"
+            f"{section}.{key}", f"names that begin with {variables.OWN_PREFIX} are smlaunch's own; {remedy}"
         )
+
+
+def _variables_of_job(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield each variable that the job sets for its ranks, behind the field that has it."""
+    for key in job.environment:
+        yield "environment", key
+    for key in job.secrets:
+        yield "secrets", key
 
 
 @rule(
@@ -130,17 +140,17 @@ def reject_variables_set_by_plan(context: PlanContext) -> Problems:
     summary="variables that every rank gets a value of its own for",
     source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     quote="The following environment variables are made available to you in your script: LOCAL_RANK ...",
-    fields=("environment.*", "strategy", "entry"),
+    fields=("environment.*", "secrets.*", "strategy", "entry"),
 )
 def reject_variables_of_ranks(context: PlanContext) -> Problems:
     """Yield a problem for each variable that would have no effect, because ranks join by values of their
     own."""
     if not (context.strategy.rendezvous and context.has_runtime):
         return
-    for key in _RANK_VARIABLES:
-        if key in context.job.environment:
+    for section, key in _variables_of_job(context.job):
+        if key in _RANK_VARIABLES:
             yield Problem(
-                f"environment.{key}",
+                f"{section}.{key}",
                 f"{context.strategy.name} gives each rank its own value, so that this one has no effect; "
                 "leave it out, or take strategy custom, which sets none",
             )
