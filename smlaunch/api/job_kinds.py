@@ -218,6 +218,21 @@ def output_addresses(kind: JobKind, request: Mapping[str, Any]) -> Iterator[Fiel
     yield from (path for path in paths if get_at_path(request, path) is not None)
 
 
+def folders_of_entries(kind: JobKind, request: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    """Yield the inputs and outputs, by their paths, of which a request, or members of one, states the folder
+    on the hosts, and the folder. A training job's have none."""
+    output_path = kind.request_path_by_field.get("output_path", ())
+    index_place = output_path.index(0) if output_path else 0
+    for list_path, path_in_entry in (
+        (kind.request_path_by_field["inputs"], kind.input_path_by_field.get("local_path", ())),
+        (output_path[:index_place], output_path[index_place + 1 :]),
+    ):
+        for index, entry in enumerate((path_in_entry and get_at_path(request, list_path)) or ()):
+            folder = get_at_path(entry, path_in_entry)
+            if folder is not None:
+                yield (*list_path, index), folder
+
+
 def runtime_entrypoint(paths: Paths) -> list[str]:
     """Return the command that starts smlaunch's runtime, which must be process 1 to receive SIGTERM."""
     return ["python3", f"{paths.channel_dir(RUNTIME_CHANNEL)}/{RUNTIME_ARCHIVE}"]

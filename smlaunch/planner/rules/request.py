@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
-from smlaunch.api.job_kinds import get_at_path, output_addresses, set_at_path
+from smlaunch.api.job_kinds import folders_of_entries, get_at_path, output_addresses, set_at_path
 from smlaunch.api.validation.request_check import check_request
+from smlaunch.api.validation.violation import path_text
 from smlaunch.contract import segment as variables
 from smlaunch.contract.run_names import TAG_ATTEMPT, TAG_FORMAT, TAG_JOB, TAG_RUN, TAG_SEGMENT
 from smlaunch.contract.s3_uri import split_s3_uri
-from smlaunch.contract.sagemaker_paths import WHEELHOUSE_CHANNEL
+from smlaunch.contract.sagemaker_paths import RUNTIME_CHANNEL, SOURCE_CHANNEL, WHEELHOUSE_CHANNEL
 from smlaunch.contract.secret_reference import parse_secret_reference
 from smlaunch.errors import Problem
 from smlaunch.facts.requirements_choice import NO_REQUIREMENTS
@@ -129,10 +130,8 @@ def reject_variables_set_by_plan(context: PlanContext) -> Problems:
 
 def _variables_of_job(job: Job) -> Iterator[tuple[str, str]]:
     """Yield each variable that the job sets for its ranks, behind the field that has it."""
-    for key in job.environment:
-        yield "environment", key
-    for key in job.secrets:
-        yield "secrets", key
+    for section in ("environment", "secrets"):
+        yield from ((section, key) for key in getattr(job, section))
 
 
 @rule(
@@ -306,10 +305,10 @@ def explain_retries(context: PlanContext) -> Findings:
 
 @rule(
     "processing.outputs",
-    summary="outputs of a job that trains, outputs in one folder, or one that request states too",
+    summary="outputs of a job that trains, a folder or a name for two of a job's inputs and outputs",
     source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ProcessingS3Output.html",
     quote="LocalPath: The local path of a directory where you want Amazon SageMaker to upload its contents",
-    fields=("outputs", "strategy", "request"),
+    fields=("outputs", "inputs", "strategy", "request"),
 )
 def reject_impossible_outputs(context: PlanContext) -> Problems:
     outputs, kind = context.job.outputs, context.job_kind
@@ -321,19 +320,43 @@ def reject_impossible_outputs(context: PlanContext) -> Problems:
     if len(outputs) >= _MAX_OUTPUTS:
         yield Problem("outputs", f"{len(outputs)} are too many: at most {_MAX_OUTPUTS - 1} beside output")
     stated_outputs = (context.job.request.get("ProcessingOutputConfig") or {}).get("Outputs") or ()
-    folders: dict[str, str] = {}
-    for name, output in outputs.items():
+    for name in outputs:
         if name == own_name:
             yield Problem(
                 f"outputs.{name}", "it is the name of the job's own output; use output, or rename it"
             )
         if any(stated.get("OutputName") == name for stated in stated_outputs):
             yield Problem(f"outputs.{name}", "request states an output of this name too; keep one of them")
-        folder = posixpath.normpath(output.path)
-        first_name = folders.setdefault(folder, name)
-        if first_name != name:
-            message = f"outputs.{first_name} is in this folder too; give each a folder of its own"
-            yield Problem(f"outputs.{name}.path", message)
+    first_by_folder: dict[str, str] = {}
+    for field, owner, path in _processing_folders(context):
+        first_owner = first_by_folder.setdefault(posixpath.normpath(path), owner)
+        if first_owner != owner:
+            message = f"{first_owner} is in this folder too; give each a folder of its own"
+            yield Problem(field, message)
+
+
+def _processing_folders(context: PlanContext) -> Iterator[tuple[str, str, str]]:
+    """Yield the folders of a processing job's inputs and outputs on the hosts: the field that has it, whose
+    it is, and the folder; smlaunch's own first."""
+    job, kind = context.job, context.job_kind
+    own_name = kind.constants.get("output_name")
+    if own_name is None:
+        return
+    if context.has_runtime:
+        yield "", "smlaunch's runtime", kind.paths.channel_dir(RUNTIME_CHANNEL)
+        yield "", "the source", kind.paths.channel_dir(SOURCE_CHANNEL)
+    yield "output", "the job's own output", str(kind.constants["output_path"])
+    name_path = kind.input_path_by_field["name"]
+    stated_folders = dict(folders_of_entries(kind, job.request))
+    inputs_with_folder = {get_at_path(job.request, (*path, *name_path)) for path in stated_folders}
+    for name in job.inputs:
+        if name not in inputs_with_folder:
+            yield f"inputs.{name}", f"inputs.{name}", kind.paths.channel_dir(name)
+    for name, output in job.outputs.items():
+        yield f"outputs.{name}.path", f"outputs.{name}", output.path
+    for path, folder in stated_folders.items():
+        if get_at_path(job.request, (*path, "OutputName")) not in (own_name, *job.outputs):
+            yield f"request.{path_text(path)}", f"request.{path_text(path)}", folder
 
 
 _MAX_OUTPUTS = 10
