@@ -138,15 +138,19 @@ cli = click.version_option(__version__, prog_name="smlaunch")(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the console script. Always exits through ``sys.exit`` with an exit code of ``smlaunch.errors``."""
-    defer_garbage_collection()
+    """Run the console script. Always exits through ``sys.exit`` with an exit code of ``smlaunch.errors``.
+    ``arguments``: of a program that calls this and goes on; the process's own by default."""
+    ends_with_process = arguments is None
+    if ends_with_process:
+        defer_garbage_collection()
     open_closed_streams()
     code = run_command(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
-    skip_collection_at_exit()
+    if ends_with_process:
+        skip_collection_at_exit()
     sys.exit(code)
 
 

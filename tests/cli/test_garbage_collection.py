@@ -33,7 +33,8 @@ def run(words):
         command = command.get_command(None, word)
     command.callback = works_on
     command.params = []
-    program.main(words)
+    sys.argv[1:] = words
+    program.main()
 
 for words in sys.argv[1:]:
     pid = os.fork()  # each in a process that has imported nothing of any command yet
