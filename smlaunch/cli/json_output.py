@@ -11,9 +11,13 @@ import click
 
 
 def print_json(document: Any) -> None:
-    """Print a document of mappings, sequences, texts and numbers. NaN and the infinities, which JSON lacks,
-    are null: metrics of a training that has diverged, for example."""
-    click.echo(json.dumps(_without_infinities(document), indent=2, allow_nan=False))
+    click.echo(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """Return the text of a document of mappings, sequences, texts and numbers. NaN and the infinities, which
+    JSON lacks, are null: metrics of a training that has diverged, for example."""
+    return json.dumps(_without_infinities(document), indent=2, allow_nan=False)
 
 
 def _without_infinities(value: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from smlaunch.cli.json_output import print_json
+from smlaunch.cli.json_output import json_text, print_json
 from smlaunch.cli.options import GroupedCommand, grouped_option, json_option, launch_options
 from smlaunch.errors import write_error
 
@@ -109,7 +108,7 @@ def _text(document: dict[str, Any]) -> str:
 def _write_reports(folder: Path, document: dict[str, Any], text: str, began: datetime) -> None:
     stem = f"smlaunch-smoke-{document['target']}-{began:%Y%m%dT%H%M%SZ}"
     for path, content in (
-        (folder / f"{stem}.json", json.dumps(document, indent=2) + "\n"),
+        (folder / f"{stem}.json", json_text(document) + "\n"),
         (folder / f"{stem}.txt", text),
     ):
         try:
