@@ -125,6 +125,8 @@ def guide_rows(page: str) -> Iterator[tuple[str, Row]]:
 
 def _with_default(row: Row, text: str) -> Row:
     """A default is allowed, whatever the valid values say."""
+    if row.kind in ("integer", "number") and re.match(r"[\s`\"]*auto[\s`\"]*$", text):
+        return replace(row, values=tuple(dict.fromkeys((*row.values, "auto"))))
     match = re.match(rf"\s*`?({_NUMBER})`?\s*$", text)
     default = None if match is None else _to_number(match[1])
     if default is None or row.low is None or default > row.low:

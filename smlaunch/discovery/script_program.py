@@ -47,7 +47,10 @@ _VARIABLES_OF_ALL_CHANNELS = frozenset(
     ("SM_INPUT_DIR", "SM_INPUT_DATA_CONFIG", "SM_CHANNELS", "SM_TRAINING_ENV", "SM_INPUT_DATA_DIR")
 )
 _ONE_CHANNEL = re.compile(r"SM_CHANNEL_[A-Z0-9_]+")
-TEXTS_OF_CHANNELS = ("/opt/ml/input", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV", "inputdataconfig")
+TEXTS_OF_CHANNELS = (
+    *("/opt/ml/input", "/opt/ml/processing", "SM_CHANNEL", "SM_INPUT", "SM_TRAINING_ENV"),
+    "inputdataconfig",
+)
 _FUNCTIONS_THAT_SET_VARIABLES = ("os.environ.setdefault", "os.putenv", "os.environ.__setitem__")
 _NAMES_OF_THIS_HOST = ("socket.gethostname", "socket.getfqdn", "platform.node")
 _FUNCTIONS_THAT_READ_VARIABLES = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")

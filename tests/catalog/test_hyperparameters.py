@@ -33,6 +33,10 @@ def test_every_hyperparameter_of_every_algorithm_has_a_source() -> None:
             assert set(hyperparameter.sources) <= set(sources), (algorithm.id, hyperparameter)
 
 
+def test_a_default_that_is_a_word_is_taken() -> None:
+    assert hyperparameters_of("knn")["faiss_index_ivf_nlists"].takes("auto")
+
+
 def test_those_that_are_required_are_known() -> None:
     for algorithm in known_algorithms().values():
         assert set(algorithm.required_hyperparameters) <= set(hyperparameters_of(algorithm.id)), algorithm.id

@@ -286,6 +286,8 @@ def test_a_region_and_types_that_the_catalog_does_not_know(machine: Machine) -> 
         "has no p5.48xlarge of EC2 in eu-west-1, so that SageMaker probably does not offer it there" in text
     )
     assert "eu-west-1 has ml.p4d.24xlarge" in text
+    same_gpus = machine(*common, "--region", "us-east-1", "--instance-type", "H200:8")
+    assert "us-east-1 has ml.p5en.48xlarge" in " ".join(same_gpus.out.split())
     offered = machine(*common, "--region", "us-east-1", "--instance-type", "ml.p5.48xlarge")
     assert "of EC2" not in offered.out
 

@@ -267,6 +267,21 @@ def test_an_input_of_the_source_is_no_longer_in_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "is_told"),
+    [
+        ("import os\nos.listdir('/opt/ml/processing/input/x')", False),
+        ("import os\nos.environ['SM_CHANNEL_X']", False),
+        ("print('nothing')", True),
+    ],
+)
+def test_the_folder_of_an_input_is_that_of_the_kind_of_job(script: str, is_told: bool) -> None:
+    write_files({"proc.py": script})
+    plan = plan_here({"entry": "proc.py", "strategy": "processing", "inputs": {"x": "s3://b/d/"}})
+    texts = [each for each in plan.warnings if each.startswith("inputs.x: nothing in proc.py reads")]
+    assert ["/opt/ml/processing/input/x, where the data is" in each for each in texts] == [True] * is_told
+
+
 def test_more_hosts_than_this_machine_can_serve() -> None:
     def warnings(hosts: int, cpus: int | None) -> list[str]:
         job = Job.from_mapping({"entry": "train.py", "compute": {"hosts": hosts}})

@@ -362,8 +362,8 @@ def _describe_missing_type(instance_type: str, region: str) -> str:
 
 
 def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]:
-    """Return types of the region with at least as many accelerators of the same maker, fewest first; without
-    accelerators, types with at least as many processors and as much memory."""
+    """Return types of the region with at least as many accelerators of the same maker, those with the same
+    accelerators first; without accelerators, types with at least as many processors and as much memory."""
     wanted = instances.find_instance_type(instance_type)
     if wanted is None:
         return ()
@@ -372,7 +372,12 @@ def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]
         for candidate in instances.known_types().values()
         if _is_offered(candidate, region) and _can_replace(candidate, wanted)
     ]
-    candidates.sort(key=lambda candidate: (candidate.accelerators, candidate.vcpu, candidate.memory_gib))
+    candidates.sort(
+        key=lambda candidate: (
+            candidate.accelerator != wanted.accelerator,
+            *(candidate.accelerators, candidate.vcpu, candidate.memory_gib),
+        )
+    )
     return tuple(candidate.name for candidate in candidates)[:3]
 
 

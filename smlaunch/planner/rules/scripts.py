@@ -268,7 +268,7 @@ def reject_missing_channels(context: PlanContext) -> Iterator[Finding]:
             note = "" if source_path is None else f" ({source_path} is not sent with the source)"
             yield PlanWarning(
                 f"inputs.{name}: nothing in {context.facts.source.entry} reads "
-                f"{_CHANNEL_VARIABLE}{name.upper()} or names /opt/ml/input/data/{name}, where the data "
+                f"{_CHANNEL_VARIABLE}{name.upper()} or names {_folder_of(context, name)}, where the data "
                 f"is{note}."
             )
 
@@ -298,8 +298,13 @@ def _is_named_by_arguments(context: PlanContext, channel: str) -> bool:
     """Whether the job's arguments or variables give the script the channel's folder."""
     job = context.job
     values = (*job.args, *job.hyperparameters.values(), *job.environment.values())
-    texts = (f"/opt/ml/input/data/{channel}", f"{_CHANNEL_VARIABLE}{channel.upper()}")
+    texts = (_folder_of(context, channel), f"{_CHANNEL_VARIABLE}{channel.upper()}")
     return any(text in str(value) for value in values for text in texts)
+
+
+def _folder_of(context: PlanContext, channel: str) -> str:
+    """Return the folder of a channel on the hosts of this kind of job."""
+    return context.job_kind.paths.channel_dir(channel)
 
 
 # ---- packages ---------------------------------------------------------------------------------------------
