@@ -17,9 +17,11 @@ from botocore.loaders import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smlaunch.api.validation.java_patterns import compile_matcher
+from smlaunch.api.validation.java_patterns import compile_matcher, python_metric_pattern
 from smlaunch.api.validation.request_check import check_request, checkable_operations
 from smlaunch.api.validation.violation import Violation, aws_message
+from smlaunch.errors import JobError
+from smlaunch.job.model import Job
 from tests.tables import table
 
 REQUEST: dict[str, Any] = {
@@ -333,3 +335,28 @@ def test_no_request_makes_it_fail(name: str, value: Any) -> None:
     for violation in check_request("CreateTrainingJob", {**REQUEST, name: value}):
         assert str(violation.to_problem())
         assert violation.aws_text()
+
+
+@pytest.mark.parametrize(
+    ("java_pattern", "text", "number"),
+    [
+        (r"loss=(?<v>[0-9.]+)", "loss=1.5", "1.5"),
+        (r"loss=(\p{Digit}+)", "loss=12", "12"),
+        (r"loss=([\p{Digit}.]+)", "loss=1.2", "1.2"),
+        (r"\Qloss=(\E(\d+)", "loss=(7", "7"),
+        (r"loss=(\d++)\z", "loss=12", "12"),
+        (r"loss=([0-9*++-]+)", "loss=-1+", "-1+"),
+        (r"loss\++:\h*(\S+)", "loss++: 3", "3"),
+        (r"(?<=a)(?<v>x)\k<v>", "axx", "x"),
+    ],
+)
+def test_patterns_of_metrics_match_as_in_java(java_pattern: str, text: str, number: str) -> None:
+    match = re.search(python_metric_pattern(java_pattern), text)
+    assert match is not None and match[1] == number
+    assert Job(entry="train.py", metrics=[{"name": "loss", "regex": java_pattern}]).metrics[0].regex
+
+
+@pytest.mark.parametrize("pattern", ["loss=(", "loss=(.+)\\", "[(a)"])
+def test_what_is_no_pattern_anywhere_is_refused(pattern: str) -> None:
+    with pytest.raises(JobError, match="is not a regular expression"):
+        Job(entry="train.py", metrics=[{"name": "loss", "regex": pattern}])

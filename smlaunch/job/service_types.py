@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Annotated
 
+from smlaunch.api.validation.java_patterns import python_metric_pattern
 from smlaunch.contract.secret_reference import REFERENCE_PATTERN, parse_secret_reference
 from smlaunch.job.field_types import NonEmptyText, integer_from
 from smlaunch.job.sections import FieldError, FieldRule
@@ -38,8 +39,10 @@ def _check_kms_key(text: str) -> str:
 
 def _check_metric_regex(text: str) -> str:
     try:
-        compiled = re.compile(text)
+        compiled = re.compile(python_metric_pattern(text))
     except re.error as error:
+        if str(error).startswith("bad escape \\"):  # one of Java's that smlaunch does not know
+            return text
         raise FieldError(f"{{}} is not a regular expression: {error}", repr(text)) from None
     if not compiled.groups:
         raise FieldError("{} has no group; put the number in parentheses, such as loss=([0-9.]+)", repr(text))

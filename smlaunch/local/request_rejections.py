@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from smlaunch.api.job_kinds import PROCESSING
+from smlaunch.api.validation.java_patterns import python_metric_pattern
 from smlaunch.local.api_support import TRAINING_JOB_SUPPORT, SupportTable, support_rows, values_at_dotted_path
 from smlaunch.local.json_types import JsonMapping
 
@@ -80,7 +81,7 @@ def _local_path_problem(
 
 
 def _metric_regex_rejections(request: JsonMapping) -> Iterator[Rejection]:
-    """Yield (field, reason) for metric definitions whose regular expression Python cannot compile."""
+    """Yield (field, reason) for metric definitions whose regular expression cannot be compiled."""
     metric_definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     for index, metric_definition in enumerate(metric_definitions):
         regex_problem = _regex_problem(metric_definition["Regex"])
@@ -90,7 +91,7 @@ def _metric_regex_rejections(request: JsonMapping) -> Iterator[Rejection]:
 
 def _regex_problem(regex: str) -> str | None:
     try:
-        re.compile(regex)
+        re.compile(python_metric_pattern(regex))
     except re.error as error:
         return f"{regex!r} is not a valid regular expression for Python: {error}"
     return None

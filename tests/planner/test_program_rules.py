@@ -268,18 +268,29 @@ def test_an_input_of_the_source_is_no_longer_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "is_told"),
+    ("script", "has_warning"),
     [
         ("import os\nos.listdir('/opt/ml/processing/input/x')", False),
         ("import os\nos.environ['SM_CHANNEL_X']", False),
         ("print('nothing')", True),
     ],
 )
-def test_the_folder_of_an_input_is_that_of_the_kind_of_job(script: str, is_told: bool) -> None:
+def test_the_folder_of_an_input_is_that_of_the_kind_of_job(script: str, has_warning: bool) -> None:
     write_files({"proc.py": script})
     plan = plan_here({"entry": "proc.py", "strategy": "processing", "inputs": {"x": "s3://b/d/"}})
     texts = [each for each in plan.warnings if each.startswith("inputs.x: nothing in proc.py reads")]
-    assert ["/opt/ml/processing/input/x, where the data is" in each for each in texts] == [True] * is_told
+    assert ["/opt/ml/processing/input/x, where the data is" in each for each in texts] == [True] * has_warning
+
+
+def test_a_named_group_of_pythons_is_not_javas() -> None:
+    write_files({"train.py": "print('loss=1')"})
+    metrics = [{"name": "a", "regex": "loss=(?P<v>.+)"}, {"name": "b", "regex": "loss=(?<v>.+)"}]
+    job = Job.from_mapping({"entry": "train.py", "metrics": metrics})
+    here = facts_of(job, is_here=True)
+    assert [each for each in make_plan(job, here, "digits").warnings if "Java" in each] == []
+    account = dataclasses.replace(here, target="aws")
+    (warning,) = (each for each in make_plan(job, account, "digits").warnings if "Java" in each)
+    assert warning.startswith("metrics[0].regex: ") and "(?<name>...)" in warning
 
 
 def test_more_hosts_than_this_machine_can_serve() -> None:

@@ -47,6 +47,56 @@ def compile_matcher(pattern: str) -> Callable[[str], bool]:
     return lambda value: regex.fullmatch(_with_stand_ins(value)) is not None
 
 
+_POSIX_CLASSES = {
+    "Lower": "a-z",
+    "Upper": "A-Z",
+    "Alpha": "a-zA-Z",
+    "Digit": "0-9",
+    "Alnum": "a-zA-Z0-9",
+    "XDigit": "0-9a-fA-F",
+    "Space": r"\s",
+    "Blank": r" \t",
+    "Punct": r"!-/:-@\[-`{-~",
+}
+_METRIC_TOKEN = re.compile(
+    r"\\Q(?P<quoted>.*?)(?:\\E|\Z)|\\p\{(?P<posix>\w+)\}|\\k<(?P<group>\w+)>|(?P<end>\\z)|(?P<blank>\\h)"
+    r"|\(\?<(?P<name>[A-Za-z]\w*)>|(?P<possessive>(?:[*+?]|\{\d+(?:,\d*)?\})\+)|\\.|.",
+    re.DOTALL,
+)
+
+
+def python_metric_pattern(pattern: str) -> str:
+    """Return the pattern of a metric, which the service reads as Java's, as Python's: named groups, quotes,
+    classes such as ``\\p{Digit}``, and possessive quantifiers, which become ordinary ones. What else
+    differs stays as it is."""
+    parts, is_in_class = [], False
+    for token in _METRIC_TOKEN.finditer(pattern):
+        text = token[0]
+        if text == "[" and not is_in_class:
+            is_in_class = True
+        elif text == "]":
+            is_in_class = False
+        parts.append(_python_token(token, is_in_class))
+    return "".join(parts)
+
+
+def _python_token(token: re.Match[str], is_in_class: bool) -> str:
+    if token["quoted"] is not None:
+        return re.escape(token["quoted"])
+    if token["posix"] in _POSIX_CLASSES or token["blank"]:
+        members = _POSIX_CLASSES[token["posix"] or "Blank"]
+        return members if is_in_class else f"[{members}]"
+    if is_in_class:
+        return token[0]
+    if token["group"]:
+        return f"(?P={token['group']})"
+    if token["name"]:
+        return f"(?P<{token['name']}>"
+    if token["end"]:
+        return r"\Z"
+    return token[0].removesuffix("+") if token["possessive"] else token[0]
+
+
 def _python_class(property_match: re.Match[str]) -> str:
     class_name = property_match.group(1)
     if class_name == "Alnum":  # one of Java's POSIX classes, which are ASCII

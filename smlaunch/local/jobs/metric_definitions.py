@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from smlaunch.api.validation.java_patterns import python_metric_pattern
 from smlaunch.local.jobs.job_spec import JobSpec
 from smlaunch.local.jobs.store_interfaces import MetricStorage
 
@@ -21,7 +22,8 @@ class MetricReader:
 
     def __init__(self, spec: JobSpec, metric_store: MetricStorage) -> None:
         self._named_patterns = [
-            (metric_name, re.compile(regex)) for metric_name, regex in spec.metric_definitions
+            (metric_name, re.compile(python_metric_pattern(regex)))
+            for metric_name, regex in spec.metric_definitions
         ]
         self._metric_store = metric_store
         self._dimensions = {DIMENSION: spec.name}

@@ -249,15 +249,15 @@ def reject_key_of_another_region(context: PlanContext) -> Problems:
     summary="a key for a directory bucket (S3 Express One Zone)",
     source="https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_OutputDataConfig.html",
     quote="KmsKeyId: KMS key is not supported for Amazon S3 Express One Zone",
-    fields=("output",),
+    fields=("output", "outputs"),
 )
 def reject_key_for_directory_bucket(context: PlanContext) -> Problems:
     output = stated_output(context.job)
-    bucket_and_key = split_s3_uri(output.uri or "")
-    if output.kms_key is None or bucket_and_key is None:
-        return
-    bucket, _ = bucket_and_key
-    if bucket.endswith(_DIRECTORY_BUCKET_SUFFIX):
+    uris = (output.uri, *(other.uri for other in context.job.outputs.values()))
+    for uri in uris if output.kms_key is not None else ():
+        bucket, _ = split_s3_uri(uri or "") or ("", "")
+        if not bucket.endswith(_DIRECTORY_BUCKET_SUFFIX):
+            continue
         message = f"{bucket} is a directory bucket (S3 Express One Zone), which takes no key of KMS"
         yield Problem("output.kms_key", f"{message}; leave it out, or take another bucket")
 

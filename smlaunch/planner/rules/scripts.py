@@ -307,6 +307,26 @@ def _folder_of(context: PlanContext, channel: str) -> str:
     return context.job_kind.paths.channel_dir(channel)
 
 
+# ---- metrics ----------------------------------------------------------------------------------------------
+
+
+@rule(
+    "metrics.java",
+    phase="advise",
+    summary="metrics with a form of regular expressions that only Python has",
+    source="https://docs.oracle.com/javase/8/docs/api/java/util/regex/Pattern.html",
+    quote="(?<name>X)\tX, as a named-capturing group",
+    fields=("metrics",),
+)
+def warn_of_python_patterns(context: PlanContext) -> Findings:
+    for index, metric in enumerate(context.job.metrics):
+        if context.facts.target == "aws" and "(?P" in metric.regex:
+            yield PlanWarning(
+                f"{context.job.written_path(f'metrics[{index}].regex')}: the service reads Java's regular "
+                "expressions, in which a named group is (?<name>...), and not (?P<name>...)."
+            )
+
+
 # ---- packages ---------------------------------------------------------------------------------------------
 
 
