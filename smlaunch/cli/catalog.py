@@ -49,6 +49,8 @@ def update(region: str | None, profile: str | None, price_file: str | None, as_j
         print_json(_summary(result.catalog))
     elif result.has_news:
         for name, text in _summary(result.catalog).items():
+            if text is None:  # a price list from a file is of no account
+                continue
             echo(f"{name.replace('_', ' '):20} {text}")
     for problem in result.problems[1:]:
         echo(f"error: {problem}", err=True)

@@ -107,6 +107,7 @@ def test_a_file_of_prices_needs_no_account(capsys: pytest.CaptureFixture[str]) -
     update = ["catalog", "update", "--region", "eu-west-1", "--price-list", "index.json"]
     code, text = command(capsys, *update)
     assert code == 0 and "AWS's price list of 2026-11-18" in text and "training types 1" in text
+    assert "None" not in text  # the list is of no account
     cost = plan(capsys, *row, "--max-cost", "1")["cost"]
     assert (cost["known"], cost["per_hour"]) == (True, 0.129)
     assert cost["note"] == "on-demand price of eu-west-1, by AWS's price list of 2026-11-18"

@@ -194,7 +194,9 @@ def reject_image_for_other_architecture(context: PlanContext) -> Problems:
         return
     for type_name in context.instance_types:
         is_arm_host = type_name.split(".")[1] in _ARM_FAMILIES
-        if address.is_for_arm and not is_arm_host:
+        # A Graviton type, such as m7g, is unknown: SageMaker has no training on it, as another rule says.
+        is_known = instances.find_instance_type(type_name) is not None
+        if address.is_for_arm and not is_arm_host and is_known:
             message = f"it is for arm64 by its name, and {type_name} has x86-64 processors"
             yield Problem("image", f"{message} (exec format error); take the image without arm64 in its name")
         elif is_arm_host and address.is_of_aws and not address.is_for_arm:
