@@ -112,7 +112,7 @@ def _resolve_path(
     if beginning is not None:
         return _resolve_path(module, beginning, assigned, modules, depth + 1)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return _default_of_option(node.attr, modules)
+        return default_of_option(node.attr, modules)
     return "", None
 
 
@@ -152,7 +152,7 @@ def _default_of_parameter(module: SourceModule, node: ast.Name) -> str:
     return default
 
 
-def _default_of_option(attribute: str, modules: Sequence[SourceModule]) -> tuple[str, str | None]:
+def default_of_option(attribute: str, modules: Sequence[SourceModule]) -> tuple[str, str | None]:
     """Return the literal default of the option that the parser stores as this attribute of the parsed
     arguments, and the option, such as ``--output-dir``; an empty default and None if that is not known."""
     for module in modules:

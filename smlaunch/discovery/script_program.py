@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smlaunch.discovery.argument_parser import read_argument_parser
+from smlaunch.discovery.fixed_checkpoint_files import find_fixed_checkpoint_files
 from smlaunch.discovery.gpu_calls import find_gpu_calls
 from smlaunch.discovery.option_uses import find_group_options, find_option_of
 from smlaunch.discovery.saved_files import find_saved_files
@@ -98,6 +99,7 @@ def read_program(program: SourceProgram) -> ProgramFacts:
             module.called_function(call) == "LightningCLI" for module in modules for call in module.calls
         ),
         saved_files=tuple(find_saved_files(modules, parser)),
+        fixed_checkpoint_files=tuple(find_fixed_checkpoint_files(modules)),
         relative_import=_find_relative_import(entry_module),
         imports=imports.names,
         optional_imports=imports.optional,

@@ -98,6 +98,13 @@ class SavedFile(NamedTuple):
     """The option of the script whose default the path is; None for a fixed one."""
 
 
+class SharedFile(NamedTuple):
+    """A file of the checkpoint directory whose name is the same on every host."""
+
+    place: SourcePlace
+    path: str
+
+
 class RelativeImport(NamedTuple):
     """An import such as ``from . import data`` of the entry script, which fails in a script."""
 
@@ -181,6 +188,7 @@ class ProgramFacts:
     """LightningCLI reads the command line: ``--trainer.num_nodes`` is one of its options."""
 
     saved_files: tuple[SavedFile, ...] = ()
+    fixed_checkpoint_files: tuple[SharedFile, ...] = ()
     imports: frozenset[str] = frozenset()
     """Dotted names of libraries that the script and its modules import."""
 

@@ -20,6 +20,7 @@ from smlaunch.facts.shard_index import SHARD_INDEX_NAME
 from smlaunch.job.model import Channel, Job
 from smlaunch.planner.plan import InputSharding
 from smlaunch.planner.plan_context import Diagnostics, detect_strategy_of_script, stated_job_kind
+from smlaunch.planner.script_advice import FILE_LIST_IMPORTS
 from smlaunch.storage import multiway_partitioning
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.share_nothing import FAIL_WHOLE_JOB, FINISH_OTHER_SHARDS, ON_HOST_FAILURE
@@ -32,8 +33,6 @@ _UNIT_BY_SPLIT_VIA = {VIA_SHARDS: "shard", VIA_LISTS: "file"}
 MAX_IMBALANCE = 1.05
 """Shards are distributed by number if the fullest host gets at most this factor of the lowest possible
 load."""
-
-_FILE_LIST_IMPORTS = ("smlaunch.train.shard_files", "smlaunch.train.shard_files.shard_files")
 
 
 def plan_sharding(job: Job, facts: DiscoveredFacts, diagnostics: Diagnostics) -> dict[str, InputSharding]:
@@ -399,7 +398,7 @@ def too_few_files_message(count: int, unit: str, host_count: int) -> str:
 
 
 def script_reads_file_lists(script: ScriptFacts) -> bool:
-    return any(name in _FILE_LIST_IMPORTS for name in script.imports | script.module_imports)
+    return not FILE_LIST_IMPORTS.isdisjoint(script.imports | script.module_imports)
 
 
 def _worst_partition_by_number(sizes: Sequence[int], host_count: int) -> multiway_partitioning.Partition:

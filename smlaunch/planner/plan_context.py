@@ -82,6 +82,9 @@ class PlanContext(JobContext):
     run_id: str = field(default="", kw_only=True)
     """Name of the run, of a shard's run for one shard; empty where only the job is checked."""
 
+    is_chain: bool = field(default=False, kw_only=True)
+    """Whether the run may take several jobs, one after the other; False where only the job is checked."""
+
     cost: Cost | None = field(default=None, kw_only=True)
     """Of one run; None until the plan has computed it."""
 
@@ -301,7 +304,7 @@ def fact_needs(job: Job) -> FactNeeds:
         runtime_quota=runtime_quota if _exceeds_default_runtime_quota(job) else None,
         checkpoints=job.checkpoints is not None,
         sized_inputs=sized_inputs(job),
-        module_sources=may_need_several_jobs or has_split_by_bytes,
+        module_sources=may_need_several_jobs or has_split_by_bytes or job.checkpoints is not None,
     )
 
 

@@ -167,7 +167,7 @@ def plan_single_run(
     total_seconds = segments.total_training_seconds(job, diagnostics)
     # A template for each kind of segment: the job with the changes that it states from some segment on.
     templates, is_multi_segment = _divide_into_segments(job, facts, strategy, total_seconds, diagnostics)
-    context = PlanContext(stated_job, stated_facts, strategy, run_id=run_id)
+    context = PlanContext(stated_job, stated_facts, strategy, run_id=run_id, is_chain=is_multi_segment)
     apply_rules("validate", context, diagnostics)
     apply_rules("advise", context, diagnostics)
 

@@ -135,6 +135,8 @@ def suggest_built_in(job: Job, script: ScriptFacts, diagnostics: Diagnostics) ->
 
 
 TRAIN_PACKAGE = "smlaunch.train"
+FILE_LIST_IMPORTS = frozenset(("smlaunch.train.shard_files", "smlaunch.train.shard_files.shard_files"))
+"""Imports of what lists the files of a host."""
 
 _LIGHTNING = (
     "Lightning resumes from a checkpoint if fit gets ckpt_path; smlaunch.train.lightning does that, and "
@@ -226,6 +228,12 @@ def check_resumability(
 
 def uses_smlaunch_train(script: ScriptFacts) -> bool:
     return imports_package(script, TRAIN_PACKAGE)
+
+
+def saves_by_smlaunch_train(script: ScriptFacts) -> bool:
+    """Whether a script imports more of smlaunch.train than what names a host's files."""
+    names = {name for name in script.imports | script.module_imports if name.startswith(f"{TRAIN_PACKAGE}.")}
+    return bool(names - FILE_LIST_IMPORTS) or (uses_smlaunch_train(script) and not names)
 
 
 def _resume_note_of_library(script: ScriptFacts) -> str | None:

@@ -77,6 +77,25 @@ def reads_own_host_name(program: ProgramFacts) -> bool:
     return "SM_CURRENT_HOST" in program.variable_uses
 
 
+_VARIABLES_OF_HOSTS_AND_RANKS = frozenset(
+    (
+        *("SM_CURRENT_HOST", "SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"),
+        *("RANK", "SMLAUNCH_HOST_RANK", "HOSTNAME"),
+    )
+)
+_CALLS_FOR_NAME_OF_HOST = frozenset(("gethostname", "getfqdn", "node"))
+
+
+def may_name_files_by_host(script: ScriptFacts) -> bool:
+    """Whether the program reads something that is another on each host, by which it may name its files."""
+    program = script.program
+    return (
+        script.reads_resource_config
+        or not _VARIABLES_OF_HOSTS_AND_RANKS.isdisjoint(program.variable_uses)
+        or not _CALLS_FOR_NAME_OF_HOST.isdisjoint(program.calls)
+    )
+
+
 def is_command(job: Job) -> bool:
     """Whether the job's program is a command of the user's, such as a launcher, which passes the script its
     arguments and starts its ranks."""

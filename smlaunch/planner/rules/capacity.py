@@ -14,11 +14,13 @@ from smlaunch.planner.plan_context import (
     Finding,
     PlanContext,
     PlanWarning,
+    has_split_input,
     is_accelerated,
     is_neuron,
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
-from smlaunch.planner.script_advice import imports_package, uses_smlaunch_train
+from smlaunch.planner.script_advice import imports_package, saves_by_smlaunch_train, uses_smlaunch_train
+from smlaunch.planner.script_launch import is_command, may_name_files_by_host
 from smlaunch.planner.segments import max_job_seconds, needs_several_segments, stated_training_seconds
 
 MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
@@ -437,3 +439,53 @@ def reject_unreported_last_step(context: PlanContext) -> Iterator[Finding]:
                 f"{change.until_step}; print `smlaunch: progress step=N` after each step{hosts_text}, use "
                 "smlaunch.train, or give the segment a length",
             )
+
+
+# ---- checkpoints of hosts that train apart from each other ------------------------------------------------
+
+
+@rule(
+    "checkpoints.shared-by-hosts",
+    summary="files of the same names in the one checkpoint prefix of hosts that train independently",
+    source="docs/checkpoints.md",
+    quote="All hosts share one prefix: of files of one name the last one written counts",
+    fields=("entry", "source", "inputs.*", "compute.hosts", "segments", "limits", "checkpoints", "strategy"),
+    facts=("script",),
+    may_be_allowed=True,
+    allowed_when="if each host's files have names of their own, such as those of its input files",
+)
+def reject_checkpoints_shared_by_hosts(context: PlanContext) -> Iterator[Finding]:
+    """Yield a problem for a script that continues, on each of several independent hosts, from files whose
+    names do not tell the hosts apart: the next job has the files of one host on all. A warning where the
+    script cannot be analyzed."""
+    job, script, strategy = context.job, context.facts.script, context.strategy
+    are_independent = strategy.has_independent_ranks or (not strategy.joins_hosts and has_split_input(job))
+    continues = context.is_chain or job.checkpoints is not None
+    has_checkpoints = context.job_kind.has_checkpoints and context.has_runtime
+    if not (are_independent and continues and has_checkpoints) or context.hosts == 1:
+        return
+    if not context.run_id and any(channel.split == "bytes" for channel in job.inputs.values()):
+        return  # each shard may get a run of its own, with one host
+    entry, program = context.facts.source.entry or job.program, script.program
+    shared_prefix = (
+        f"all {context.hosts} hosts share one checkpoint prefix, so that the next job continues on every "
+        "host from the file of one of them, and records are left out or repeated"
+    )
+    own_name = (
+        'put the host into the name: os.environ["SM_CURRENT_HOST"]'
+        if job.compute.processes_per_host in (None, 1)
+        else 'put the rank into the name: os.environ["RANK"]'
+    )
+    if program.fixed_checkpoint_files:
+        file = program.fixed_checkpoint_files[0]
+        yield Problem("entry", f"{file.place} names {file.path}, and {shared_prefix}; {own_name}")
+    elif saves_by_smlaunch_train(script) or may_name_files_by_host(script):
+        return
+    elif program.was_read and script.names_checkpoint_dir and not is_command(job):
+        yield Problem(
+            "entry",
+            f"{entry} saves its own checkpoints and reads nothing that tells its host from the others, and "
+            f"{shared_prefix}; {own_name}",
+        )
+    else:
+        yield PlanWarning(f"entry: if {entry} saves checkpoints of its own, {own_name}: {shared_prefix}.")
