@@ -28,6 +28,9 @@ _MIN_CHARACTERS = 8
 _RANDOM_LOOKING = re.compile(rf"(?=\S*\d)\S{{{_MIN_CHARACTERS},}}")
 """What a value with a secret's name has to look like: words of a language are none."""
 
+_KEY_LIKE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9_+/=.-]{16,}")
+"""What an item of a list of tokens has to look like: those of a language are shorter, or have no digit."""
+
 _PACKAGES_OF_DATA = ("numpy", "collections")
 """Whose objects are containers."""
 
@@ -69,9 +72,16 @@ def find_call_secret(call: PickledCall) -> str | None:
 def _is_named_secret(name: str, value: str) -> bool:
     if not name or _RANDOM_LOOKING.fullmatch(value) is None:
         return False
+    if _is_name_of_tokens(name):
+        return _KEY_LIKE.fullmatch(value) is not None
     if name.lower() == "pwd" and not _PATH_SEPARATOR.search(value):  # no working directory
         return True
     return bool(mask_named_value(name, value) != value)
+
+
+def _is_name_of_tokens(name: str) -> bool:
+    """``tokens``, ``API_TOKENS`` and the like; those of a text (``pad_tokens``) have another name."""
+    return name.lower().endswith("tokens") and _is_secret_name(name[:-1])
 
 
 class _Unbuilt:
@@ -154,8 +164,9 @@ def _iter_values(pickled: bytes, named_values: Iterable[NamedValue]) -> Iterator
         if (id(value), name) in visited:
             continue
         visited.add((id(value), name))
-        # The items of a list have its name; a list of tokens is a text.
-        name = name if _is_secret_name(name) and name.lower() != "token" else ""
+        # The items of a list have its name; those of a list of tokens may be a text.
+        name = "tokens" if name.lower() == "token" else name
+        name = name if _is_secret_name(name) or _is_name_of_tokens(name) else ""
         if type(value) is dict:
             for key, item in value.items():
                 own_name = key.decode("utf-8", "replace") if isinstance(key, bytes) else key

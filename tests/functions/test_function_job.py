@@ -280,6 +280,11 @@ class Login(NamedTuple):
         (max, ({b"password": API_KEY},), {}, "the value of password"),
         (max, ([("user", "me"), ("password", API_KEY)],), {}, "the value of password"),
         (max, (), {"token": ["B-12345678", "word2vec-300"]}, None),
+        (max, (), {"token": ["Zk39xQw81LmNvB72tRsY"]}, "the value of tokens"),
+        (max, (), {"api_tokens": ["Zk39xQw81LmNvB72tRsY"]}, "the value of api_tokens"),
+        (max, ({"ACCESS_TOKENS": ("Zk39xQw81LmNvB72tRsY",)},), {}, "the value of ACCESS_TOKENS"),
+        (max, (), {"tokens": ["##ing", "▁the", "2024-01-01", "internationalization"]}, None),
+        (max, (), {"pad_tokens": ["Zk39xQw81LmNvB72tRsY"]}, None),
         (max, (PickledAsTuple(sends_password=True),), {}, "the value of password"),
         (max, (PickledAsTuple(sends_password=False),), {}, None),
         (
