@@ -53,6 +53,7 @@ from smlaunch.planner.script_launch import (
     reads_own_host_name,
 )
 from smlaunch.planner.segments import SegmentTemplate
+from smlaunch.secrets.masking import mask_named_value
 from smlaunch.strategies.base import LaunchContext, find_imported_library
 
 MPLBACKEND = "MPLBACKEND"
@@ -474,14 +475,13 @@ def _warn_of_difference(
         ("ranks per host", previous.processes_per_host, following.processes_per_host),
         ("instance type", previous.instance_type, following.instance_type),
     ]
-    # A dictionary keeps the order of the names and drops duplicates.
     hyperparameter_names = {**previous_job.hyperparameters, **following_job.hyperparameters}
     compared_values += [
         (name, previous_job.hyperparameters.get(name), following_job.hyperparameters.get(name))
         for name in hyperparameter_names
     ]
     differences = [
-        f"{name} {old_value} -> {new_value}"
+        f"{name} {mask_named_value(name, old_value)} -> {mask_named_value(name, new_value)}"
         for name, old_value, new_value in compared_values
         if old_value != new_value
     ]

@@ -312,6 +312,14 @@ GROWS = {
 }
 
 
+def test_no_difference_of_segments_shows_a_secret() -> None:
+    segments = [{"length": "12h"}, {"hyperparameters": {"api_token": "Sup3rS3cretPw"}}]
+    job_plan = chain({**GROWS, "hyperparameters": {"api_token": "BaseS3cret1"}, "segments": segments})
+    (warning,) = [text for text in job_plan.warnings if "bit-identical" in text]
+    assert "api_token" in warning
+    assert not [text for text in job_plan.warnings if "S3cret" in text]
+
+
 def test_later_segments_may_differ() -> None:
     job_plan = chain(GROWS)
     first, second = job_plan.workflow.variants
