@@ -34,13 +34,15 @@ def find_fixed_checkpoint_files(modules: Sequence[SourceModule]) -> Iterator[Sha
             if _may_be_part_of_longer_path(module, node):
                 continue
             found_paths.add(path)
-            yield SharedFile(module.place_of(node), path)
+            named_at = module.values_assigned_once[node.id] if isinstance(node, ast.Name) else node
+            yield SharedFile(module.place_of(named_at), path)
 
 
 def _is_checkpoint_file(path: str) -> bool:
     name = path.removeprefix(f"{DEFAULT_CHECKPOINT_PATH}/")
     is_pattern = any(character in name for character in "*?[]{}%")
-    return name != path and not is_pattern and bool(posixpath.splitext(name)[1])
+    suffix = posixpath.splitext(name)[1].lstrip(".")
+    return name != path and not is_pattern and bool(suffix) and not suffix.isdigit()  # not of v1.0
 
 
 def _may_be_part_of_longer_path(module: SourceModule, node: ast.expr) -> bool:

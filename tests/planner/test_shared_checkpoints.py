@@ -42,7 +42,7 @@ FIXED_NAMES = {
 NAMES_BY_HOST = {
     "text": "import os\nh = os.environ['SM_CURRENT_HOST']\nopen(f'/opt/ml/checkpoints/{h}.json')",
     "behind_a_file": (
-        "import os\nd = '/opt/ml/checkpoints/v1.0'\nopen(os.path.join(d, os.environ['SM_CURRENT_HOST']))"
+        "import os\nd = '/opt/ml/checkpoints/v.a'\nopen(os.path.join(d, os.environ['SM_CURRENT_HOST']))"
     ),
     "before_it": (
         "import os, pathlib\nh = os.environ['RANK']\nopen(pathlib.Path('/opt/ml/checkpoints', h, 'a.json'))"

@@ -168,7 +168,7 @@ def _find_replaced_files(hosts: Sequence[JobHost], result_folders: Iterable[str]
                     continue
                 if stat.S_ISREG(first_stat.st_mode) and file_stat.st_size == first_stat.st_size:
                     compared_bytes += file_stat.st_size
-                    if compared_bytes > MAX_COMPARED_BYTES or _are_equal(
+                    if compared_bytes > MAX_COMPARED_BYTES or have_equal_content(
                         first_host.opt_ml_folder, host.opt_ml_folder, f"{folder}/{path}"
                     ):
                         continue
@@ -177,7 +177,7 @@ def _find_replaced_files(hosts: Sequence[JobHost], result_folders: Iterable[str]
                 )
 
 
-def _are_equal(root: Path, other_root: Path, path: str) -> bool:
+def have_equal_content(root: Path, other_root: Path, path: str) -> bool:
     """Whether two directories have the same file at this path. True for one that cannot be read, which the
     upload reports."""
     try:

@@ -25,6 +25,7 @@ from smlaunch.local.jobs.folder_download import FileDownloader, can_be_file_path
 from smlaunch.local.jobs.folder_scan import FolderScan, FolderScanner, decode_as_utf8
 from smlaunch.local.jobs.job_spec import OPT_ML_ROOT, S3Location
 from smlaunch.local.jobs.s3_uploads import FileFingerprint, FileStillChanging, HostPath
+from smlaunch.local.jobs.shared_names import warn_of_shared_names
 from smlaunch.local.jobs.store_interfaces import S3ObjectStore
 from smlaunch.local.jobs.sync_problems import SyncProblems
 from smlaunch.local.jobs.upload_order import FileChange, UploadOrder
@@ -79,6 +80,8 @@ class S3FolderSync:
             host_name: {} for host_name in self._folder_by_host
         }
         """Fingerprints of the files in S3, by host and name."""
+        self._downloaded_fingerprints_by_host: dict[str, dict[str, FileFingerprint]] = {}
+        """The same as they were downloaded; empty for a directory that is never downloaded."""
         self._schedule_by_host = {host_name: UploadSchedule() for host_name in self._folder_by_host}
         self._upload_order = UploadOrder(settings)
         self._problems = SyncProblems(file_noun, local_path, log_to_host)
@@ -138,6 +141,8 @@ class S3FolderSync:
                 fingerprint = downloader.download(key, folder.full_path / relative_path, modified_ns)
                 # A file that keeps this fingerprint is not uploaded: S3 has it.
                 self._uploaded_fingerprints_by_host[host_name][relative_path] = fingerprint
+            downloaded_fingerprints = dict(self._uploaded_fingerprints_by_host[host_name])
+            self._downloaded_fingerprints_by_host[host_name] = downloaded_fingerprints
 
     def _upload_files_saved_by_earlier_jobs(self) -> None:
         """Store the files that an earlier job could not store. The first host's log names those that still
@@ -168,12 +173,31 @@ class S3FolderSync:
             self._thread.join()
         if not self._settings.checkpoint_last_sync:
             return
+        self._upload_last_changes()
+        self._warn_of_shared_names()
+
+    def _upload_last_changes(self) -> None:
         for _ in range(_FINAL_SYNC_ATTEMPTS):
             self._sync_and_log_errors(hosts_have_ended=True)
             if not self.problem_by_file:
                 return  # all files are in S3
         for host_name, scan in self._scan_by_host.items():
             self._log_missing_files(host_name, scan)
+
+    def _warn_of_shared_names(self) -> None:
+        """Write to the first host's log which files several hosts have written with different contents."""
+        written_files_by_host = {
+            host_name: {
+                file_name: fingerprint
+                for file_name, fingerprint in self._scan_by_host[host_name].fingerprint_by_file.items()
+                if not _is_same_content(downloaded.get(file_name), fingerprint)
+            }
+            for host_name, downloaded in self._downloaded_fingerprints_by_host.items()
+            if host_name in self._scan_by_host
+        }
+        warning = warn_of_shared_names(self._file_noun, written_files_by_host, self._path_on_host)
+        if warning:
+            self._log_to_host(next(iter(self._folder_by_host)), warning)
 
     def _log_missing_files(self, host_name: str, scan: FolderScan) -> None:
         """Write to a host's log, after the last sync, how many of its files are not in S3. ``scan`` is what

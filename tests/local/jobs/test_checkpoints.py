@@ -263,6 +263,29 @@ def test_keys_that_cannot_be_paths(objects: ObjectStore, hosts: list[JobHost]) -
         SyncHarness(objects, hosts)
 
 
+def test_different_checkpoints_of_one_name_are_named(harness: SyncHarness) -> None:
+    """Not those that are equal, that one host alone has changed, or that have a host's name."""
+    for number, folder in enumerate(harness.folders):
+        (folder / "state.json").write_text(f"{number}")
+        (folder / "log").write_text("." * number)
+        (folder / "equal").write_text("x")
+        (folder / f"host-{number}").write_text(f"{number}")
+    (harness.folders[0] / "step-1/part").write_text("two")
+    harness.scan(2)
+    harness.sync.finish()
+    (warning,) = [note for note in harness.notes if note.startswith("warning: ")]
+    assert "different checkpoints under the same names" in warning
+    assert (
+        "the next job finds that on every host: log, state.json. Give such names a rank or a host." in warning
+    )
+    harness.notes.clear()
+    for folder in harness.folders:
+        (folder / "state.json").write_text("the same")
+        (folder / "log").unlink()
+    harness.sync.finish()
+    assert harness.notes == []
+
+
 def test_another_local_path(objects: ObjectStore, hosts: list[JobHost]) -> None:
     harness = SyncHarness(objects, hosts, "/opt/ml/my/own/")
     (hosts[0].opt_ml_folder / "my/own/file").write_text("x")
