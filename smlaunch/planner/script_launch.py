@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.contract.launch_spec import RUNTIME, TORCHRUN, Arg, Concat, Ref, parts_of
@@ -77,21 +77,25 @@ def reads_own_host_name(program: ProgramFacts) -> bool:
     return "SM_CURRENT_HOST" in program.variable_uses
 
 
-_VARIABLES_OF_HOSTS_AND_RANKS = frozenset(
+_VARIABLES_OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "SMLAUNCH_PROCESS"))
+_VARIABLES_OF_HOSTS = frozenset(
     (
         *("SM_CURRENT_HOST", "SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"),
-        *("RANK", "SMLAUNCH_HOST_RANK", "HOSTNAME"),
+        *("SMLAUNCH_HOST_RANK", "HOSTNAME", "RANK"),
     )
 )
 _CALLS_FOR_NAME_OF_HOST = frozenset(("gethostname", "getfqdn", "node"))
 
 
-def may_name_files_by_host(script: ScriptFacts) -> bool:
-    """Whether the program reads something that is another on each host, by which it may name its files."""
+def may_name_own_files(script: ScriptFacts, of_what: Literal["host", "rank"]) -> bool:
+    """Whether the program reads something that is another on each host, or for each rank, by which it may
+    name its files."""
     program = script.program
+    if of_what == "rank":
+        return not _VARIABLES_OF_RANKS.isdisjoint(program.variable_uses)
     return (
         script.reads_resource_config
-        or not _VARIABLES_OF_HOSTS_AND_RANKS.isdisjoint(program.variable_uses)
+        or not _VARIABLES_OF_HOSTS.isdisjoint(program.variable_uses)
         or not _CALLS_FOR_NAME_OF_HOST.isdisjoint(program.calls)
     )
 

@@ -73,6 +73,7 @@ def test_one_checkpoint_file_is_that_of_one_training(tmp_path: Path) -> None:
     for job in (
         {**APART, "compute": {"hosts": 1}},
         {**APART, "strategy": "ddp"},
+        {**APART, "strategy": "custom"},  # it reads the names of the others
         without_checkpoints,
     ):
         assert "share one checkpoint prefix" not in " ".join(plan_of(tmp_path, text, job).warnings)
@@ -84,3 +85,17 @@ def test_a_program_that_cannot_be_read_may_share_its_checkpoints(tmp_path: Path)
         'saves checkpoints of its own, put the host into the name: os.environ["SM_CURRENT_HOST"]' in warning
         for warning in warnings
     )
+
+
+def test_the_ranks_of_one_host_share_its_files_too(tmp_path: Path) -> None:
+    job = {**APART, "compute": {"hosts": 1, "processes_per_host": 2}}
+    by_host = "import os\nopen('/opt/ml/checkpoints/' + os.environ['SM_CURRENT_HOST'])"
+    with pytest.raises(JobError, match="tells its rank from the others, and all ranks share"):
+        plan_of(tmp_path, by_host, job)
+    by_rank = by_host.replace("SM_CURRENT_HOST", "RANK")
+    assert "share one checkpoint prefix" not in " ".join(plan_of(tmp_path, by_rank, job).warnings)
+
+
+def test_hosts_with_shares_of_an_input_train_apart_without_a_strategy_too(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"train\.py:1 names /opt/ml/checkpoints/state\.json"):
+        plan_of(tmp_path, "open('/opt/ml/checkpoints/state.json')", {**APART, "strategy": "custom"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from smlaunch.catalog import algorithms
 from smlaunch.catalog.instances import find_instance_type
@@ -20,7 +21,7 @@ from smlaunch.planner.plan_context import (
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_advice import imports_package, saves_by_smlaunch_train, uses_smlaunch_train
-from smlaunch.planner.script_launch import is_command, may_name_files_by_host
+from smlaunch.planner.script_launch import is_command, may_name_own_files, reads_hosts
 from smlaunch.planner.segments import max_job_seconds, needs_several_segments, stated_training_seconds
 
 MAX_SECONDS_WITHOUT_CHECKPOINTS = 3600
@@ -449,42 +450,46 @@ def reject_unreported_last_step(context: PlanContext) -> Iterator[Finding]:
     summary="files of the same names in the one checkpoint prefix of hosts that train independently",
     source="docs/checkpoints.md",
     quote="All hosts share one prefix: of files of one name the last one written counts",
-    fields=("entry", "source", "inputs.*", "compute.hosts", "segments", "limits", "checkpoints", "strategy"),
+    fields=("entry", "source", "inputs.*", "compute", "segments", "limits", "checkpoints", "strategy"),
     facts=("script",),
     may_be_allowed=True,
     allowed_when="if each host's files have names of their own, such as those of its input files",
 )
 def reject_checkpoints_shared_by_hosts(context: PlanContext) -> Iterator[Finding]:
-    """Yield a problem for a script that continues, on each of several independent hosts, from files whose
-    names do not tell the hosts apart: the next job has the files of one host on all. A warning where the
-    script cannot be analyzed."""
+    """Yield a problem for a script that continues, on each of several independent hosts or ranks, from files
+    whose names do not tell them apart: the next job has those of one on all. A warning where the script
+    cannot be analyzed."""
     job, script, strategy = context.job, context.facts.script, context.strategy
-    are_independent = strategy.has_independent_ranks or (not strategy.joins_hosts and has_split_input(job))
+    may_communicate = strategy.joins_hosts or script.reads_resource_config or reads_hosts(script.program)
+    are_independent = strategy.has_independent_ranks or (has_split_input(job) and not may_communicate)
+    has_one_rank_per_host = job.compute.processes_per_host in (None, 1)
     continues = context.is_chain or job.checkpoints is not None
     has_checkpoints = context.job_kind.has_checkpoints and context.has_runtime
-    if not (are_independent and continues and has_checkpoints) or context.hosts == 1:
+    if not (are_independent and continues and has_checkpoints):
+        return
+    if context.hosts == 1 and has_one_rank_per_host:
         return
     if not context.run_id and any(channel.split == "bytes" for channel in job.inputs.values()):
         return  # each shard may get a run of its own, with one host
     entry, program = context.facts.source.entry or job.program, script.program
+    one: Literal["host", "rank"]
+    sharers, one, variable = f"all {context.hosts} hosts", "host", "SM_CURRENT_HOST"
+    if not has_one_rank_per_host:
+        sharers, one, variable = "all ranks", "rank", "RANK"
     shared_prefix = (
-        f"all {context.hosts} hosts share one checkpoint prefix, so that the next job continues on every "
-        "host from the file of one of them, and records are left out or repeated"
+        f"{sharers} share one checkpoint prefix, so that the next job continues on every {one} from the file "
+        "of one of them, and records are left out or repeated"
     )
-    own_name = (
-        'put the host into the name: os.environ["SM_CURRENT_HOST"]'
-        if job.compute.processes_per_host in (None, 1)
-        else 'put the rank into the name: os.environ["RANK"]'
-    )
+    own_name = f'put the {one} into the name: os.environ["{variable}"]'
     if program.fixed_checkpoint_files:
         file = program.fixed_checkpoint_files[0]
         yield Problem("entry", f"{file.place} names {file.path}, and {shared_prefix}; {own_name}")
-    elif saves_by_smlaunch_train(script) or may_name_files_by_host(script):
+    elif saves_by_smlaunch_train(script) or may_name_own_files(script, one):
         return
     elif program.was_read and script.names_checkpoint_dir and not is_command(job):
         yield Problem(
             "entry",
-            f"{entry} saves its own checkpoints and reads nothing that tells its host from the others, and "
+            f"{entry} saves its own checkpoints and reads nothing that tells its {one} from the others, and "
             f"{shared_prefix}; {own_name}",
         )
     else:
