@@ -12,6 +12,7 @@ from smlaunch.discovery.source_modules import SourceModule, literal_of
 from smlaunch.facts.script_program import SharedFile
 from smlaunch.job.model import DEFAULT_CHECKPOINT_PATH
 
+_CHECKPOINTERS = ("smlaunch.train.Checkpointer", "smlaunch.train.checkpointer.Checkpointer")
 _READERS_OF_VARIABLES = ("os.environ.get", "os.getenv")
 _JOINING_FUNCTIONS = ("os.path.join", "pathlib.Path", "pathlib.PurePosixPath", "pathlib.PosixPath")
 _UNCHANGING_FUNCTIONS = ("str", "os.fspath", "os.path.abspath")
@@ -22,8 +23,12 @@ _MOST_STEPS = 8
 def find_fixed_checkpoint_files(modules: Sequence[SourceModule]) -> Iterator[SharedFile]:
     """Yield each path of a file below the checkpoint directory whose parts are all literals or the
     directory's own variable: ``os.path.join("/opt/ml/checkpoints", "state.json")``. A name with a suffix
-    counts as that of a file."""
+    counts as that of a file. A Checkpointer of smlaunch.train without a directory of its own has one too."""
     for module in modules:
+        for call in module.calls:
+            has_own_directory = any(keyword.arg in ("directory", None) for keyword in call.keywords)
+            if module.qualified_name_of(call.func) in _CHECKPOINTERS and not has_own_directory:
+                yield SharedFile(module.place_of(call), f"{DEFAULT_CHECKPOINT_PATH}/smlaunch")
         found_paths: set[str] = set()
         for node in module.nodes:
             if not isinstance(node, ast.expr) or node not in module.reach.possible:

@@ -230,12 +230,6 @@ def uses_smlaunch_train(script: ScriptFacts) -> bool:
     return imports_package(script, TRAIN_PACKAGE)
 
 
-def saves_by_smlaunch_train(script: ScriptFacts) -> bool:
-    """Whether a script imports more of smlaunch.train than what names a host's files."""
-    names = {name for name in script.imports | script.module_imports if name.startswith(f"{TRAIN_PACKAGE}.")}
-    return bool(names - FILE_LIST_IMPORTS) or (uses_smlaunch_train(script) and not names)
-
-
 def _resume_note_of_library(script: ScriptFacts) -> str | None:
     """Return how the script's library resumes from its checkpoints; None if it imports no library of which
     that is known."""

@@ -34,6 +34,10 @@ FIXED_NAMES = {
         "import os, pathlib\nprint(os.environ['SM_CURRENT_HOST'])\n"
         "pathlib.Path('/opt/ml/checkpoints/state.json').exists()"
     ),
+    "checkpointer": (
+        "import os\nfrom smlaunch.train import Checkpointer\nprint('state.json')\n"
+        "with Checkpointer(host=os.environ['SM_CURRENT_HOST']): pass"
+    ),
     "own_files": (
         "from smlaunch.train import shard_files\nfor file in shard_files('train'): pass\n"
         "open('/opt/ml/checkpoints/state.json')"
@@ -49,13 +53,18 @@ NAMES_BY_HOST = {
     ),
     "added": "import os\nopen('/opt/ml/checkpoints/a.json' + os.environ['SM_CURRENT_HOST'])",
     "gethostname": "import socket\nopen('/opt/ml/checkpoints/' + socket.gethostname() + '.json')",
-    "smlaunch_train": "from smlaunch.train import Checkpointer\nCheckpointer('/opt/ml/checkpoints')",
+    "own_directory": (
+        "import os\nfrom smlaunch.train import Checkpointer\n"
+        "Checkpointer(directory='/opt/ml/checkpoints/' + os.environ['SM_CURRENT_HOST'])"
+    ),
 }
 
 
 @pytest.mark.parametrize("text", FIXED_NAMES.values(), ids=FIXED_NAMES)
 def test_independent_hosts_may_not_continue_from_one_file(tmp_path: Path, text: str) -> None:
-    with pytest.raises(JobError, match=r"state\.json, and all 2 hosts share one checkpoint prefix"):
+    with pytest.raises(
+        JobError, match=r"(state\.json|smlaunch), and all 2 hosts share one checkpoint prefix"
+    ):
         plan_of(tmp_path, text, APART)
     allowed = plan_of(tmp_path, text, {**APART, "allow": ["checkpoints.shared-by-hosts"]})
     assert any("all 2 hosts share one checkpoint prefix" in warning for warning in allowed.warnings)
@@ -81,10 +90,7 @@ def test_one_checkpoint_file_is_that_of_one_training(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_read_may_share_its_checkpoints(tmp_path: Path) -> None:
     warnings = plan_of(tmp_path, "print(1)", APART).warnings
-    assert any(
-        'saves checkpoints of its own, put the host into the name: os.environ["SM_CURRENT_HOST"]' in warning
-        for warning in warnings
-    )
+    assert any("saves checkpoints of its own, put the host into the name" in warning for warning in warnings)
 
 
 def test_the_ranks_of_one_host_share_its_files_too(tmp_path: Path) -> None:
@@ -97,5 +103,5 @@ def test_the_ranks_of_one_host_share_its_files_too(tmp_path: Path) -> None:
 
 
 def test_hosts_with_shares_of_an_input_train_apart_without_a_strategy_too(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"train\.py:1 names /opt/ml/checkpoints/state\.json"):
+    with pytest.raises(JobError, match=r"train\.py:1 uses /opt/ml/checkpoints/state\.json"):
         plan_of(tmp_path, "open('/opt/ml/checkpoints/state.json')", {**APART, "strategy": "custom"})

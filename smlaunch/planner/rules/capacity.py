@@ -20,7 +20,7 @@ from smlaunch.planner.plan_context import (
     is_neuron,
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
-from smlaunch.planner.script_advice import imports_package, saves_by_smlaunch_train, uses_smlaunch_train
+from smlaunch.planner.script_advice import imports_package, uses_smlaunch_train
 from smlaunch.planner.script_launch import is_command, may_name_own_files, reads_hosts
 from smlaunch.planner.segments import max_job_seconds, needs_several_segments, stated_training_seconds
 
@@ -480,11 +480,11 @@ def reject_checkpoints_shared_by_hosts(context: PlanContext) -> Iterator[Finding
         f"{sharers} share one checkpoint prefix, so that the next job continues on every {one} from the file "
         "of one of them, and records are left out or repeated"
     )
-    own_name = f'put the {one} into the name: os.environ["{variable}"]'
+    own_name = f'put the {one} into the name (of a Checkpointer: directory=): os.environ["{variable}"]'
     if program.fixed_checkpoint_files:
         file = program.fixed_checkpoint_files[0]
-        yield Problem("entry", f"{file.place} names {file.path}, and {shared_prefix}; {own_name}")
-    elif saves_by_smlaunch_train(script) or may_name_own_files(script, one):
+        yield Problem("entry", f"{file.place} uses {file.path}, and {shared_prefix}; {own_name}")
+    elif may_name_own_files(script, one):
         return
     elif program.was_read and script.names_checkpoint_dir and not is_command(job):
         yield Problem(
