@@ -834,14 +834,14 @@ def test_a_folder_that_the_script_adds_to_its_path_may_have_the_module(change: s
 
 
 def test_a_module_that_is_not_sent_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").touch()
-    (tmp_path / "train.py").write_text("import helper\n")
+    (tmp_path / "own_helper.py").touch()
+    (tmp_path / "train.py").write_text("import own_helper\n")
     assert (
-        find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py", "helper.py"})
+        find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py", "own_helper.py"})
         == ()
     )
     (missing,) = find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py"})
-    assert (missing.name, missing.file_not_sent) == ("helper", "helper.py")
+    assert (missing.name, missing.file_not_sent) == ("own_helper", "own_helper.py")
 
 
 @table(
