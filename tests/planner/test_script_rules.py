@@ -837,7 +837,9 @@ def test_a_module_that_is_not_sent_is_missing(tmp_path: Path) -> None:
     (tmp_path / "own_helper.py").touch()
     (tmp_path / "train.py").write_text("import own_helper\n")
     assert (
-        find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py", "own_helper.py"})
+        find_missing_packages(
+            read_source_program(tmp_path / "train.py", tmp_path), {"train.py", "own_helper.py"}
+        )
         == ()
     )
     (missing,) = find_missing_packages(read_source_program(tmp_path / "train.py", tmp_path), {"train.py"})

@@ -52,7 +52,7 @@ pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text(str(epochs))
 
 RESUMABLE = """\
 import os
-import torch, torch.distributed
+import torch, torch.distributed, torch.distributed.nn
 from smlaunch.train import Checkpointer, ResumableOrder
 
 torch.manual_seed(0)
@@ -70,6 +70,8 @@ with Checkpointer(model=model, optimizer=optimizer, order=order, every_steps=4) 
         loss.backward()
         optimizer.step()
         run.step(loss=loss)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()  # without it gloo's threads may abort a rank that ends
 """
 
 TOOL = """\
