@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 
 from smlaunch.functions.named_constants import named_constants
@@ -72,9 +72,17 @@ def attributes_with_secret_names(value: Any) -> Iterator[tuple[str, str]]:
     """Yield texts of an object that pickles itself in its own way, which may leave them out, or their
     names."""
     if _pickles_itself(type(value)):
-        for name, part in getattr(value, "__dict__", {}).items():
+        for name, part in (*getattr(value, "__dict__", {}).items(), *_slot_values(value)):
             if type(part) is str and is_secret_name(name):
                 yield name, part
+
+
+def _slot_values(value: Any) -> Iterator[tuple[str, Any]]:
+    for base in type(value).__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):  # it has no value
+                    yield name, member.__get__(value)
 
 
 def _pickles_itself(value_type: type) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -144,6 +145,12 @@ class Client:
     api_key = API_KEY
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    user: str
+    password: str
+
+
 class Slots:
     __slots__ = ("password",)
 
@@ -280,6 +287,9 @@ class Login(NamedTuple):
         (max, ({b"password": API_KEY},), {}, "the value of password"),
         (max, ([("user", "me"), ("password", API_KEY)],), {}, "the value of password"),
         (max, (), {"token": ["B-12345678", "word2vec-300"]}, None),
+        (max, (FrozenSlots("bob", "abc12345xyz"),), {}, "the value of password"),
+        (max, ([{"db": FrozenSlots("bob", "abc12345xyz")}],), {}, "the value of password"),
+        (max, (FrozenSlots("abc12345xyz", "none"),), {}, None),
         (max, (), {"token": ["Zk39xQw81LmNvB72tRsY"]}, "the value of tokens"),
         (max, (), {"api_tokens": ["Zk39xQw81LmNvB72tRsY"]}, "the value of api_tokens"),
         (max, ({"ACCESS_TOKENS": ("Zk39xQw81LmNvB72tRsY",)},), {}, "the value of ACCESS_TOKENS"),
