@@ -11,14 +11,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from smlaunch.discovery.config_files import OWN_VARIABLE, SDK_ADMIN_VARIABLE, SDK_USER_VARIABLE
 from tests import tiers
+from tests.account_environment import NO_TEAM_DEFAULTS, environment_without_account
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
-
-CONFIG_VARIABLES = (OWN_VARIABLE, SDK_USER_VARIABLE, SDK_ADMIN_VARIABLE)
 
 _guard = tiers.Guard()
 
@@ -29,8 +27,7 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_configure(config: pytest.Config) -> None:
     _use_own_cache_folder(config)
-    # No defaults of the user's team. An empty file is one that says nothing.
-    os.environ.update(dict.fromkeys(CONFIG_VARIABLES, os.devnull))
+    os.environ.update(NO_TEAM_DEFAULTS)
     for name, meaning in tiers.MEANING.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
@@ -90,6 +87,15 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def without_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = environment_without_account()
+    for name in os.environ.keys() - environment.keys():
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import warm
+from tests.account_environment import environment_without_account
 
 COMMAND = [sys.executable, "-m", "smlaunch.cli.main"]
 
@@ -40,13 +40,7 @@ class Shell:
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
-        private_prefixes = ("AWS_", "SMLAUNCH_")
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(private_prefixes)},
-            "SMLAUNCH_HOME": str(home),
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        self.environment = {**environment_without_account(), "SMLAUNCH_HOME": str(home)}
 
     def __call__(self, *arguments: str | Path) -> Outcome:
         result = warm.run([*map(str, arguments)], env=self.environment, cwd=self.folder, timeout=60)

@@ -23,6 +23,7 @@ from pathlib import Path
 from smlaunch.cli.main import run_command
 from smlaunch.connection import open_connection
 from smlaunch.local.endpoint import Endpoint
+from tests.account_environment import environment_without_account
 
 ORDINARY = Path(__file__).parent.parent / "ordinary"
 PAGE = ORDINARY / "answers.md"
@@ -209,13 +210,9 @@ def _run_cli(*arguments: str) -> tuple[int, str, str]:
 def _process_state(folder: Path, account: Mapping[str, str], scratch: Path) -> Iterator[None]:
     """This process in another folder, and with no other variables of AWS's and smlaunch's."""
     before, directory = dict(os.environ), Path.cwd()
-    for name in before:
-        if name.startswith(("AWS_", "SMLAUNCH_")):
-            del os.environ[name]
-    files = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
-    os.environ.update(
-        {**files, "AWS_EC2_METADATA_DISABLED": "true", "SMLAUNCH_HOME": str(scratch / "home"), **account}
-    )
+    environment = {**environment_without_account(), "SMLAUNCH_HOME": str(scratch / "home"), **account}
+    os.environ.clear()
+    os.environ.update(environment)
     os.chdir(folder)
     try:
         yield

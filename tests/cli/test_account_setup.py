@@ -4,7 +4,6 @@ from botocore's model and AWS's pages (iam_service); no account has given them."
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -51,14 +50,8 @@ SETUP = AccountSetup(
 
 
 @pytest.fixture
-def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+def account(without_account: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
     """An account whose administrator runs the command; it has a quota of one host."""
-    for name in os.environ:
-        if name.startswith(("AWS_", "SMLAUNCH_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")

@@ -66,15 +66,11 @@ class Services(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Services]]:
+def machine(
+    without_account: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type[Services]]:
     """A folder with a script, a cache of its own, and the three services."""
-    for name in os.environ:
-        if name.startswith(("AWS_", "SMLAUNCH_")):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('training')\n")
     handler = type("Handler", (Services,), {})

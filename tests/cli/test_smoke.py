@@ -67,7 +67,7 @@ def test_a_fault_makes_a_check_fail_by_name(
     assert {verdict_by_name["status"], verdict_by_name["model"]} <= {"failed", "not reached"}
 
 
-@pytest.mark.skipif(not can_kill(), reason="processes are verdict_by_name by /proc")
+@pytest.mark.skipif(not can_kill(), reason="a rank is looked up in /proc, which this system lacks")
 def test_a_killed_program_is_no_stop(shell: Shell) -> None:
     process = shell.start("smoke", "--local", "--json")
     assert process.stderr is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.account_environment import environment_without_account
 from tests.e2e.command import Outcome, smlaunch
 from tests.e2e.reading_region import READING, Region, serve_region
 from tests.planner.bad_jobs import Case, cases, write_source
@@ -25,18 +25,13 @@ CASES_RUN = (
 
 
 def run(folder: Path, url: str, *arguments: str, role: bool = True) -> Outcome:
-    inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SM", "SAGEMAKER"))
-    }
     environment = {
-        **inherited,
+        **environment_without_account(),
         "AWS_ENDPOINT_URL": url,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "SMLAUNCH_HOME": str(folder / "home"),
         **({"SMLAUNCH_ROLE": "arn:aws:iam::123456789012:role/train"} if role else {}),
     }

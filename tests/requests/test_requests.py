@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -27,15 +26,9 @@ NOT_YET = {
 
 
 @pytest.fixture
-def without_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the user or of a region, as ``run.py`` has none."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "SMLAUNCH_", "SAGEMAKER_")):
-            monkeypatch.delenv(name)
+def folder_of_cases(without_account: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No home of the user either, as ``run.py`` has none."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.chdir(FOLDER)
 
 
@@ -52,7 +45,7 @@ def result_of(kind: str, name: str, entry: dict[str, Any]) -> Result:
     return judge_bad(case, file, entry, answer) if kind == "bad" else judge_good(case, entry, answer)
 
 
-@pytest.mark.usefixtures("without_account")
+@pytest.mark.usefixtures("folder_of_cases")
 @pytest.mark.parametrize(("kind", "count"), [("bad", 60), ("good", 40)])
 def test_what_passes(kind: str, count: int) -> None:
     results = [result_of(kind, name, entry) for name, entry in CASES[kind].items()]

@@ -55,15 +55,15 @@ class Handler(BaseHTTPRequestHandler):
         if "location" in query:
             return self.reply("<LocationConstraint/>")
         prefix = query.get("prefix", "")
-        size = next(
-            (each for (b, p), each in self.known.items() if b == bucket and prefix.startswith(p)), None
+        base, size = next(
+            ((p, size) for (b, p), size in self.known.items() if b == bucket and prefix.startswith(p)),
+            ("", None),
         )
         if "list-type" not in query or size is None:
             return self.reply(
                 f"<ListBucketResult><Name>{bucket}</Name><Prefix>{prefix}</Prefix><KeyCount>0</KeyCount>"
                 "<IsTruncated>false</IsTruncated></ListBucketResult>"
             )
-        base = next(p for (b, p) in self.known if b == bucket and prefix.startswith(p))
         after = query.get("continuation-token") or query.get("start-after") or ""
         first = int(after.rpartition("-")[2][:10]) + 1 if "-" in after.removeprefix(base) else 0
         count = min(int(query.get("max-keys", PAGE)), PAGE)

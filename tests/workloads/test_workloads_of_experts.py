@@ -4,7 +4,6 @@ which the data has its size."""
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from smlaunch.catalog.instances import known_types
-from smlaunch.cli.main import main, run_command
+from smlaunch.cli.main import run_command
 from tests.catalog.test_price_list import offer_file, on_demand, product
 from tests.workloads.compare import differences
 from tests.workloads.sized_listing import Handler, prefixes
@@ -31,14 +30,8 @@ ROLE = "arn:aws:iam::111122223333:role/Training"
 
 
 @pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(("AWS_", "SMLAUNCH_")):
-            monkeypatch.delenv(name)
+def own_state_folder(without_account: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMLAUNCH_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 @pytest.fixture
@@ -65,8 +58,9 @@ def differences_of_plan(
     ``changes``: of the expectation."""
     monkeypatch.chdir(FOLDER / name)
     workload = {**WORKLOADS[name], **changes}
-    with pytest.raises(SystemExit):
-        main(["plan", "job.yaml", "--region", workload["region"], "--json", *workload["options"], *options])
+    run_command(
+        ["plan", "job.yaml", "--region", workload["region"], "--json", *workload["options"], *options]
+    )
     all_differences = differences(workload, json.loads(capsys.readouterr().out), sized=bool(options))
     return [difference for difference in all_differences if not difference.startswith("should ")]
 
