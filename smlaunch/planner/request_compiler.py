@@ -270,7 +270,7 @@ class RequestCompiler:
             launcher=job.launcher,
             imports=facts.script.imports | facts.script.program.imports,
             imports_are_known=all_imports_are_known(job, facts.script),
-            reads_resource_config=facts.script.reads_resource_config or reads_hosts(facts.script.program),
+            reads_resource_config=reads_hosts(facts.script),
             reads_own_host_name=reads_own_host_name(facts.script.program),
             run_id=self.run_id,
             checkpoints=self.checkpoint_spec,

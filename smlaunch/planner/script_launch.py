@@ -67,9 +67,14 @@ def text_of_arg(arg: Arg, text_of_ref: Callable[[Ref], str]) -> str:
     return "".join(text_of_ref(part) if isinstance(part, Ref) else part for part in parts_of(arg))
 
 
-def reads_hosts(program: ProgramFacts) -> bool:
-    """Whether the program reads the names of the other hosts from SageMaker's variables."""
-    return not {"SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"}.isdisjoint(program.variable_uses)
+_VARIABLES_OF_ALL_HOSTS = frozenset(("SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"))
+
+
+def reads_hosts(script: ScriptFacts) -> bool:
+    """Whether the script reads the names of all hosts, from resourceconfig.json or SageMaker's variables."""
+    return script.reads_resource_config or not _VARIABLES_OF_ALL_HOSTS.isdisjoint(
+        script.program.variable_uses
+    )
 
 
 def reads_own_host_name(program: ProgramFacts) -> bool:
@@ -78,12 +83,7 @@ def reads_own_host_name(program: ProgramFacts) -> bool:
 
 
 _VARIABLES_OF_RANKS = frozenset(("RANK", "LOCAL_RANK", "SMLAUNCH_PROCESS"))
-_VARIABLES_OF_HOSTS = frozenset(
-    (
-        *("SM_CURRENT_HOST", "SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV"),
-        *("SMLAUNCH_HOST_RANK", "HOSTNAME", "RANK"),
-    )
-)
+_VARIABLES_OF_ONE_HOST = frozenset(("SM_CURRENT_HOST", "SMLAUNCH_HOST_RANK", "HOSTNAME", "RANK"))
 _CALLS_FOR_NAME_OF_HOST = frozenset(("gethostname", "getfqdn", "node"))
 
 
@@ -94,8 +94,8 @@ def may_name_own_files(script: ScriptFacts, of_what: Literal["host", "rank"]) ->
     if of_what == "rank":
         return not _VARIABLES_OF_RANKS.isdisjoint(program.variable_uses)
     return (
-        script.reads_resource_config
-        or not _VARIABLES_OF_HOSTS.isdisjoint(program.variable_uses)
+        reads_hosts(script)
+        or not _VARIABLES_OF_ONE_HOST.isdisjoint(program.variable_uses)
         or not _CALLS_FOR_NAME_OF_HOST.isdisjoint(program.calls)
     )
 

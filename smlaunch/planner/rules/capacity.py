@@ -460,7 +460,7 @@ def reject_checkpoints_shared_by_hosts(context: PlanContext) -> Iterator[Finding
     whose names do not tell them apart: the next job has those of one on all. A warning where the script
     cannot be analyzed."""
     job, script, strategy = context.job, context.facts.script, context.strategy
-    may_communicate = strategy.joins_hosts or script.reads_resource_config or reads_hosts(script.program)
+    may_communicate = strategy.joins_hosts or reads_hosts(script)
     are_independent = strategy.has_independent_ranks or (has_split_input(job) and not may_communicate)
     has_one_rank_per_host = job.compute.processes_per_host in (None, 1)
     continues = context.is_chain or job.checkpoints is not None

@@ -404,8 +404,7 @@ def explain_processing_folders(context: PlanContext) -> Findings:
     if output_dir is None or job.entry is None:
         return
     script = context.facts.script
-    reads_other_hosts = script.reads_resource_config or reads_hosts(script.program)
-    hosts_communicate = context.strategy.joins_hosts or reads_other_hosts
+    hosts_communicate = context.strategy.joins_hosts or reads_hosts(script)
     has_split_input = any(channel.split for channel in job.inputs.values())
     if job.compute.host_count > 1 and not hosts_communicate and not has_split_input:
         what_it_reads, condition = (
