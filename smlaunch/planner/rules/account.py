@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.quotas import DEFAULT_HOSTS_PER_JOB, HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
-from smlaunch.contract.s3_uri import split_s3_uri
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
 from smlaunch.planner.plan import Reason
@@ -21,7 +20,7 @@ from smlaunch.planner.plan_context import (
     stated_instance_types,
     stated_job_kind,
 )
-from smlaunch.planner.rules.data import DEFAULT_BUCKET, stated_addresses
+from smlaunch.planner.rules.data import DEFAULT_BUCKET, stated_buckets
 from smlaunch.planner.rules.machines import RETIRED_FAMILIES
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 
@@ -441,14 +440,13 @@ _ROLE_ACCOUNT = re.compile(r"arn:[a-z-]+:iam::([0-9]{12}):role/")
 def reject_default_bucket_of_other_account(context: PlanContext) -> Problems:
     """A bucket of another account may be meant; then the job says whose it is (``bucket_owner``)."""
     account = context.facts.account
-    stated_buckets = {owner.bucket for owner in context.stated_bucket_owners}
-    for field, uri in stated_addresses(context.job):
-        bucket = (split_s3_uri(uri) or ("",))[0]
+    if context.facts.target != "aws" or account == UNKNOWN_ACCOUNT:
+        return
+    buckets_with_owner = {owner.bucket for owner in context.stated_bucket_owners}
+    for field, bucket in stated_buckets(context.job):
         match = DEFAULT_BUCKET.fullmatch(bucket)
-        is_checked = not field.startswith("inputs.") and bucket not in stated_buckets
-        if match is None or not is_checked or context.facts.target != "aws" or account == UNKNOWN_ACCOUNT:
-            continue
-        if match["account"] != account:
+        is_checked = not field.startswith("inputs.") and bucket not in buckets_with_owner
+        if match is not None and is_checked and match["account"] != account:
             owner_field = "bucket_owner" if field == "output" else "checkpoints.bucket_owner"
             yield Problem(
                 field,

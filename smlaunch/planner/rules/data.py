@@ -412,15 +412,23 @@ def warn_of_output_inside_input(context: PlanContext) -> Findings:
             )
 
 
-def stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the S3 addresses that the job states, each with its field."""
+def stated_buckets(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the bucket of each S3 address that the job states, with the field of the address."""
+    for field, uri in _stated_addresses(job):
+        address = split_s3_uri(uri)
+        if address is not None:
+            yield field, address[0]
+
+
+def _stated_addresses(job: Job) -> Iterator[tuple[str, str]]:
     for name, channel in job.inputs.items():
         if channel.is_in_s3:
             yield f"inputs.{name}.uri", channel.uri
     if job.checkpoints is not None and job.checkpoints.uri is not None:
         yield "checkpoints.uri", job.checkpoints.uri
-    if job.output is not None and job.output.uri is not None:
-        yield "output", job.output.uri
+    output_uri = stated_output(job).uri
+    if output_uri is not None:
+        yield "output", output_uri
     for name, output in job.outputs.items():
         if output.uri is not None:
             yield f"outputs.{name}.uri", output.uri
@@ -441,11 +449,9 @@ _MAX_BUCKET_NAME = 63
 )
 def reject_impossible_bucket_names(context: PlanContext) -> Problems:
     """An access point stands for a bucket by its ARN."""
-    for field, uri in stated_addresses(context.job):
-        address = split_s3_uri(uri)
-        if address is None or address[0].startswith("arn:"):
+    for field, name in stated_buckets(context.job):
+        if name.startswith("arn:"):
             continue
-        name = address[0]
         if not _BUCKET_NAME.fullmatch(name):
             yield Problem(
                 field,
@@ -474,12 +480,11 @@ DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)
 )
 def reject_default_bucket_of_other_region(context: PlanContext) -> Problems:
     region = context.facts.region
-    for field, uri in stated_addresses(context.job):
-        bucket = (split_s3_uri(uri) or ("",))[0]
+    if context.facts.target != "aws":
+        return
+    for field, bucket in stated_buckets(context.job):
         match = DEFAULT_BUCKET.fullmatch(bucket)
-        if context.facts.target != "aws" or match is None or match["region"] == region:
-            continue
-        if match["region"] in regions.known_regions():
+        if match is not None and match["region"] != region and match["region"] in regions.known_regions():
             yield Problem(
                 field,
                 f"{bucket} is a bucket in {match['region']} by its name, and the job runs in {region}; "
