@@ -13,7 +13,14 @@ from smlaunch.errors import Problem
 from smlaunch.job.model import Job, format_duration, parse_duration
 from smlaunch.job.segment_changes import SegmentCompute
 from smlaunch.planner.plan import Reason
-from smlaunch.planner.plan_context import PlanContext, PlanWarning, stated_instance_types, stated_job_kind
+from smlaunch.planner.plan_context import (
+    PlanContext,
+    PlanWarning,
+    has_split_input,
+    stated_instance_types,
+    stated_job_kind,
+    stated_output,
+)
 from smlaunch.planner.rules.capacity import MAX_SECONDS_WITHOUT_CHECKPOINTS
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.script_launch import reads_hosts, reads_own_host_name
@@ -77,7 +84,7 @@ def _stated_request_fields(job: Job) -> dict[str, bool]:
         "compute.training_plan": job.compute.training_plan is not None,
         "compute.instance_groups": bool(job.compute.instance_groups),
         "limits.max_pending": job.limits.max_pending is not None,
-        "output.compression": job.output is not None and job.output.compression is not None,
+        "output.compression": stated_output(job).compression is not None,
         "image_registry_credentials": job.image_registry_credentials is not None,
         "metrics": bool(job.metrics),
         "retries": job.retries is not None,
@@ -138,27 +145,15 @@ def reject_unreachable_file_system(context: PlanContext) -> Problems:
             message = f"hosts mount a file system, and mode {channel.mode} is for data in S3; leave it out"
             yield Problem(f"{field}.mode", message)
         for other_field in _FIELDS_OF_INPUTS_IN_S3:
-            if other_field in channel.stated_fields and getattr(channel, other_field) not in (
-                None,
-                False,
-                (),
-            ):
+            is_left_out = getattr(channel, other_field) in (None, False, ())
+            if other_field in channel.stated_fields and not is_left_out:
                 message = "it is for data in S3, and hosts mount this file system as it is; leave it out"
                 yield Problem(f"{field}.{other_field}", message)
 
 
 _FIELDS_OF_INPUTS_IN_S3 = (
-    *(
-        "split",
-        "split_via",
-        "instance_groups",
-        "manifest",
-        "attributes",
-        "shuffle_seed",
-        "record_wrapper",
-        "compression",
-    ),
-    "bucket_owner",
+    *("split", "split_via", "instance_groups", "manifest", "attributes", "shuffle_seed", "record_wrapper"),
+    *("compression", "bucket_owner"),
 )
 
 
@@ -405,19 +400,13 @@ def explain_processing_folders(context: PlanContext) -> Findings:
         return
     script = context.facts.script
     hosts_communicate = context.strategy.joins_hosts or reads_hosts(script)
-    has_split_input = any(channel.split for channel in job.inputs.values())
-    if job.compute.host_count > 1 and not hosts_communicate and not has_split_input:
-        what_it_reads, condition = (
-            (f"{job.program} reads which host it is on (SM_CURRENT_HOST)", "it chooses its part by that name")
-            if reads_own_host_name(script.program)
-            else (
-                f"nothing in {job.program} reads which host it is on (SM_CURRENT_HOST)",
-                "one of its modules does",
-            )
-        )
+    if job.compute.host_count > 1 and not hosts_communicate and not has_split_input(job):
+        reader, condition = f"nothing in {job.program}", "one of its modules does"
+        if reads_own_host_name(script.program):
+            reader, condition = job.program, "it chooses its part by that name"
         yield PlanWarning(
-            f"No input is split, and {what_it_reads}: unless {condition}, each of the {job.compute.hosts} "
-            "hosts does the whole work for itself."
+            f"No input is split, and {reader} reads which host it is on (SM_CURRENT_HOST): unless "
+            f"{condition}, each of the {job.compute.hosts} hosts does the whole work for itself."
         )
     yield Reason(
         "processing.output",
