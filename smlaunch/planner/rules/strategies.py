@@ -27,7 +27,7 @@ from smlaunch.planner.plan_context import (
 )
 from smlaunch.planner.rules.rule import Findings, Problems, rule
 from smlaunch.planner.segments import MAX_JOB_SECONDS
-from smlaunch.storage.host_data import ELSEWHERE
+from smlaunch.storage.host_data import ELSEWHERE, bound_word
 from smlaunch.strategies import load_strategy
 from smlaunch.strategies.base import find_imported_library
 from smlaunch.text.did_you_mean import did_you_mean
@@ -345,15 +345,15 @@ def reject_copies_of_large_inputs(context: PlanContext) -> Problems:
     for name, channel in context.job.inputs.items():
         input_facts = context.facts.inputs.get(name)
         is_copied = channel.split is None and (channel.mode == "File" or context.job_kind.copies_all_inputs)
-        if not is_copied or input_facts is None or (input_facts.bytes or 0) <= MAX_COPIED_BYTES:
+        size_bytes = 0 if input_facts is None else input_facts.bytes or 0
+        if not is_copied or size_bytes <= MAX_COPIED_BYTES:
             continue
-        size = format_size(input_facts.bytes or 0)
-        at_least = "at least " if input_facts.is_truncated else ""
+        size_text = f"{bound_word(context.facts, [name])}{format_size(size_bytes)}"
         yield Problem(
             f"inputs.{name}",
-            f"each of {context.hosts} hosts would copy all of it, {at_least}{size}, before it starts: "
-            f"{format_size((input_facts.bytes or 0) * context.hosts)} in all, and hours at a volume's 128 to "
-            f"250 MiB/s; {_instead_of_copies(context)}",
+            f"each of {context.hosts} hosts would copy all of it, {size_text}, before it starts: "
+            f"{format_size(size_bytes * context.hosts)} in all, and hours at a volume's 128 to 250 MiB/s; "
+            f"{_instead_of_copies(context)}",
         )
 
 
