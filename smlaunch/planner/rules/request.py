@@ -313,9 +313,10 @@ def explain_retries(context: PlanContext) -> Findings:
 def reject_impossible_outputs(context: PlanContext) -> Problems:
     outputs, kind = context.job.outputs, context.job_kind
     own_name = kind.constants.get("output_name")
-    if outputs and own_name is None:
-        message = f"a {kind.noun} has one output, whose folder is SM_OUTPUT_DATA_DIR; leave it out"
-        yield Problem("outputs", message)
+    if own_name is None:
+        if outputs:
+            message = f"a {kind.noun} has one output, whose folder is SM_OUTPUT_DATA_DIR; leave it out"
+            yield Problem("outputs", message)
         return
     if len(outputs) >= _MAX_OUTPUTS:
         yield Problem("outputs", f"{len(outputs)} are too many: at most {_MAX_OUTPUTS - 1} beside output")
@@ -339,9 +340,7 @@ def _processing_folders(context: PlanContext) -> Iterator[tuple[str, str, str]]:
     """Yield the folders of a processing job's inputs and outputs on the hosts: the field that has it, whose
     it is, and the folder; smlaunch's own first."""
     job, kind = context.job, context.job_kind
-    own_name = kind.constants.get("output_name")
-    if own_name is None:
-        return
+    own_name = kind.constants["output_name"]
     if context.has_runtime:
         yield "", "smlaunch's runtime", kind.paths.channel_dir(RUNTIME_CHANNEL)
         yield "", "the source", kind.paths.channel_dir(SOURCE_CHANNEL)

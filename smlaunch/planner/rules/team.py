@@ -162,11 +162,13 @@ def reject_on_demand_outside_policy(context: PlanContext) -> Problems:
 )
 def reject_missing_tags(context: PlanContext) -> Problems:
     policy = context.policy
-    for key in (policy.rules.required_tags or ()) if policy is not None else ():
+    if policy is None:
+        return
+    for key in policy.rules.required_tags or ():
         if key not in context.job.tags:
             yield Problem(
                 f"tags.{key}",
-                f"it is missing, and policy.required_tags of {policy.file if policy else ''} asks for it; "
+                f"it is missing, and policy.required_tags of {policy.file} asks for it; "
                 "state it below tags in the job file, or below defaults.tags there",
             )
 
