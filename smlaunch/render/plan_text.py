@@ -315,6 +315,8 @@ def _input_text(
 
     ``input_facts``: what discovery found about its data. ``sharding``: how its files are distributed; None
     unless the job splits it by bytes."""
+    if channel.file_system is not None:
+        return f"{channel.uri}, mounted on every host ({channel.access})"
     input_mode: str = channel.mode
     if sharding is not None:
         distribution_text = _DISTRIBUTION_TEXT_BY_SPLIT_VIA[sharding.split_via]
@@ -333,8 +335,6 @@ def _input_text(
         amount_texts.append(_count_text(input_facts.objects, "file" if channel.is_local else "object"))
     if input_facts.bytes is not None:
         amount_texts.append(format_size(input_facts.bytes))
-    if channel.file_system is not None:
-        return f"{channel.uri}, mounted on every host ({channel.access})"
     amounts = [text + more_text for text in amount_texts]
     return ", ".join([channel.uri, *amounts, f"{input_mode} mode", distribution_text])
 
