@@ -74,19 +74,7 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts, prices:
     """Return the price per hour with the most expensive of the preferred instance types, of which the service
     chooses one; the price is unknown if that of any type is."""
     preferences = job.compute.instance_preferences
-    rates: list[PriceRate] = []
-    for name in preferences:
-        # The price that the job states is that of the first preference.
-        stated_price = job.compute.price_per_hour if name == preferences[0] else None
-        compute_with_one_type = job.compute.with_changes(
-            instance_preferences=(), instance_type=name, price_per_hour=stated_price
-        )
-        instance_choice = InstanceChoice(name, instances.find_instance_type(name))
-        rates.append(
-            compute_price_rate(
-                job.with_changes(compute=compute_with_one_type), instance_choice, facts, prices
-            )
-        )
+    rates = [_rate_of_hosts(job, name, job.compute.hosts, facts, prices) for name in preferences]
     rate_without_price = _first_rate_without_price(rates)
     if rate_without_price is not None:
         return rate_without_price
@@ -103,17 +91,8 @@ def _rate_of_most_expensive_preference(job: Job, facts: DiscoveredFacts, prices:
 
 def _rate_of_groups(job: Job, facts: DiscoveredFacts, prices: RegionPrices) -> PriceRate:
     """Return the price per hour of the hosts of all instance groups; it is unknown if that of any type is."""
-    rates: list[PriceRate] = []
-    for index, group in enumerate(job.compute.instance_groups):
-        # The price that the job states is that of the first group.
-        compute = job.compute.with_changes(
-            instance_groups=(),
-            instance_type=group.type,
-            hosts=group.hosts,
-            price_per_hour=job.compute.price_per_hour if index == 0 else None,
-        )
-        choice = InstanceChoice(group.type, instances.find_instance_type(group.type))
-        rates.append(compute_price_rate(job.with_changes(compute=compute), choice, facts, prices))
+    groups = job.compute.instance_groups
+    rates = [_rate_of_hosts(job, group.type, group.hosts, facts, prices) for group in groups]
     rate_without_price = _first_rate_without_price(rates)
     if rate_without_price is not None:
         return rate_without_price
@@ -121,8 +100,20 @@ def _rate_of_groups(job: Job, facts: DiscoveredFacts, prices: RegionPrices) -> P
         instance_type=rates[0].instance_type,
         hosts=job.compute.host_count,
         dollars_per_hour=sum(rate.dollars_per_hour or 0.0 for rate in rates),
-        source="; ".join(dict.fromkeys(f"{rate.source}" for rate in rates)),
+        source="; ".join(dict.fromkeys(rate.source for rate in rates)),
     )
+
+
+def _rate_of_hosts(
+    job: Job, instance_type: str, host_count: int, facts: DiscoveredFacts, prices: RegionPrices
+) -> PriceRate:
+    """Return the price per hour of hosts of one of the job's types, as if it named this one only."""
+    # The price that the job states stays with the type that it is of (Compute.fields_left_behind).
+    compute = job.compute.with_changes(
+        instance_preferences=(), instance_groups=(), instance_type=instance_type, hosts=host_count
+    )
+    instance_choice = InstanceChoice(instance_type, instances.find_instance_type(instance_type))
+    return compute_price_rate(job.with_changes(compute=compute), instance_choice, facts, prices)
 
 
 def _first_rate_without_price(rates: Sequence[PriceRate]) -> PriceRate | None:

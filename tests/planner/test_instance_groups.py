@@ -53,6 +53,8 @@ def test_the_price_is_that_of_all_groups() -> None:
     assert cost_of({**COMPUTE, "price_per_hour": 10}) == pytest.approx(
         20 + cost_of({"instance_type": "ml.g5.12xlarge"})
     )
+    same_type = {"name": "writers", "type": "ml.c5.xlarge", "hosts": 3}
+    assert cost_of({"instance_groups": [GROUPS[0], same_type], "price_per_hour": 10}) == 50
 
 
 def test_hosts_count_their_own_accelerators_and_the_image_is_for_those() -> None:
