@@ -12,9 +12,10 @@ from typing import Any
 
 from smlaunch.api.hyperparameter_text import hyperparameter_text
 from smlaunch.catalog.algorithms import Algorithm
-from smlaunch.catalog.hyperparameters import hyperparameters_of, knows_all_names
+from smlaunch.catalog.hyperparameters import hyperparameters_of
 from smlaunch.errors import Problem
 from smlaunch.text.did_you_mean import nearest_match
+from smlaunch.text.format import list_names
 
 _OWN_PREFIXES = ("_", "sagemaker_")
 """Of names that SageMaker's tuning, its toolkit and its SDK add."""
@@ -29,8 +30,9 @@ def find_unknown_names(algorithm: Algorithm, hyperparameters: Mapping[str, Any])
     for name in hyperparameters:
         if name in known or name.startswith(_OWN_PREFIXES):
             continue
+        own_names = (known_name for known_name in known if not known_name.startswith(_OWN_PREFIXES))
         near = _SAME_MEANING.get(algorithm.id, {}).get(name) or nearest_match(name, known)
-        hint = f", did you mean {near!r}?" if near else f"; it has {_list_names(known)}"
+        hint = f", did you mean {near!r}?" if near else f"; it has {list_names(own_names, _MAX_NAMED)}"
         yield name, f"{algorithm.id} has no hyperparameter {name!r}{hint}"
 
 
@@ -44,12 +46,6 @@ _SAME_MEANING = {
     "knn": {"n_neighbors": "k"},
 }
 """Names of the libraries that people know, by which they mean another one here."""
-
-
-def _list_names(known: Mapping[str, Any]) -> str:
-    names = sorted(name for name in known if not name.startswith(_OWN_PREFIXES))
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 _SOURCE_TITLES = {
@@ -75,11 +71,6 @@ def find_contradictions(algorithm: Algorithm, hyperparameters: Mapping[str, Any]
     if check is not None:
         for name, message in check(_texts(hyperparameters)):
             yield Problem(f"hyperparameters.{name}", message)
-
-
-def has_all_names(algorithm: Algorithm) -> bool:
-    """Whether other names than those of the page are surely wrong."""
-    return knows_all_names(algorithm.id)
 
 
 def _texts(hyperparameters: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from smlaunch.api.job_kinds import JobKind
 from smlaunch.catalog import algorithms
+from smlaunch.catalog.hyperparameters import knows_all_names
 from smlaunch.catalog.instances import find_instance_type
 from smlaunch.catalog.type_families import why_no_job
 from smlaunch.errors import Problem
@@ -29,7 +30,6 @@ from smlaunch.strategies.builtin_hyperparameters import (
     find_contradictions,
     find_unknown_names,
     find_wrong_values,
-    has_all_names,
 )
 
 
@@ -309,7 +309,7 @@ def _algorithm_of(context: PlanContext) -> algorithms.Algorithm | None:
 )
 def reject_unknown_hyperparameters(context: PlanContext) -> Problems:
     algorithm = _algorithm_of(context)
-    if algorithm is not None and has_all_names(algorithm):
+    if algorithm is not None and knows_all_names(algorithm.id):
         for name, message in find_unknown_names(algorithm, context.job.hyperparameters):
             yield Problem(f"hyperparameters.{name}", message)
 
@@ -324,7 +324,7 @@ def reject_unknown_hyperparameters(context: PlanContext) -> Problems:
 )
 def warn_of_unknown_hyperparameters(context: PlanContext) -> Findings:
     algorithm = _algorithm_of(context)
-    if algorithm is not None and not has_all_names(algorithm):
+    if algorithm is not None and not knows_all_names(algorithm.id):
         for name, message in find_unknown_names(algorithm, context.job.hyperparameters):
             yield PlanWarning(f"hyperparameters.{name}: on its page {message}.")
 
