@@ -12,6 +12,7 @@ from smlaunch.catalog.accelerators import find_cuda_mismatch
 from smlaunch.catalog.image_address import parse_image_address
 from smlaunch.catalog.images import Image, UnknownImage
 from smlaunch.catalog.instances import InstanceChoice
+from smlaunch.catalog.type_families import why_no_job
 from smlaunch.facts.discovered_facts import DiscoveredFacts
 from smlaunch.job.model import Job
 from smlaunch.planner.plan_context import Diagnostics
@@ -160,21 +161,27 @@ def _catalog_image(
         family, region, partition, family_processor, version, instance_choice.name
     )
     if facts.target == "aws":
-        _check_cuda_of_image(job, image, instance_choice, diagnostics)
+        _check_cuda_of_image(job, strategy, image, instance_choice, diagnostics)
     return image
 
 
 def _check_cuda_of_image(
-    job: Job, image: Image, instance_choice: InstanceChoice, diagnostics: Diagnostics
+    job: Job, strategy: Strategy, image: Image, instance_choice: InstanceChoice, diagnostics: Diagnostics
 ) -> None:
-    """Add a problem if the CUDA of the chosen image has no code for the GPUs of the instance type."""
+    """Add a problem if the CUDA of the chosen image has no code for the GPUs of the instance type, unless a
+    problem says that no job can run on the type."""
     cuda = parse_image_address(image.uri).cuda
     accelerator = instance_choice.catalog_entry and instance_choice.catalog_entry.accelerator
     mismatch = find_cuda_mismatch(accelerator, cuda) if accelerator and cuda else None
     if mismatch is None:
         return
+    rejection = why_no_job(instance_choice.name, strategy.job_kind.trains_model)
+    if rejection is not None and any(
+        problem.message.startswith(rejection) for problem in diagnostics.problems
+    ):
+        return
     title = f"{images.family_title(image.family)} {image.version}"
-    field = "compute.instance_type" if job.framework_version is None else "framework_version"
+    field = job.compute.field_of_types if job.framework_version is None else "framework_version"
     diagnostics.add_problem(
         field, f"AWS's image of {title}: {mismatch}; name a framework_version with that, or another type"
     )

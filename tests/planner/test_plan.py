@@ -171,10 +171,20 @@ def test_an_uneven_number_of_processes_is_warned_of(processes: int, instance_typ
         ),
         ({"framework_version": "2.6"}, None),
         ({"framework_version": "2.5"}, None),  # its tag names no CUDA
+        (
+            {"compute": {"instance_preferences": ["ml.p3.2xlarge", "ml.g5.xlarge"]}},
+            "compute.instance_preferences: AWS's image of PyTorch 2.13.0: CUDA 13.3 has no code for",
+        ),
+        # The same cause is named once; who allows the type gets the problem of the image.
+        ({"compute": {"instance_type": "ml.p2.xlarge"}}, "compute.instance_type: ml.p2 is retired: no image"),
+        (
+            {"compute": {"instance_type": "ml.p2.xlarge"}, "allow": ["instance.job"]},
+            "compute.instance_type: AWS's image of PyTorch 2.13.0: CUDA 13.3 has no code for NVIDIA K80",
+        ),
     ],
 )
 def test_the_cuda_of_the_chosen_image(job: dict[str, Any], message: str | None) -> None:
-    job = {**job, "compute": {"instance_type": "ml.p3.2xlarge"}}
+    job = {"compute": {"instance_type": "ml.p3.2xlarge"}, **job}
     if message is None:
         assert "pytorch-training:2." in plan(job).image
     else:
