@@ -102,7 +102,7 @@ def find_execution_role_of_caller(
     # The target's own role is that of a local endpoint, for example.
     known_role = target.role or _read_studio_role() or _find_assumed_role(target, caller)
     if known_role:
-        return known_role, None
+        return known_role, _find_foreign_account(known_role, target, caller)
     is_sso_user = f"/{_SSO_ROLE_PREFIX}" in caller.arn
     return None, (
         f"no execution role is known, and the caller ({caller.arn}) is "

@@ -107,6 +107,11 @@ def test_the_role_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
     monkeypatch.setattr(caller_identity, "STUDIO_METADATA", metadata)
     assert find_execution_role(None, target_with()) == (ROLE, None)
+    foreign_role = "arn:aws:iam::210987654321:role/studio"
+    metadata.write_text(json.dumps({"ExecutionRoleArn": foreign_role}))
+    role, problem = find_execution_role(None, target_with())
+    assert role == foreign_role
+    assert problem is not None and "of the account 210987654321, and the credentials are of" in problem
 
 
 def test_a_user_without_a_role_gets_advice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from smlaunch.catalog import instances, regions
@@ -404,29 +403,6 @@ def _can_replace(instance: InstanceType, wanted: InstanceType) -> bool:
 def _list_names(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
-
-
-@rule(
-    "role.account",
-    summary="a role of another account than the caller's",
-    source="https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html",
-    quote="you cannot pass a role of another account (not confirmed: the page could not be opened)",
-    fields=("role",),
-    facts=("account",),
-)
-def reject_role_of_other_account(context: PlanContext) -> Problems:
-    """Without an account that was asked, the role's is taken for it."""
-    facts = context.facts
-    match = _ROLE_ACCOUNT.match(facts.role or "")
-    if facts.target == "aws" and match is not None and match[1] != facts.account:
-        yield Problem(
-            "role",
-            f"{facts.role} is a role of account {match[1]}, and the job is of account {facts.account}: a job "
-            "takes a role of its own account; name one, or use credentials of that account",
-        )
-
-
-_ROLE_ACCOUNT = re.compile(r"arn:[a-z-]+:iam::([0-9]{12}):role/")
 
 
 @rule(
