@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from smlaunch.catalog import instances, regions
 from smlaunch.catalog.instances import InstanceType
 from smlaunch.catalog.quotas import DEFAULT_HOSTS_PER_JOB, HOSTS_PER_JOB_QUOTA, WARM_POOL_QUOTA
+from smlaunch.catalog.type_families import family_of
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT, UNKNOWN_ROLE
 from smlaunch.planner.plan import Reason
@@ -382,7 +383,7 @@ def _similar_types_in_region(instance_type: str, region: str) -> tuple[str, ...]
 def _is_offered(instance: InstanceType, region: str) -> bool:
     """Return whether EC2 offers the type in the region, by the catalog, and has not retired it."""
     is_type_listed = regions.regions_with_type(instance.name) is not None
-    is_retired = instance.name.split(".")[1].startswith(RETIRED_FAMILIES)
+    is_retired = family_of(instance.name).startswith(RETIRED_FAMILIES)
     return is_type_listed and not regions.is_type_missing(instance.name, region) and not is_retired
 
 

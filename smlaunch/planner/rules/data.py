@@ -297,8 +297,8 @@ def _run_to_continue_from(context: PlanContext) -> CheckpointedRun | None:
     allowed_when="if the script reads the folders by their names",
 )
 def reject_inputs_with_one_variable(context: PlanContext) -> Problems:
-    """Yield a problem for each input whose variable, SM_CHANNEL_ and its name in upper case, is another
-    one's too."""
+    """Yield a problem for each input that shares its variable, SM_CHANNEL_ and its name in upper case, with
+    another one."""
     if not context.has_runtime:
         return
     name_by_variable: dict[str, str] = {}

@@ -17,6 +17,7 @@ from smlaunch.catalog.image_address import (
     registry_host_elsewhere,
 )
 from smlaunch.catalog.images import registry_accounts
+from smlaunch.catalog.type_families import family_of
 from smlaunch.errors import Problem
 from smlaunch.facts.discovered_facts import UNKNOWN_ACCOUNT
 from smlaunch.planner.plan_context import PlanContext, is_neuron, stated_instance_types
@@ -193,7 +194,7 @@ def reject_image_for_other_architecture(context: PlanContext) -> Problems:
     if address is None:
         return
     for type_name in context.instance_types:
-        is_arm_host = type_name.split(".")[1] in _ARM_FAMILIES
+        is_arm_host = family_of(type_name) in _ARM_FAMILIES
         # A Graviton type, such as m7g, is unknown: SageMaker has no training on it, as another rule says.
         is_known = instances.find_instance_type(type_name) is not None
         if address.is_for_arm and not is_arm_host and is_known:
@@ -219,8 +220,8 @@ _ARM_FAMILIES = ("p6e-gb200",)
     allowed_when="if the image has code for it",
 )
 def reject_image_of_other_cuda(context: PlanContext) -> Problems:
-    """Yield a problem for each instance type for whose GPUs the CUDA that the image's tag names does not
-    compile ("no kernel image is available for execution on the device")."""
+    """Yield a problem for each instance type with GPUs that the CUDA of the image's tag does not compile for
+    ("no kernel image is available for execution on the device")."""
     address = _stated_image(context)
     if address is None or address.cuda is None:
         return

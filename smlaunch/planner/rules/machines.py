@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from smlaunch.catalog import instances, regions
+from smlaunch.catalog.type_families import family_of
 from smlaunch.errors import Problem
 from smlaunch.job.model import format_duration
 from smlaunch.planner.plan_context import (
@@ -43,7 +44,7 @@ BURSTABLE_FAMILIES = ("t2", "t3")
     fields=("workload",),
 )
 def reject_retired_family(option: ComputeOption) -> Objections:
-    family = option.instance.name.split(".")[1]
+    family = family_of(option.instance.name)
     if family.startswith(RETIRED_FAMILIES):
         yield Objection(f"{family} is retired or vanishing from price lists")
 
@@ -57,7 +58,7 @@ def reject_retired_family(option: ComputeOption) -> Objections:
     fields=("workload",),
 )
 def reject_burstable_family(option: ComputeOption) -> Objections:
-    family = option.instance.name.split(".")[1]
+    family = family_of(option.instance.name)
     if family.startswith(BURSTABLE_FAMILIES):
         yield Objection(f"{family} has its processors for bursts only, by credits")
 
